@@ -1,0 +1,111 @@
+"""Builds the compiled modules; everything else about the package is in pyproject.toml.
+
+Every kernel source `pyx/_name.pyx` is compiled once per CPU level, as `blockcell._name_<level>`, and one of them is
+picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+PLAIN = ("_args", "_cpu")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+LEVELS = {"base": "x86-64", "v3": "x86-64-v3", "v4": "x86-64-v4"}  # and the -march that each is compiled with
+HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
+
+# Traps and errno keep compilers from using vectors; results are the same without them. Not so -ffast-math: never.
+FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+OPENMP = {  # the flags to compile and to link with
+    "darwin": (["-Xpreprocessor", "-fopenmp"], ["-lomp"]),
+    "win32": (["/openmp"], []),
+}.get(sys.platform, (["-fopenmp"], ["-fopenmp"]))
+OPENMP_PROBE = """
+#include <omp.h>
+int main(void) {
+    int threads = 0;
+    #pragma omp parallel num_threads(2) reduction(+ : threads)
+    threads += 1;
+    return threads < 1 || omp_get_max_threads() < 1;
+}
+"""
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+    "embedsignature": True,
+    "freethreading_compatible": True,
+}
+
+
+def levels():
+    known = list(LEVELS) if HAS_LEVELS else ["base"]
+    wanted = os.environ.get("BLOCKCELL_LEVELS")
+    chosen = [level.strip() for level in wanted.split(",")] if wanted else known
+    if not set(chosen) <= set(known):
+        raise SystemExit(f"BLOCKCELL_LEVELS={wanted}: this platform's levels are {', '.join(known)}")
+    return chosen
+
+
+def extensions():
+    for source in sorted(Path("pyx").glob("_*.pyx")):
+        for level in ["base"] if source.stem in PLAIN else levels():
+            name = source.stem if source.stem in PLAIN else f"{source.stem}_{level}"
+            extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py"])
+            extension.level = level
+            yield extension
+
+
+class BuildExt(build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+        # An editable install would compile in a new temporary folder, so everything, every time.
+        self.build_temp = "build/temp"
+        if self.inplace:
+            self.build_lib = "build/inplace"
+
+    def build_extensions(self):
+        compile_flags, link_flags = OPENMP if self.openmp_works() else ([], [])
+        for level in {extension.level: None for extension in self.extensions}:
+            march = [f"-march={LEVELS[level]}"] if HAS_LEVELS else []
+            group = [extension for extension in self.extensions if extension.level == level]
+            translated = cythonize(
+                group,
+                include_path=["pyx"],
+                build_dir=f"build/cython/{level}",
+                compiler_directives=DIRECTIVES,
+                nthreads=self.parallel,
+            )
+            for extension, c in zip(group, translated, strict=True):
+                extension.sources = c.sources
+                extension.extra_compile_args = FLAGS + compile_flags + march
+                extension.extra_link_args = link_flags
+                if extension.name == "blockcell._cpu":
+                    extension.define_macros = [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
+        super().build_extensions()
+
+    def openmp_works(self):
+        """Compile, link and run a program: headers may be there without the library, and the library without a loader."""
+        compile_flags, link_flags = OPENMP
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "probe.c").write_text(OPENMP_PROBE)
+            try:
+                objects = self.compiler.compile([f"{folder}/probe.c"], folder, extra_postargs=compile_flags)
+                self.compiler.link_executable(objects, f"{folder}/probe", extra_postargs=link_flags)
+                subprocess.run([f"{folder}/probe"], check=True)
+                return True
+            except Exception as error:  # each compiler class has its own; whatever it is, there is no OpenMP
+                self.warn(f"OpenMP does not work here ({error}): the kernels will run on one thread")
+                return False
+
+
+if __name__ == "__main__":  # cythonize's workers may import this file
+    setup(ext_modules=list(extensions()), cmdclass={"build_ext": BuildExt})
