@@ -1,0 +1,333 @@
+"""LSTM block cell and sequence, forward and backward.
+
+One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the order i, ci, f, o:
+
+    i  = sigmoid(z_i [+ cs_prev * wci])            ci = tanh(z_ci)
+    f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
+    cs = clip(ci * i + f * cs_prev)                co = tanh(cs)
+    o  = sigmoid(z_o [+ cs * wco])                 h  = o * co
+
+`cell` computes that for one line of one row on the tile's accumulators and `cell_grad` its gradient; all the rest
+brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
+meet), else over hidden units (threads meet once a step).  A single step packs each panel where it is used.
+"""
+from cython.parallel cimport parallel, prange, threadid
+
+from activations cimport sigmoid, tanh
+from half cimport half
+from real cimport real
+from team cimport share, team_barrier, team_size
+from tile cimport (
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, load_line, load_row, pack_line, pack_line_transposed, product,
+    row_group, store, store_line
+)
+
+cdef enum:
+    PLAIN = 2  # lines in a panel without gates
+
+
+cdef struct Cell:
+    double forget_bias, cell_clip
+    bint peephole
+    Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
+
+
+cdef Cell cell_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
+    cdef Cell c
+    c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
+    c.column[0], c.column[1], c.column[2], c.column[3] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
+    return c
+
+
+# ------------------------------------------------------------------------------------------------- one line of one row
+cdef void cell(
+    const Cell *c, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict h_state,
+    real *restrict y
+) noexcept nogil:
+    """z, in its four lines i, ci, f, o, to the line's new state and its outputs y: i, cs, f, o, ci, co, h."""
+    cdef Py_ssize_t l, L = line_of(y)
+    cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip
+    cdef real[LF] zi, zf, zo, s
+    for l in range(L):
+        zi[l] = z[l]
+        zf[l] = z[2 * L + l] + forget_bias
+        zo[l] = z[3 * L + l]
+    if c.peephole:
+        for l in range(L):
+            zi[l] = zi[l] + cs_state[l] * peep[l]
+            zf[l] = zf[l] + cs_state[l] * peep[L + l]
+    for l in range(L):
+        y[l] = sigmoid(zi[l])
+        y[2 * L + l] = sigmoid(zf[l])
+        y[4 * L + l] = tanh(z[L + l])
+        s[l] = y[4 * L + l] * y[l] + y[2 * L + l] * cs_state[l]
+    if clip > 0:
+        for l in range(L):
+            s[l] = clip if s[l] > clip else s[l]
+            s[l] = -clip if s[l] < -clip else s[l]
+    if c.peephole:
+        for l in range(L):
+            zo[l] = zo[l] + s[l] * peep[2 * L + l]
+    for l in range(L):
+        y[L + l] = s[l]
+        y[3 * L + l] = sigmoid(zo[l])
+        y[5 * L + l] = tanh(s[l])
+        y[6 * L + l] = y[3 * L + l] * y[5 * L + l]
+        cs_state[l] = s[l]
+        h_state[l] = y[6 * L + l]
+
+
+cdef void cell_grad(
+    const Cell *c, const real *restrict y, const real *restrict cs_prev, const real *restrict peep,
+    const real *restrict h_grad, real *restrict cs_grad, real *restrict d
+) noexcept nogil:
+    """From y (i, cs, f, o, ci, co) and the gradients of h and cs to d, those of the pre-activations i, ci, f, o;
+    cs_grad becomes that of cs_prev.  The clip counts as the identity, as in TF."""
+    cdef Py_ssize_t l, L = line_of(d)
+    cdef real i, f, o, ci, co
+    cdef real[LF] d_cs
+    for l in range(L):
+        o, co = y[3 * L + l], y[5 * L + l]
+        d[3 * L + l] = h_grad[l] * co * o * (1 - o)
+        d_cs[l] = h_grad[l] * o * (1 - co * co) + cs_grad[l]
+    if c.peephole:
+        for l in range(L):
+            d_cs[l] = d_cs[l] + d[3 * L + l] * peep[2 * L + l]
+    for l in range(L):
+        i, f, ci = y[l], y[2 * L + l], y[4 * L + l]
+        d[l] = d_cs[l] * ci * i * (1 - i)
+        d[L + l] = d_cs[l] * i * (1 - ci * ci)
+        d[2 * L + l] = d_cs[l] * cs_prev[l] * f * (1 - f)
+        cs_grad[l] = d_cs[l] * f
+    if c.peephole:
+        for l in range(L):
+            cs_grad[l] = cs_grad[l] + d[l] * peep[l] + d[2 * L + l] * peep[L + l]
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+cdef struct Forward:
+    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Py_ssize_t L, J  # units in a line, lines of units
+    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch: whole lines, off the powers of two
+    Py_ssize_t chunk  # steps whose x product is computed at once; 1: it is part of the step
+    Py_ssize_t threads
+    bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t line  # reals of one packed line of units: panels of x and h, bias, peepholes
+    Py_ssize_t lines, h, cs, x, z, total  # where things begin in scratch, in reals; its size
+
+
+cdef Forward forward_of(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+) noexcept nogil:
+    cdef Forward p
+    cdef double step = 8.0 * B * H * (I + H)  # floating-point operations
+    p.T, p.B, p.I, p.H = T, B, I, H
+    p.L = 64 // itemsize
+    p.J = (H + p.L - 1) // p.L
+    p.Is = (I + p.L - 1) // p.L * p.L + p.L
+    p.Hs = p.J * p.L + p.L
+    p.by_rows = T > 1 and (B >= 16 * threads or (B >= 4 * threads and 4 * H * H * itemsize <= 1 << 20))
+    if step * T < 1e6 or (not p.by_rows and (p.J < threads or (T > 1 and step < 2e5))):
+        threads = 1
+    p.threads = threads
+    p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
+    p.line = (I + H) * LINES * p.L + (LINES + 3) * p.L
+    p.lines = 0
+    p.h = p.line * (p.J if T > 1 else threads)
+    p.cs = p.h + 2 * B * p.Hs
+    p.x = p.cs + B * p.Hs
+    p.z = p.x + p.chunk * B * p.Is
+    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 else 0)
+    return p
+
+
+cdef void pack_units(
+    const Forward *p, const Cell *c, real *line, const store *w, const store *wci, const store *wcf, const store *wco,
+    const store *b, Py_ssize_t j
+) noexcept nogil:
+    """Everything that line j of units needs: its columns of w, its bias, its peepholes."""
+    cdef Py_ssize_t g, column, n = p.H - j * p.L, ld = 4 * p.H
+    cdef real *rest = line + (p.I + p.H) * LINES * p.L
+    for g in range(4):
+        column = c.column[g] * p.H + j * p.L
+        pack_line(line, LINES, g, w + column, ld, n, p.I, BLOCK)
+        pack_line(line + p.I * LINES * p.L, LINES, g, w + p.I * ld + column, ld, n, p.H, BLOCK)
+        load_line(rest + g * p.L, b + column, n)
+    if c.peephole:
+        load_line(rest + LINES * p.L, wci + j * p.L, n)
+        load_line(rest + (LINES + 1) * p.L, wcf + j * p.L, n)
+        load_line(rest + (LINES + 2) * p.L, wco + j * p.L, n)
+
+
+cdef void input_rows(
+    const Forward *p, const real *line, const real *x, Py_ssize_t rows, real *z
+) noexcept nogil:
+    """z := b + x @ w_x for a line of units and `rows` rows."""
+    cdef Py_ssize_t r = 0, m, l
+    cdef const real *bias = line + (p.I + p.H) * LINES * p.L
+    while r < rows:
+        m = row_group(rows - r)
+        for l in range(m * LINES * p.L):
+            z[r * LINES * p.L + l] = bias[l % (LINES * p.L)]
+        product(z + r * LINES * p.L, m, LINES, x + r * p.Is, p.Is, 1, line, p.I, BLOCK)
+        r += m
+
+
+cdef void step_rows(
+    const Forward *p, const Cell *c, const real *line, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
+    const real *x, real *z, const real *h_prev, real *h, real *cs, store **out
+) noexcept nogil:
+    """Step t of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x into it."""
+    cdef real[7 * LF] y
+    cdef real[TILE] acc
+    cdef Py_ssize_t r = b0, m, q, k, n = p.H - j * p.L
+    cdef real *a
+    while r < b1:
+        m = row_group(b1 - r)
+        if p.chunk > 1:
+            a = z + (r - b0) * LINES * p.L
+        else:
+            a = acc
+            input_rows(p, line, x + (r - b0) * p.Is, m, a)
+        product(a, m, LINES, h_prev + r * p.Hs, p.Hs, 1, line + p.I * LINES * p.L, p.H, BLOCK)
+        for q in range(r, r + m):
+            cell(c, a + (q - r) * LINES * p.L, line + (p.I + p.H + 1) * LINES * p.L, cs + q * p.Hs + j * p.L,
+                 h + q * p.Hs + j * p.L, y)
+            for k in range(7):
+                store_line(out[k] + (t * p.B + q) * p.H + j * p.L, y + k * p.L, n)
+            if store is half:  # the next step reads the states as they were written
+                load_line(cs + q * p.Hs + j * p.L, out[1] + (t * p.B + q) * p.H + j * p.L, n)
+                load_line(h + q * p.Hs + j * p.L, out[6] + (t * p.B + q) * p.H + j * p.L, n)
+        r += m
+
+
+cdef void forward_part(
+    const Forward *p, const Cell *c, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's part of all steps."""
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, t0 = 0, t, steps, r, j, rows
+    cdef real *xs
+    cdef real *z
+    cdef real *line
+    cdef real *h_prev = work + p.h
+    cdef real *h = work + p.h + p.B * p.Hs
+    if p.by_rows:
+        b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
+    else:
+        j0, j1 = share(p.J, part, parts), share(p.J, part + 1, parts)
+    rows = b1 - b0
+    xs = work + p.x + p.chunk * b0 * p.Is
+    z = work + p.z + p.chunk * b0 * p.J * LINES * p.L
+    while t0 < p.T:
+        steps = min(p.chunk, p.T - t0)
+        if p.by_rows:
+            for t in range(steps):
+                for r in range(rows):
+                    load_row(xs + (t * rows + r) * p.Is, x + ((t0 + t) * p.B + b0 + r) * p.I, p.I)
+        else:
+            for r in range(share(steps * rows, part, parts), share(steps * rows, part + 1, parts)):
+                load_row(xs + r * p.Is, x + (t0 * p.B + r) * p.I, p.I)
+            team_barrier()
+        if p.chunk > 1:
+            for j in range(j0, j1):
+                input_rows(p, work + p.lines + j * p.line, xs, steps * rows, z + j * p.chunk * rows * LINES * p.L)
+        for t in range(steps):
+            for j in range(j0, j1):
+                step_rows(p, c, work + p.lines + j * p.line, j, t0 + t, b0, b1, xs + t * rows * p.Is,
+                          z + (j * p.chunk + t) * rows * LINES * p.L, h_prev, h, work + p.cs, out)
+            h_prev, h = h, h_prev
+            if not p.by_rows:
+                team_barrier()
+        t0 += steps
+
+
+cdef void load_state(
+    const Forward *p, real *work, const store *cs_prev, const store *h_prev, Py_ssize_t r
+) noexcept nogil:
+    load_row(work + p.cs + r * p.Hs, cs_prev + r * p.H, p.H)
+    load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
+
+
+cdef void single_step_line(
+    const Forward *p, const Cell *c, real *work, const store *w, const store *wci, const store *wcf, const store *wco,
+    const store *b, store **out, Py_ssize_t j, Py_ssize_t thread
+) noexcept nogil:
+    """Line j of a single step: its panel is packed in the thread's own cache and used at once."""
+    cdef real *line = work + p.lines + thread * p.line
+    pack_units(p, c, line, w, wci, wcf, wco, b, j)
+    step_rows(p, c, line, j, 0, 0, p.B, work + p.x, <real *> NULL, work + p.h, work + p.h + p.B * p.Hs,
+              work + p.cs, out)
+
+
+cdef void forward(
+    const Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
+) noexcept nogil:
+    cdef Py_ssize_t r, j
+    with nogil, parallel(num_threads=p.threads):
+        for r in prange(p.B, schedule="static"):
+            load_state(p, work, cs_prev, h_prev, r)
+            if p.T == 1:
+                load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
+        if p.T == 1:
+            team_barrier()
+            for j in prange(p.J, schedule="static"):
+                single_step_line(p, c, work, w, wci, wcf, wco, b, out, j, threadid())
+        else:
+            for j in prange(p.J, schedule="static"):
+                pack_units(p, c, work + p.lines + j * p.line, w, wci, wcf, wco, b, j)
+            team_barrier()
+            forward_part(p, c, work, x, out, threadid(), team_size())
+
+
+cdef void *aligned(unsigned char[::1] work) noexcept nogil:
+    return <void *> ((<size_t> &work[0] + 63) & ~<size_t> 63)
+
+
+def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def block_lstm_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def lstm_cell(
+    const store[:, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
+    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
+    store[:, ::1] i, store[:, ::1] cs, store[:, ::1] f, store[:, ::1] o, store[:, ::1] ci, store[:, ::1] co,
+    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int num_threads
+):
+    cdef store *out[7]
+    cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
+    cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    out[0], out[1], out[2], out[3] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
+    out[4], out[5], out[6] = &ci[0, 0], &co[0, 0], &h[0, 0]
+    with nogil:
+        if store is double:
+            forward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                    &wcf[0], &wco[0], &b[0], out)
+        else:
+            forward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                    &wcf[0], &wco[0], &b[0], out)
+
+
+def block_lstm(
+    const store[:, :, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
+    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
+    store[:, :, ::1] i, store[:, :, ::1] cs, store[:, :, ::1] f, store[:, :, ::1] o, store[:, :, ::1] ci,
+    store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, double forget_bias,
+    double cell_clip, bint use_peephole, bint ifco, int num_threads
+):
+    cdef store *out[7]
+    cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
+    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
+    out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
+    with nogil:
+        if store is double:
+            forward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                    &wcf[0], &wco[0], &b[0], out)
+        else:
+            forward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                    &wcf[0], &wco[0], &b[0], out)

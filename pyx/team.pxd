@@ -1,0 +1,22 @@
+"""The threads of a call: how many, who does what, where they meet.  Without OpenMP there is one."""
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    #include <omp.h>
+    static inline int team_size(void) { return omp_get_num_threads(); }
+    static inline void team_barrier(void) {
+        #pragma omp barrier
+    }
+    #else
+    static inline int team_size(void) { return 1; }
+    static inline void team_barrier(void) { }
+    #endif
+    """
+    int team_size() noexcept nogil
+    void team_barrier() noexcept nogil
+
+
+cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
+    """Where a thread's part of n things begins; it ends where the next part begins."""
+    return n * part // parts

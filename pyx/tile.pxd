@@ -1,0 +1,244 @@
+"""The matrix product under every kernel: one register tile over packed panels.
+
+Units are handled in *lines* of 64 bytes (16 floats, 8 doubles) at every CPU level.  A *panel* holds 1, 2 or 4 lines of
+columns of a weight matrix for all k, in the order in which the tile reads it:
+
+    [block of BLOCK k][sub-panel of SUB lines][k in block][line in sub-panel][lane]
+
+`product` adds A (rows x K) @ panel (K x lines) to an accumulator tile of ROWS rows by LINES lines.  Order of summation,
+a promise to users: k is cut into blocks, each block is one chain of fused multiply-adds from zero in ascending k, and
+the blocks are added in ascending order to what the accumulator holds.  A row's result depends on nothing but that row
+and the panel, whatever the number of rows, so results keep their bits for any batch size and any split over threads.
+"""
+cimport cython
+from half cimport half, float_to_half, half_to_float
+from real cimport real
+
+ctypedef fused store:  # what arrays hold; `half` is computed as float
+    float
+    double
+    half
+
+cdef extern from *:
+    """
+    #if defined(__AVX512F__)
+    enum { VECTOR_BYTES = 64, ROWS = 12, SUB = 2 };  /* 32 registers: 12 x 2 accumulators, 2 of the panel */
+    #elif defined(__AVX2__)
+    enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1 };   /* 16 registers: 6 x 2 */
+    #elif defined(__aarch64__)
+    enum { VECTOR_BYTES = 16, ROWS = 6, SUB = 1 };   /* 32 registers: 6 x 4 */
+    #else
+    enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
+    #endif
+    enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
+           ACC = ROWS * SUB * VECTORS, BLOCK = 128, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
+    typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+    static const vecf ZEROF;
+    static const vecd ZEROD;
+    """
+    ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
+    ctypedef double vecd
+    const vecf ZEROF
+    const vecd ZEROD
+    enum:
+        ROWS  # rows of the tile
+        SUB  # lines that the tile takes at once
+        LF  # floats in a line
+        LD  # doubles in a line
+        LINES  # most lines in a panel
+        VECTORS  # vector registers in a line
+        ACC  # accumulators of the tile
+        BLOCK  # k in one chain of a product
+        ROW_BLOCK  # rows (t, b) in one chain of a weight gradient
+        TILE  # reals in an accumulator tile
+
+ctypedef fused vec:
+    vecf
+    vecd
+
+
+cdef inline Py_ssize_t line_of(real *unused) noexcept nogil:
+    """Lanes of a line: 64 bytes."""
+    return LF if real is float else LD
+
+
+cdef inline Py_ssize_t lines_in(real *unused, Py_ssize_t n) noexcept nogil:
+    """Lines that hold n values."""
+    return (n + line_of(unused) - 1) // line_of(unused)
+
+
+# ------------------------------------------------------------------------------------------- lines to and from arrays
+cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+    """A line from n values of an array, padded with zeros."""
+    cdef Py_ssize_t l, lanes = line_of(dst)
+    if n >= lanes:
+        for l in range(lanes):
+            if store is half:
+                dst[l] = half_to_float(src[l])
+            else:
+                dst[l] = <real> src[l]
+        return
+    for l in range(n):
+        if store is half:
+            dst[l] = half_to_float(src[l])
+        else:
+            dst[l] = <real> src[l]
+    for l in range(n, lanes):
+        dst[l] = 0
+
+
+cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """The first n lanes of a line to an array, rounded once."""
+    cdef Py_ssize_t l, lanes = line_of(src)
+    if n >= lanes:
+        for l in range(lanes):
+            if store is half:
+                dst[l] = float_to_half(<float> src[l])
+            else:
+                dst[l] = <store> src[l]
+        return
+    for l in range(n):
+        if store is half:
+            dst[l] = float_to_half(<float> src[l])
+        else:
+            dst[l] = <store> src[l]
+
+
+cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+    """n values as whole lines, the last one padded with zeros."""
+    cdef Py_ssize_t j, lanes = line_of(dst)
+    for j in range(lines_in(dst, n)):
+        load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+cdef inline real *packed_at(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssize_t k0, Py_ssize_t kb) noexcept nogil:
+    """Where line g of the block of kb rows that starts at k0 begins in a panel."""
+    return panel + k0 * lines * line_of(panel) + (g // SUB) * SUB * line_of(panel) * kb + (g % SUB) * line_of(panel)
+
+
+cdef inline Py_ssize_t packed_step(real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
+    """From one k to the next in the sub-panel of line g."""
+    return min(<Py_ssize_t> SUB, lines - g // SUB * SUB) * line_of(panel)
+
+
+cdef inline void pack_line(
+    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K, Py_ssize_t block
+) noexcept nogil:
+    """Line g of a panel := the n columns of w that start at `w` (row stride ld), zeros beyond."""
+    cdef Py_ssize_t q, k0, k, kb, step = packed_step(panel, lines, g)
+    cdef real *dst
+    for q in range((K + block - 1) // block):
+        k0 = q * block
+        kb = min(block, K - k0)
+        dst = packed_at(panel, lines, g, k0, kb)
+        for k in range(kb):
+            load_line(dst + k * step, w + (k0 + k) * ld, n)
+
+
+cdef inline void pack_line_transposed(
+    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
+) noexcept nogil:
+    """Line g of a panel of w transposed := the n rows of w that start at `w`, K values each, zeros beyond."""
+    cdef Py_ssize_t q, k0, k, l, kb, lanes = line_of(panel), step = packed_step(panel, lines, g)
+    cdef real *dst
+    for q in range((K + BLOCK - 1) // BLOCK):
+        k0 = q * BLOCK
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        dst = packed_at(panel, lines, g, k0, kb)
+        for l in range(lanes):
+            for k in range(kb):
+                if l >= n:
+                    dst[k * step + l] = 0
+                elif store is half:
+                    dst[k * step + l] = half_to_float(w[l * ld + k0 + k])
+                else:
+                    dst[k * step + l] = <real> w[l * ld + k0 + k]
+
+
+# --------------------------------------------------------------------------------------------------------------- tile
+cdef inline void tile(
+    Py_ssize_t rows, Py_ssize_t nv, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
+    const vec *restrict p, Py_ssize_t K
+) noexcept nogil:
+    """out (rows x nv vectors) += chain over k from zero of a[m, k] * p[k].  Inlined with constant rows and nv, so that
+    the accumulators live in registers."""
+    cdef vec acc[ACC]
+    cdef Py_ssize_t k, m, v
+    for m in range(rows):
+        for v in range(nv):
+            if vec is vecf:
+                acc[m * nv + v] = ZEROF
+            else:
+                acc[m * nv + v] = ZEROD
+    for k in range(K):
+        for m in range(rows):
+            for v in range(nv):
+                if vec is vecf:
+                    acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const float *> a)[m * rs + k * ks]
+                else:
+                    acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const double *> a)[m * rs + k * ks]
+    for m in range(rows):
+        for v in range(nv):
+            out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
+
+
+cdef inline void tile_rows(
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
+    const vec *restrict p, Py_ssize_t K
+) noexcept nogil:
+    """The tile for 1 to ROWS rows and 1 to SUB lines."""
+    if SUB > 1 and lines == 1:
+        if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 3: tile(3, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 4: tile(4, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 5: tile(5, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 6: tile(6, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 7: tile(7, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 8: tile(8, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 9: tile(9, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 10: tile(10, VECTORS, out, a, rs, ks, p, K)
+        elif rows == 11: tile(11, VECTORS, out, a, rs, ks, p, K)
+        else: tile(12, VECTORS, out, a, rs, ks, p, K)
+    elif rows == 1: tile(1, SUB * VECTORS, out, a, rs, ks, p, K)
+    elif rows == 2: tile(2, SUB * VECTORS, out, a, rs, ks, p, K)
+    elif rows == 3: tile(3, SUB * VECTORS, out, a, rs, ks, p, K)
+    elif ROWS > 3:
+        if rows == 4: tile(4, SUB * VECTORS, out, a, rs, ks, p, K)
+        elif rows == 5: tile(5, SUB * VECTORS, out, a, rs, ks, p, K)
+        elif rows == 6: tile(6, SUB * VECTORS, out, a, rs, ks, p, K)
+        elif ROWS > 6:
+            if rows == 7: tile(7, SUB * VECTORS, out, a, rs, ks, p, K)
+            elif rows == 8: tile(8, SUB * VECTORS, out, a, rs, ks, p, K)
+            elif rows == 9: tile(9, SUB * VECTORS, out, a, rs, ks, p, K)
+            elif rows == 10: tile(10, SUB * VECTORS, out, a, rs, ks, p, K)
+            elif rows == 11: tile(11, SUB * VECTORS, out, a, rs, ks, p, K)
+            else: tile(12, SUB * VECTORS, out, a, rs, ks, p, K)
+
+
+cdef inline void product(
+    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *panel,
+    Py_ssize_t K, Py_ssize_t block
+) noexcept nogil:
+    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel, in blocks of `block` k."""
+    cdef Py_ssize_t q, s, k0, kb, g, n, lanes = line_of(acc)
+    for q in range((K + block - 1) // block):
+        k0 = q * block
+        kb = min(block, K - k0)
+        for s in range((lines + SUB - 1) // SUB):
+            g = s * SUB
+            n = min(<Py_ssize_t> SUB, lines - g)
+            if real is float:
+                tile_rows(rows, n, <vecf *> (acc + g * lanes), a + k0 * ks, rs, ks,
+                          <const vecf *> (panel + k0 * lines * lanes + g * lanes * kb), kb)
+            else:
+                tile_rows(rows, n, <vecd *> (acc + g * lanes), a + k0 * ks, rs, ks,
+                          <const vecd *> (panel + k0 * lines * lanes + g * lanes * kb), kb)
+
+
+cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:
+    """How many of the remaining rows the next tile takes: groups of nearly equal size, none above ROWS."""
+    cdef Py_ssize_t groups = (rows + ROWS - 1) // ROWS
+    return (rows + groups - 1) // groups
