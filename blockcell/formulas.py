@@ -1,0 +1,494 @@
+"""The mathematics of all twelve ops in plain numpy and float64: the oracle.
+
+Written to be read. Each function has its op's name, keyword arguments and result, and stands by itself: nothing here is
+fast, nothing validates. Whatever the inputs' dtype, everything is computed and returned in float64.
+
+Symbols: T time steps, B batch, I inputs, H cells; ``@`` is the matrix product, all else is elementwise. ``a_bar`` is
+the value that goes into gate a's sigmoid or tanh, ``d_a`` the gradient of the loss to ``a``. A comment ``from (3)``
+names the forward equation that a gradient goes back through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .optable import OPS, GRUCellGrad, GRUCellVjp, GRUGrads, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
+
+Float64 = NDArray[np.float64]
+
+
+def sigmoid(z: Float64) -> Float64:
+    """1 / (1 + exp(-z)), without overflow and with all digits of small results."""
+    e = np.exp(-np.abs(z))
+    return np.where(z >= 0, 1.0, e) / (1.0 + e)
+
+
+def _float64(*arrays: ArrayLike) -> tuple[Float64, ...]:
+    return tuple(np.asarray(array, dtype=np.float64) for array in arrays)
+
+
+def _beside(*arrays: Float64) -> Float64:
+    return np.concatenate(arrays, axis=1)
+
+
+# ================================================================================================================== GRU
+def GRUBlockCell(
+    *, x: ArrayLike, h_prev: ArrayLike, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike
+) -> GRUStates:
+    x, h_prev, w_ru, w_c, b_ru, b_c = _float64(x, h_prev, w_ru, w_c, b_ru, b_c)
+    r_bar, u_bar = np.split(_beside(x, h_prev) @ w_ru + b_ru, 2, axis=1)  # (1)
+    r = sigmoid(r_bar)  # (2) reset gate
+    u = sigmoid(u_bar)  # (3) update gate: near 1 it keeps the old state
+    c = np.tanh(_beside(x, h_prev * r) @ w_c + b_c)  # (4) candidate; the reset comes before the product
+    h = u * (h_prev - c) + c  # (5) which is u h_prev + (1 - u) c
+    return GRUStates(r, u, c, h)
+
+
+def GRUBlockCellGrad(
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    d_h: ArrayLike,
+) -> GRUCellGrad:
+    x, h_prev, w_ru, w_c, r, u, c, d_h = _float64(x, h_prev, w_ru, w_c, r, u, c, d_h)
+    inputs = x.shape[1]
+    d_c_bar = d_h * (1 - u) * (1 - c * c)  # from (5) through (4)
+    d_u_bar = d_h * (h_prev - c) * u * (1 - u)  # from (5) through (3)
+    to_x, to_hr = np.split(d_c_bar @ w_c.T, [inputs], axis=1)  # from (4): to x and to h_prev * r
+    d_r_bar = to_hr * h_prev * r * (1 - r)  # from (4) through (2)
+    d_r_bar_u_bar = _beside(d_r_bar, d_u_bar)
+    to_x_1, to_h = np.split(d_r_bar_u_bar @ w_ru.T, [inputs], axis=1)  # from (1)
+    d_x = to_x_1 + to_x
+    d_h_prev = to_h + to_hr * r + d_h * u  # h_prev stands in (1), (4) and (5)
+    return GRUCellGrad(d_x, d_h_prev, d_c_bar, d_r_bar_u_bar)
+
+
+def gru_block_cell_vjp(
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    d_h: ArrayLike,
+) -> GRUCellVjp:
+    cell = GRUBlockCellGrad(x=x, h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, r=r, u=u, c=c, d_h=d_h)
+    x, h_prev, r = _float64(x, h_prev, r)
+    d_w_ru = _beside(x, h_prev).T @ cell.d_r_bar_u_bar  # from (1)
+    d_w_c = _beside(x, h_prev * r).T @ cell.d_c_bar  # from (4)
+    d_b_ru = cell.d_r_bar_u_bar.sum(axis=0)
+    d_b_c = cell.d_c_bar.sum(axis=0)
+    return GRUCellVjp(cell.d_x, cell.d_h_prev, d_w_ru, d_w_c, d_b_ru, d_b_c)
+
+
+def block_gru(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+) -> GRUStates:
+    x, h_prev = _float64(x, h_prev)
+    states = GRUStates(*(np.zeros((len(x), *h_prev.shape)) for _ in GRUStates._fields))  # zeros stay past seq_len_max
+    for t in range(int(seq_len_max)):
+        step = GRUBlockCell(x=x[t], h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c)
+        for state, value in zip(states, step, strict=True):
+            state[t] = value
+        h_prev = step.h
+    return states
+
+
+def block_gru_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+) -> GRUGrads:
+    x, h_prev, w_ru, w_c, b_ru, b_c = _float64(x, h_prev, w_ru, w_c, b_ru, b_c)
+    r, u, c, h, h_grad = _float64(r, u, c, h, h_grad)
+    x_grad, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad = map(np.zeros_like, (x, w_ru, w_c, b_ru, b_c))
+    d_h = np.zeros_like(h_prev)  # what later steps send back
+    for t in reversed(range(int(seq_len_max))):
+        step = gru_block_cell_vjp(
+            x=x[t],
+            h_prev=h[t - 1] if t > 0 else h_prev,
+            w_ru=w_ru,
+            w_c=w_c,
+            b_ru=b_ru,
+            b_c=b_c,
+            r=r[t],
+            u=u[t],
+            c=c[t],
+            d_h=h_grad[t] + d_h,
+        )
+        x_grad[t], d_h = step.d_x, step.d_h_prev
+        w_ru_grad += step.d_w_ru
+        w_c_grad += step.d_w_c
+        b_ru_grad += step.d_b_ru
+        b_c_grad += step.d_b_c
+    return GRUGrads(x_grad, d_h, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad)
+
+
+# ================================================================================================================= LSTM
+# The cells' order of gates is i, ci, f, o; only BlockLSTMV2 and its gradient have i, f, ci, o. So the mathematics is in
+# three functions that are told the order; the ops follow them.
+
+
+def _lstm_step(
+    gates: tuple[str, ...],
+    x: Float64,
+    cs_prev: Float64,
+    h_prev: Float64,
+    w: Float64,
+    peepholes: tuple[Float64, ...] | None,
+    b: Float64,
+    forget_bias: float,
+    cell_clip: float,
+) -> LSTMStates:
+    bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, 4, axis=1), strict=True))  # (1)
+    if peepholes is not None:
+        wci, wcf, wco = peepholes
+        bar["i"] = bar["i"] + cs_prev * wci
+        bar["f"] = bar["f"] + cs_prev * wcf
+    i = sigmoid(bar["i"])  # (2) input gate; its peephole sees the old cell state
+    f = sigmoid(bar["f"] + forget_bias)  # (3) forget gate; likewise
+    ci = np.tanh(bar["ci"])  # (4) candidate
+    cs = i * ci + f * cs_prev  # (5) new cell state
+    if cell_clip > 0:
+        cs = np.clip(cs, -cell_clip, cell_clip)  # (6)
+    co = np.tanh(cs)  # (7)
+    if peepholes is not None:
+        bar["o"] = bar["o"] + cs * wco
+    o = sigmoid(bar["o"])  # (8) output gate; its peephole sees the new cell state, after the clip
+    h = o * co  # (9)
+    return LSTMStates(i, cs, f, o, ci, co, h)
+
+
+def _lstm_step_grad(
+    gates: tuple[str, ...],
+    cs_prev: Float64,
+    peepholes: tuple[Float64, ...] | None,
+    states: LSTMStates,
+    cs_grad: Float64,
+    h_grad: Float64,
+) -> LSTMCellGrad:
+    """Back through (9) to (2); ``dicfo`` in the order of ``gates``."""
+    i, cs, f, o, ci, co, _ = states
+    d_o_bar = h_grad * co * o * (1 - o)  # from (9) through (8)
+    d_cs = h_grad * o * (1 - co * co) + cs_grad  # from (9) through (7)
+    if peepholes is not None:
+        wci, wcf, wco = peepholes
+        d_cs = d_cs + d_o_bar * wco  # from (8)
+    # (6) is taken for the identity, also where it clipped: straight through, as TF does
+    d_ci_bar = d_cs * i * (1 - ci * ci)  # from (5) through (4)
+    d_f_bar = d_cs * cs_prev * f * (1 - f)  # from (5) through (3)
+    d_i_bar = d_cs * ci * i * (1 - i)  # from (5) through (2)
+    cs_prev_grad = d_cs * f  # from (5)
+    if peepholes is not None:
+        cs_prev_grad = cs_prev_grad + d_i_bar * wci + d_f_bar * wcf  # from (2) and (3)
+    bars = {"i": d_i_bar, "ci": d_ci_bar, "f": d_f_bar, "o": d_o_bar}
+    return LSTMCellGrad(
+        cs_prev_grad,
+        _beside(*(bars[gate] for gate in gates)),
+        (d_i_bar * cs_prev).sum(axis=0),
+        (d_f_bar * cs_prev).sum(axis=0),
+        (d_o_bar * cs).sum(axis=0),
+    )
+
+
+def _lstm_product_grad(
+    x: Float64, h_prev: Float64, w: Float64, d_bars: Float64
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """Back through (1): the gradients to x, h_prev, w and b."""
+    x_grad, h_prev_grad = np.split(d_bars @ w.T, [x.shape[1]], axis=1)
+    return x_grad, h_prev_grad, _beside(x, h_prev).T @ d_bars, d_bars.sum(axis=0)
+
+
+def _peepholes(use_peephole: bool, *weights: ArrayLike | None) -> tuple[Float64, ...] | None:
+    """The three peephole weights, or nothing: even a zero weight would spread a NaN of the cell state to its gate."""
+    return _float64(*weights) if use_peephole else None  # type: ignore[arg-type]
+
+
+def _peephole_grads(
+    use_peephole: bool, hidden: int, weights: tuple[ArrayLike | None, ...], grads: Iterable[Float64]
+) -> tuple[Float64, Float64, Float64]:
+    """Their gradients; zeros of the weights' own lengths without peephole."""
+    if not use_peephole:
+        grads = (np.zeros(hidden if weight is None else np.shape(weight)) for weight in weights)
+    wci_grad, wcf_grad, wco_grad = grads
+    return wci_grad, wcf_grad, wco_grad
+
+
+def LSTMBlockCell(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    forget_bias: float = 1.0,
+    cell_clip: float = 3.0,
+    use_peephole: bool = False,
+) -> LSTMStates:
+    x, cs_prev, h_prev, w, b = _float64(x, cs_prev, h_prev, w, b)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    gates = OPS["LSTMBlockCell"].gates
+    return _lstm_step(gates, x, cs_prev, h_prev, w, peepholes, b, forget_bias, cell_clip)
+
+
+def LSTMBlockCellGrad(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+) -> LSTMCellGrad:
+    cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad = _float64(cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    gates = OPS["LSTMBlockCellGrad"].gates
+    step = _lstm_step_grad(gates, cs_prev, peepholes, LSTMStates(i, cs, f, o, ci, co, o * co), cs_grad, h_grad)
+    peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), step[2:])
+    return LSTMCellGrad(step.cs_prev_grad, step.dicfo, *peephole_grads)
+
+
+def lstm_block_cell_vjp(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+) -> LSTMGrads:
+    cell = LSTMBlockCellGrad(
+        x=x,
+        cs_prev=cs_prev,
+        h_prev=h_prev,
+        w=w,
+        wci=wci,
+        wcf=wcf,
+        wco=wco,
+        b=b,
+        i=i,
+        cs=cs,
+        f=f,
+        o=o,
+        ci=ci,
+        co=co,
+        cs_grad=cs_grad,
+        h_grad=h_grad,
+        use_peephole=use_peephole,
+    )
+    x, h_prev, w = _float64(x, h_prev, w)
+    x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(x, h_prev, w, cell.dicfo)
+    peephole_grads = cell.wci_grad, cell.wcf_grad, cell.wco_grad
+    return LSTMGrads(x_grad, cell.cs_prev_grad, h_prev_grad, w_grad, *peephole_grads, b_grad)
+
+
+def _block_lstm(
+    gates: tuple[str, ...],
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    weights: tuple[ArrayLike | None, ...],
+    b: ArrayLike,
+    forget_bias: float,
+    cell_clip: float,
+    use_peephole: bool,
+) -> LSTMStates:
+    x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
+    peepholes = _peepholes(use_peephole, *weights)
+    states = LSTMStates(*(np.zeros((len(x), *cs.shape)) for _ in LSTMStates._fields))  # zeros stay past seq_len_max
+    for t in range(int(seq_len_max)):
+        step = _lstm_step(gates, x[t], cs, h, w, peepholes, b, forget_bias, cell_clip)
+        for state, value in zip(states, step, strict=True):
+            state[t] = value
+        cs, h = step.cs, step.h
+    return states
+
+
+def _block_lstm_grad(
+    gates: tuple[str, ...],
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    weights: tuple[ArrayLike | None, ...],
+    b: ArrayLike,
+    saved: tuple[ArrayLike, ...],
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+) -> LSTMGrads:
+    x, cs_prev, h_prev, w, b, cs_grad, h_grad = _float64(x, cs_prev, h_prev, w, b, cs_grad, h_grad)
+    hidden = cs_prev.shape[1]
+    states = LSTMStates(*_float64(*saved))
+    peepholes = _peepholes(use_peephole, *weights)
+    x_grad, w_grad, b_grad = map(np.zeros_like, (x, w, b))
+    sums = np.zeros((3, hidden))
+    d_cs, d_h = np.zeros_like(cs_prev), np.zeros_like(h_prev)  # what later steps send back
+    for t in reversed(range(int(seq_len_max))):
+        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_prev, h_prev)
+        now = LSTMStates(*(state[t] for state in states))
+        step = _lstm_step_grad(gates, cs_before, peepholes, now, cs_grad[t] + d_cs, h_grad[t] + d_h)
+        d_cs = step.cs_prev_grad
+        x_grad[t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
+        w_grad += w_step
+        b_grad += b_step
+        sums += (step.wci_grad, step.wcf_grad, step.wco_grad)
+    peephole_grads = _peephole_grads(use_peephole, hidden, weights, sums)
+    return LSTMGrads(x_grad, d_cs, d_h, w_grad, *peephole_grads, b_grad)
+
+
+def BlockLSTM(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    forget_bias: float = 1.0,
+    cell_clip: float = 3.0,
+    use_peephole: bool = False,
+) -> LSTMStates:
+    gates = OPS["BlockLSTM"].gates
+    weights = wci, wcf, wco
+    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, forget_bias, cell_clip, use_peephole)
+
+
+def BlockLSTMGrad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    h: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+) -> LSTMGrads:
+    gates = OPS["BlockLSTMGrad"].gates
+    weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
+    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+
+
+def BlockLSTMV2(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    cell_clip: float = 0.0,
+    use_peephole: bool = False,
+) -> LSTMStates:
+    gates = OPS["BlockLSTMV2"].gates
+    weights = wci, wcf, wco
+    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, 0.0, cell_clip, use_peephole)
+
+
+def BlockLSTMGradV2(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    h: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+) -> LSTMGrads:
+    gates = OPS["BlockLSTMGradV2"].gates
+    weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
+    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS}
+"""All twelve by name."""

@@ -1,0 +1,339 @@
+"""The one table of ops.
+
+Everything that must know an op's arguments, shapes or defaults reads them here: validation and its messages,
+allocation, the results' named tuples, test data, ONNX graphs, the README.
+
+Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
+A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
+H from ``h_prev`` (GRU) or ``cs_prev`` (LSTM).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+LETTERS = "TBIH"
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
+"""The dtypes of every op. The order is that of the kernels' specialisations."""
+
+
+# ------------------------------------------------------------------------------------------------------- the results
+class GRUStates(NamedTuple):
+    """Reset gate, update gate, candidate and new state."""
+
+    r: Array
+    u: Array
+    c: Array
+    h: Array
+
+
+class GRUCellGrad(NamedTuple):
+    """Gradients to the cell's inputs and to its pre-activations (``_bar``)."""
+
+    d_x: Array
+    d_h_prev: Array
+    d_c_bar: Array
+    d_r_bar_u_bar: Array
+
+
+class GRUCellVjp(NamedTuple):
+    """Gradients to all six inputs of the cell."""
+
+    d_x: Array
+    d_h_prev: Array
+    d_w_ru: Array
+    d_w_c: Array
+    d_b_ru: Array
+    d_b_c: Array
+
+
+class GRUGrads(NamedTuple):
+    """Gradients to all six inputs of the sequence."""
+
+    x_grad: Array
+    h_prev_grad: Array
+    w_ru_grad: Array
+    w_c_grad: Array
+    b_ru_grad: Array
+    b_c_grad: Array
+
+
+class LSTMStates(NamedTuple):
+    """Input gate, new cell state, forget gate, output gate, candidate, tanh of the cell state, output."""
+
+    i: Array
+    cs: Array
+    f: Array
+    o: Array
+    ci: Array
+    co: Array
+    h: Array
+
+
+class LSTMCellGrad(NamedTuple):
+    """Gradients to the incoming cell state, to the four pre-activations and to the peephole weights."""
+
+    cs_prev_grad: Array
+    dicfo: Array
+    wci_grad: Array
+    wcf_grad: Array
+    wco_grad: Array
+
+
+class LSTMGrads(NamedTuple):
+    """Gradients to all eight inputs of an LSTM cell or sequence."""
+
+    x_grad: Array
+    cs_prev_grad: Array
+    h_prev_grad: Array
+    w_grad: Array
+    wci_grad: Array
+    wcf_grad: Array
+    wco_grad: Array
+    b_grad: Array
+
+
+# ------------------------------------------------------------------------------------------------ the table's columns
+@cache
+def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
+    """``"I+H 4H"`` as one tuple of the four letters' factors a dimension: ``((0, 0, 1, 1), (0, 0, 0, 4))``."""
+    parsed = []
+    for word in shape.split():
+        factors = dict.fromkeys(LETTERS, 0)
+        for factor, letter in re.findall(rf"(\d*)([{LETTERS}])", word):
+            factors[letter] += int(factor or 1)
+        parsed.append((factors["T"], factors["B"], factors["I"], factors["H"]))
+    return tuple(parsed)
+
+
+def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
+    values = [sizes.get(letter, 0) for letter in LETTERS]
+    return tuple(sum(f * v for f, v in zip(factors, values, strict=True)) for factors in dims(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output array of an op."""
+
+    name: str
+    shape: str
+    read: bool = True
+    """Whether the values matter. TF's gradients demand a few inputs that they never look at."""
+    peephole: bool = False
+    """Of the peephole weights: may be None or of any length where ``use_peephole`` is false."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A number or switch of an op. Required where the default is None."""
+
+    name: str
+    default: float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op: ``inputs`` and ``outputs`` in TF's order, ``gates`` in the order of the weights' columns."""
+
+    name: str
+    module: str
+    kernel: str
+    gates: tuple[str, ...]
+    sequence: bool
+    """Whether the op runs over T steps: then ``seq_len_max``, an integer, comes before the other inputs."""
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    attributes: tuple[Attribute, ...]
+    result: type[tuple[Array, ...]]
+    """The named tuple of the outputs, which gives them their names."""
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The input that fixes each letter."""
+        found: dict[str, str] = {}
+        for tensor in self.inputs:
+            for word in tensor.shape.split():
+                if word in LETTERS:
+                    found.setdefault(word, tensor.name)
+        return found
+
+
+def _tensors(text: str, unread: str = "") -> tuple[Tensor, ...]:
+    """``"x[B I] h_prev[B H]"`` as tensors."""
+    return tuple(
+        Tensor(name, shape, read=name not in unread.split(), peephole=name in ("wci", "wcf", "wco"))
+        for name, shape in re.findall(r"(\w+)\[([^]]*)\]", text)
+    )
+
+
+def _outputs(result: type[tuple[Array, ...]], *shapes: str) -> tuple[Tensor, ...]:
+    """The result's fields as tensors; one shape alone is that of all."""
+    names = result._fields  # type: ignore[attr-defined]
+    return tuple(
+        Tensor(name, shape, peephole=name in ("wci_grad", "wcf_grad", "wco_grad"))
+        for name, shape in zip(names, shapes * (len(names) // len(shapes)), strict=True)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+_GRU_GATES = ("r", "u")
+_ICFO = ("i", "ci", "f", "o")
+_IFCO = ("i", "f", "ci", "o")
+
+_GRU_WEIGHTS = "h_prev[B H] w_ru[I+H 2H] w_c[I+H H] b_ru[2H] b_c[H]"
+_GRU_STATES = "r[B H] u[B H] c[B H]"
+_GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
+_LSTM_WEIGHTS = "cs_prev[B H] h_prev[B H] w[I+H 4H] wci[H] wcf[H] wco[H] b[4H]"
+_LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
+_LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
+_LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
+
+_PEEPHOLE = Attribute("use_peephole", False)
+_PEEPHOLE_REQUIRED = Attribute("use_peephole", None)
+_LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
+
+
+def _block_lstm(version: str, gates: tuple[str, ...], attributes: tuple[Attribute, ...]) -> tuple[Op, Op]:
+    """The two versions of BlockLSTM differ in the gates' order and in the attributes."""
+    return (
+        Op(
+            name=f"BlockLSTM{version}",
+            module="raw_ops",
+            kernel="block_lstm",
+            gates=gates,
+            sequence=True,
+            inputs=_tensors(f"x[T B I] {_LSTM_WEIGHTS}"),
+            outputs=_outputs(LSTMStates, "T B H"),
+            attributes=attributes,
+            result=LSTMStates,
+        ),
+        Op(
+            name=f"BlockLSTMGrad{version}",
+            module="raw_ops",
+            kernel="block_lstm_grad",
+            gates=gates,
+            sequence=True,
+            inputs=_tensors(
+                f"x[T B I] {_LSTM_WEIGHTS} {_LSTM_SEQUENCE} cs_grad[T B H] h_grad[T B H]",
+                unread="b",
+            ),
+            outputs=_outputs(LSTMGrads, "T B I", *_LSTM_GRADS),
+            attributes=(_PEEPHOLE_REQUIRED,),
+            result=LSTMGrads,
+        ),
+    )
+
+
+_TABLE = (
+    Op(
+        name="GRUBlockCell",
+        module="raw_ops",
+        kernel="gru_cell",
+        gates=_GRU_GATES,
+        sequence=False,
+        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS}"),
+        outputs=_outputs(GRUStates, "B H"),
+        attributes=(),
+        result=GRUStates,
+    ),
+    Op(
+        name="GRUBlockCellGrad",
+        module="raw_ops",
+        kernel="gru_cell_grad",
+        gates=_GRU_GATES,
+        sequence=False,
+        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS} {_GRU_STATES} d_h[B H]", unread="x b_ru b_c"),
+        outputs=_outputs(GRUCellGrad, "B I", "B H", "B H", "B 2H"),
+        attributes=(),
+        result=GRUCellGrad,
+    ),
+    Op(
+        name="LSTMBlockCell",
+        module="raw_ops",
+        kernel="lstm_cell",
+        gates=_ICFO,
+        sequence=False,
+        inputs=_tensors(f"x[B I] {_LSTM_WEIGHTS}"),
+        outputs=_outputs(LSTMStates, "B H"),
+        attributes=_LSTM_ATTRIBUTES,
+        result=LSTMStates,
+    ),
+    Op(
+        name="LSTMBlockCellGrad",
+        module="raw_ops",
+        kernel="lstm_cell_grad",
+        gates=_ICFO,
+        sequence=False,
+        inputs=_tensors(
+            f"x[B I] {_LSTM_WEIGHTS} {_LSTM_STATES} cs_grad[B H] h_grad[B H]",
+            unread="x h_prev w b",
+        ),
+        outputs=_outputs(LSTMCellGrad, "B H", "B 4H", "H", "H", "H"),
+        attributes=(_PEEPHOLE_REQUIRED,),
+        result=LSTMCellGrad,
+    ),
+    *_block_lstm("", _ICFO, _LSTM_ATTRIBUTES),
+    *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE)),
+    Op(
+        name="block_gru",
+        module="ops",
+        kernel="block_gru",
+        gates=_GRU_GATES,
+        sequence=True,
+        inputs=_tensors(f"x[T B I] {_GRU_WEIGHTS}"),
+        outputs=_outputs(GRUStates, "T B H"),
+        attributes=(),
+        result=GRUStates,
+    ),
+    Op(
+        name="block_gru_grad",
+        module="ops",
+        kernel="block_gru_grad",
+        gates=_GRU_GATES,
+        sequence=True,
+        inputs=_tensors(f"x[T B I] {_GRU_WEIGHTS} {_GRU_SEQUENCE} h_grad[T B H]", unread="b_ru b_c"),
+        outputs=_outputs(GRUGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
+        attributes=(),
+        result=GRUGrads,
+    ),
+    Op(
+        name="gru_block_cell_vjp",
+        module="ops",
+        kernel="gru_cell_vjp",
+        gates=_GRU_GATES,
+        sequence=False,
+        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS} {_GRU_STATES} d_h[B H]", unread="b_ru b_c"),
+        outputs=_outputs(GRUCellVjp, "B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
+        attributes=(),
+        result=GRUCellVjp,
+    ),
+    Op(
+        name="lstm_block_cell_vjp",
+        module="ops",
+        kernel="lstm_cell_vjp",
+        gates=_ICFO,
+        sequence=False,
+        inputs=_tensors(
+            f"x[B I] {_LSTM_WEIGHTS} {_LSTM_STATES} cs_grad[B H] h_grad[B H]",
+            unread="b",
+        ),
+        outputs=_outputs(LSTMGrads, "B I", *_LSTM_GRADS),
+        attributes=(_PEEPHOLE_REQUIRED,),
+        result=LSTMGrads,
+    ),
+)
+
+OPS: dict[str, Op] = {op.name: op for op in _TABLE}
+"""All twelve by name, TF's eight first."""
