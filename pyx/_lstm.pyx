@@ -14,16 +14,16 @@ meet), else over hidden units (threads meet once a step).  A single step packs e
 from cython.parallel cimport parallel, prange, threadid
 
 from activations cimport sigmoid, tanh
+from gradients cimport (
+    PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
+)
 from half cimport half
 from real cimport real
 from team cimport share, team_barrier, team_size
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, load_line, load_row, pack_line, pack_line_transposed, product,
-    row_group, store, store_line
+    BLOCK, LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group,
+    store, store_line, store_row
 )
-
-cdef enum:
-    PLAIN = 2  # lines in a panel without gates
 
 
 cdef struct Cell:
@@ -280,10 +280,6 @@ cdef void forward(
             forward_part(p, c, work, x, out, threadid(), team_size())
 
 
-cdef void *aligned(unsigned char[::1] work) noexcept nogil:
-    return <void *> ((<size_t> &work[0] + 63) & ~<size_t> 63)
-
-
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return forward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
 
@@ -331,3 +327,305 @@ def block_lstm(
         else:
             forward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
                     &wcf[0], &wco[0], &b[0], out)
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+cdef struct Backward:
+    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Py_ssize_t L, J  # units in a line, lines of units
+    Py_ssize_t Hs, N, Ns  # stride of a row of H; gate gradients of a row (t, b) and their stride
+    Py_ssize_t threads
+    bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t w_h, w_x, w_grad, d, d_cs, peep, inputs, total  # where things begin in scratch, in reals; its size
+
+
+cdef Backward backward_of(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+) noexcept nogil:
+    cdef Backward p
+    p.T, p.B, p.I, p.H, p.N = T, B, I, H, 4 * H
+    p.L = 64 // itemsize
+    p.J = (H + p.L - 1) // p.L
+    p.Hs = p.J * p.L + p.L
+    p.Ns = p.N + 2 * p.L
+    p.by_rows = B >= 16 * threads or (B >= 4 * threads and 4 * H * H * itemsize <= 1 << 20)
+    p.threads = 1 if 16.0 * T * B * H * (I + H) < 1e6 else threads
+    p.w_h = 0
+    p.w_x = p.w_h + p.J * p.L * p.N
+    p.w_grad = 0  # float16's weight gradient in float32 takes the place of the panels, which are done with by then
+    p.d = p.w_x + (I + p.L - 1) // p.L * p.L * p.N
+    p.d_cs = p.d + T * B * p.Ns
+    p.peep = p.d_cs + B * p.Hs
+    p.inputs = p.peep + 3 * p.J * p.L
+    p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
+    return p
+
+
+cdef void load_peepholes(
+    const Backward *p, real *peep, const store *wci, const store *wcf, const store *wco, Py_ssize_t j
+) noexcept nogil:
+    load_line(peep + 3 * j * p.L, wci + j * p.L, p.H - j * p.L)
+    load_line(peep + (3 * j + 1) * p.L, wcf + j * p.L, p.H - j * p.L)
+    load_line(peep + (3 * j + 2) * p.L, wco + j * p.L, p.H - j * p.L)
+
+
+cdef void backward_line(
+    const Backward *p, const Cell *c, const store **saved, const store *cs_prev, const store *cs_grad,
+    const store *h_grad, const real *peep, Py_ssize_t j, Py_ssize_t r, const real *carry, real *d_cs, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b: the carries of h and cs plus the incoming gradients to the gate gradients in row d;
+    d_cs becomes the gradient of the cs that the step started from."""
+    cdef real[6 * LF] y
+    cdef real[4 * LF] gates
+    cdef real[LF] value
+    cdef real[LF] d_h
+    cdef Py_ssize_t k, l, at = r * p.H + j * p.L, n = p.H - j * p.L
+    for k in range(6):
+        load_line(y + k * p.L, saved[k] + at, n)
+    load_line(value, h_grad + at, n)
+    for l in range(p.L):
+        d_h[l] = carry[l] + value[l]
+    load_line(value, cs_grad + at, n)
+    for l in range(p.L):
+        d_cs[l] = d_cs[l] + value[l]
+    load_line(value, input_row(cs_prev, saved[1], p.B, p.H, r) + j * p.L, n)
+    cell_grad(c, y, value, peep + 3 * j * p.L, d_h, d_cs, gates)
+    for k in range(4):
+        store_line(d + c.column[k] * p.H + j * p.L, gates + k * p.L, n)
+
+
+cdef void backward_part(
+    const Backward *p, const Cell *c, real *work, const store **saved, const store *cs_prev, const store *cs_grad,
+    const store *h_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's part of all steps, last step first; after the first step the carry is the gradient of h_prev."""
+    cdef Py_ssize_t panels = (p.J + PLAIN - 1) // PLAIN, b0 = 0, b1 = p.B, j0 = 0, j1 = panels
+    cdef Py_ssize_t s, t, j, b, m, n, q, g, l
+    cdef real *d = work + p.d
+    cdef real[TILE] acc
+    if p.by_rows:
+        b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
+    else:
+        j0, j1 = share(panels, part, parts), share(panels, part + 1, parts)
+    for s in range(p.T + 1):
+        t = p.T - 1 - s
+        for j in range(j0, j1):
+            n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+            b = b0
+            while b < b1:
+                m = row_group(b1 - b)
+                for l in range(m * LINES * p.L):
+                    acc[l] = 0
+                if s > 0:
+                    product(acc, m, n, d + ((t + 1) * p.B + b) * p.Ns, p.Ns, 1, work + p.w_h + j * PLAIN * p.L * p.N,
+                            p.N, BLOCK)
+                for q in range(m):
+                    for g in range(n):
+                        l = j * PLAIN + g
+                        if t < 0:
+                            store_line(h_prev_grad + (b + q) * p.H + l * p.L, acc + (q * LINES + g) * p.L,
+                                       p.H - l * p.L)
+                        else:
+                            backward_line(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, l, t * p.B + b + q,
+                                          acc + (q * LINES + g) * p.L, work + p.d_cs + (b + q) * p.Hs + l * p.L,
+                                          d + (t * p.B + b + q) * p.Ns)
+                b += m
+        if not p.by_rows:
+            team_barrier()
+
+
+cdef void clear_row(real *row, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t l
+    for l in range(n):
+        row[l] = 0
+
+
+cdef void backward(
+    const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
+    const store *cs_grad, const store *h_grad, store **out
+) noexcept nogil:
+    """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
+    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
+    cdef real *d = work + p.d
+    cdef real *w_grad = work + p.w_grad
+    if store is not half:
+        w_grad = <real *> out[3]
+    with nogil, parallel(num_threads=p.threads):
+        for k in prange(p.J, schedule="static"):
+            pack_transposed(work + p.w_h, w + p.I * p.N, p.N, p.H, k)
+            if c.peephole:
+                load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+        for k in prange(p.B, schedule="static"):
+            clear_row(work + p.d_cs + k * p.Hs, p.Hs)
+        for k in prange(x_lines, schedule="static"):
+            pack_transposed(work + p.w_x, w, p.N, p.I, k)
+        team_barrier()
+        backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], threadid(), team_size())
+        team_barrier()
+        for k in prange(p.B, schedule="static"):
+            store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
+        for k in prange(input_grad_tasks(rows, x_lines), schedule="static"):
+            input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
+        for k in prange((p.N + p.L - 1) // p.L, schedule="static"):
+            column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, p.N - k * p.L)
+        if c.peephole:
+            for k in prange(p.J, schedule="static"):
+                peephole_grad(p, c, d, cs_prev, saved[1], out, k)
+        team_barrier()
+        weight_grad(w_grad, p.N, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs,
+                    threadid(), team_size())
+        weight_grad(w_grad + p.I * p.N, p.N, h_prev, h, <store *> NULL, p.B, p.H, d, p.Ns, rows,
+                    work + p.inputs + weight_grad_work(p.I, rows, p.L, p.threads), threadid(), team_size())
+        if store is half:
+            team_barrier()
+            for k in prange(p.I + p.H, schedule="static"):
+                store_row(out[3] + k * p.N, w_grad + k * p.N, p.N)
+
+
+cdef void peephole_grad(
+    const Backward *p, const Cell *c, const real *d, const store *cs_prev, const store *cs, store **out, Py_ssize_t j
+) noexcept nogil:
+    """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
+    cdef Py_ssize_t at = j * p.L, n = p.H - j * p.L, rows = p.T * p.B
+    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
+    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
+    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, rows, cs + at, cs + p.B * p.H + at, p.B, p.H, n)
+
+
+def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def block_lstm_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def lstm_cell_vjp(
+    const store[:, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
+    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[:, ::1] i, const store[:, ::1] cs,
+    const store[:, ::1] f, const store[:, ::1] o, const store[:, ::1] ci, const store[:, ::1] co,
+    const store[:, ::1] cs_grad, const store[:, ::1] h_grad, store[:, ::1] x_grad, store[:, ::1] cs_prev_grad,
+    store[:, ::1] h_prev_grad, store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
+    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int num_threads
+):
+    cdef const store *saved[6]
+    cdef store *out[8]
+    cdef Cell c = cell_of(0, 0, use_peephole, False)
+    cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
+    saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
+    out[0], out[1], out[2], out[3] = &x_grad[0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
+    out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
+    with nogil:
+        if store is double:
+            backward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], out)
+        else:
+            backward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], out)
+
+
+def block_lstm_grad(
+    const store[:, :, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
+    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[:, :, ::1] i,
+    const store[:, :, ::1] cs, const store[:, :, ::1] f, const store[:, :, ::1] o, const store[:, :, ::1] ci,
+    const store[:, :, ::1] co, const store[:, :, ::1] h, const store[:, :, ::1] cs_grad,
+    const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_prev_grad, store[:, ::1] h_prev_grad,
+    store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
+    unsigned char[::1] work, Py_ssize_t n, bint use_peephole, bint ifco, int num_threads
+):
+    cdef const store *saved[6]
+    cdef store *out[8]
+    cdef Cell c = cell_of(0, 0, use_peephole, ifco)
+    cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    saved[0], saved[1], saved[2] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
+    saved[3], saved[4], saved[5] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
+    out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
+    out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
+    with nogil:
+        if store is double:
+            backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0], out)
+        else:
+            backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0], out)
+
+
+# ------------------------------------------------------------------------------- the cell's gradient without a product
+cdef void cell_grad_row(
+    const Backward *p, const Cell *c, const store **saved, const store *cs_prev, const store *cs_grad,
+    const store *h_grad, const real *peep, store *cs_prev_grad, real *d, Py_ssize_t r
+) noexcept nogil:
+    cdef Py_ssize_t j, l
+    cdef real[LF] zero
+    cdef real[LF] d_cs
+    for l in range(p.L):
+        zero[l] = 0
+    for j in range(p.J):
+        for l in range(p.L):
+            d_cs[l] = 0
+        backward_line(p, c, saved, cs_prev, cs_grad, h_grad, peep, j, r, zero, d_cs, d)
+        store_line(cs_prev_grad + r * p.H + j * p.L, d_cs, p.H - j * p.L)
+
+
+cdef void cell_backward(
+    Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
+    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
+) noexcept nogil:
+    """out: dicfo, cs_prev_grad, -, -, wci_grad, wcf_grad, wco_grad."""
+    cdef Py_ssize_t k
+    cdef real *d = work + p.d
+    if store is not half:
+        d = <real *> out[0]
+        p.Ns = p.N
+    with nogil, parallel(num_threads=p.threads):
+        if c.peephole:
+            for k in prange(p.J, schedule="static"):
+                load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+            team_barrier()
+        for k in prange(p.B, schedule="static"):
+            cell_grad_row(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, out[1], d + k * p.Ns, k)
+            if store is half:
+                store_row(out[0] + k * p.N, d + k * p.Ns, p.N)
+        if c.peephole:
+            team_barrier()
+            for k in prange(p.J, schedule="static"):
+                peephole_grad(p, c, d, cs_prev, saved[1], out, k)
+
+
+cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
+    cdef Backward p = backward_of(1, B, 0, H, itemsize, threads)
+    p.threads = 1 if B * H < 1 << 14 else threads
+    p.peep = 0
+    p.d = 3 * p.J * p.L
+    p.total = p.d + B * p.Ns
+    return p
+
+
+def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return cell_backward_of(B, H, itemsize, num_threads).total * itemsize + 64
+
+
+def lstm_cell_grad(
+    const store[:, ::1] cs_prev, const store[::1] wci, const store[::1] wcf, const store[::1] wco,
+    const store[:, ::1] i, const store[:, ::1] cs, const store[:, ::1] f, const store[:, ::1] o,
+    const store[:, ::1] ci, const store[:, ::1] co, const store[:, ::1] cs_grad, const store[:, ::1] h_grad,
+    store[:, ::1] cs_prev_grad, store[:, ::1] dicfo, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
+    unsigned char[::1] work, bint use_peephole, int num_threads
+):
+    cdef const store *saved[6]
+    cdef store *out[7]
+    cdef Cell c = cell_of(0, 0, use_peephole, False)
+    cdef Backward p = cell_backward_of(i.shape[0], i.shape[1], 8 if store is double else 4, num_threads)
+    saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
+    saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
+    out[0], out[1], out[4], out[5] = &dicfo[0, 0], &cs_prev_grad[0, 0], &wci_grad[0], &wcf_grad[0]
+    out[6] = &wco_grad[0]
+    with nogil:
+        if store is double:
+            cell_backward(&p, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
+                          &cs_grad[0, 0], &h_grad[0, 0], out)
+        else:
+            cell_backward(&p, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
+                          &cs_grad[0, 0], &h_grad[0, 0], out)

@@ -58,32 +58,33 @@ ctypedef fused vec:
     vecd
 
 
-cdef inline Py_ssize_t line_of(real *unused) noexcept nogil:
+cdef inline Py_ssize_t line_of(const real *unused) noexcept nogil:
     """Lanes of a line: 64 bytes."""
     return LF if real is float else LD
 
 
-cdef inline Py_ssize_t lines_in(real *unused, Py_ssize_t n) noexcept nogil:
+cdef inline Py_ssize_t lines_in(const real *unused, Py_ssize_t n) noexcept nogil:
     """Lines that hold n values."""
     return (n + line_of(unused) - 1) // line_of(unused)
 
 
 # ------------------------------------------------------------------------------------------- lines to and from arrays
+cdef inline void widen(real *dst, const store *src) noexcept nogil:
+    if store is half:
+        dst[0] = half_to_float(src[0])
+    else:
+        dst[0] = <real> src[0]
+
+
 cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """A line from n values of an array, padded with zeros."""
     cdef Py_ssize_t l, lanes = line_of(dst)
     if n >= lanes:
         for l in range(lanes):
-            if store is half:
-                dst[l] = half_to_float(src[l])
-            else:
-                dst[l] = <real> src[l]
+            widen(dst + l, src + l)
         return
     for l in range(n):
-        if store is half:
-            dst[l] = half_to_float(src[l])
-        else:
-            dst[l] = <real> src[l]
+        widen(dst + l, src + l)
     for l in range(n, lanes):
         dst[l] = 0
 
@@ -110,6 +111,17 @@ cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssiz
     cdef Py_ssize_t j, lanes = line_of(dst)
     for j in range(lines_in(dst, n)):
         load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
+
+
+cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t j, lanes = line_of(src)
+    for j in range(lines_in(src, n)):
+        store_line(dst + j * lanes, src + j * lanes, n - j * lanes)
+
+
+cdef inline void *aligned(unsigned char[::1] work) noexcept nogil:
+    """The first address in scratch that begins a cache line."""
+    return <void *> ((<size_t> &work[0] + 63) & ~<size_t> 63)
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
@@ -151,10 +163,8 @@ cdef inline void pack_line_transposed(
             for k in range(kb):
                 if l >= n:
                     dst[k * step + l] = 0
-                elif store is half:
-                    dst[k * step + l] = half_to_float(w[l * ld + k0 + k])
                 else:
-                    dst[k * step + l] = <real> w[l * ld + k0 + k]
+                    widen(dst + k * step + l, w + l * ld + k0 + k)
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
