@@ -93,7 +93,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
     def openmp_works(self):
-        """Compile, link and run a program: headers may be there without the library, and the library without a loader."""
+        """Compile, link and run a program: there may be a header without a library, or a library that does not load."""
         compile_flags, link_flags = OPENMP
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "probe.c").write_text(OPENMP_PROBE)

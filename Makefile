@@ -1,0 +1,38 @@
+# Everything a contributor runs. Tools and the package, editable, live in .venv; PYTHON is what that is made from.
+PYTHON ?= python3
+BIN := .venv/bin
+BUILT := .venv/built
+
+.PHONY: test test-exhaustive test-peers lint clean
+
+test: $(BUILT)
+	$(BIN)/pytest
+
+test-exhaustive: $(BUILT)
+	$(BIN)/pytest -m slow
+
+test-peers: $(BUILT)
+	$(BIN)/pytest -m peers
+
+lint: $(BUILT)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	PATH=$(BIN):$$PATH cython-lint pyx
+	@# Cython calls it a mere hint when code that should run without the GIL takes it; here nothing may be printed.
+	mkdir -p build/lint
+	! $(BIN)/cython -3 -Werror -X boundscheck=False -I pyx -o build/lint/ pyx/_*.pyx 2>&1 | grep .
+
+clean:
+	rm -rf .venv build blockcell/*.so
+
+# What pyproject.toml asks for to build, so that the build below reuses its objects instead of starting afresh.
+.venv/tools: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $$($(BIN)/python -c \
+	    'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+	touch $@
+
+$(BUILT): .venv/tools setup.py $(wildcard pyx/*)
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
