@@ -2,12 +2,13 @@
 
 d has a row for every (t, b), r = t * B + b.  Rows of an input that belong to step t stand at `first` for t = 0 and at
 `rest` for t >= 1: the states that a step starts from are h_prev, then h[0], h[1], ...
-Sums over rows are cut into blocks of ROW_BLOCK, each one chain from zero in ascending r, added in ascending order.
+Sums over rows have three levels, for accuracy: chains of ROW_CHAIN rows from zero in ascending r, added in ascending
+order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.
 """
 from real cimport real
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed,
+    BLOCK, LF, LINES, ROW_BLOCK, ROW_CHAIN, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed,
     product, row_group, store,
     store_line, widen
 )
@@ -84,16 +85,17 @@ cdef inline void weight_grad_tile(
 ) noexcept nogil:
     """m rows by n lines (`columns` columns) of out, := the product of this block of rows or += it."""
     cdef real[TILE] acc
-    cdef Py_ssize_t L = line_of(out), q, l
+    cdef real[LF] total
+    cdef Py_ssize_t L = line_of(out), q, l, k
     for l in range(m * LINES * L):
         acc[l] = 0
-    if not first:
-        for q in range(m):
-            for l in range(n):
-                load_line(acc + (q * LINES + l) * L, out + q * N + l * L, columns - l * L)
-    product(acc, m, n, inputs, 1, ROWS, panel, kb, ROW_BLOCK)
+    product(acc, m, n, inputs, 1, ROWS, panel, kb, ROW_CHAIN)
     for q in range(m):
         for l in range(n):
+            if not first:
+                load_line(total, out + q * N + l * L, columns - l * L)
+                for k in range(L):
+                    acc[(q * LINES + l) * L + k] += total[k]
             store_line(out + q * N + l * L, acc + (q * LINES + l) * L, columns - l * L)
 
 
@@ -116,7 +118,7 @@ cdef inline void weight_grad(
             n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
             k = j * PLAIN * L
             for l in range(n):
-                pack_line(panel, n, l, d + r0 * ldd + k + l * L, ldd, N - k - l * L, kb, kb)
+                pack_line(panel, n, l, d + r0 * ldd + k + l * L, ldd, N - k - l * L, kb, ROW_CHAIN)
             for g in range(g0, g1):
                 weight_grad_tile(out + g * ROWS * N + k, N, work + g * ROWS * block, panel,
                                  min(<Py_ssize_t> ROWS, M - g * ROWS), n, N - k, kb, r0 == 0)
@@ -128,25 +130,31 @@ cdef inline void column_sum(
     store *out, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const store *first, const store *rest, Py_ssize_t B,
     Py_ssize_t ld, Py_ssize_t n
 ) noexcept nogil:
-    """A line of n columns: the sum over rows of d, times the inputs of these columns where `first` is not NULL."""
-    cdef real[LF] total
-    cdef real[LF] chain
+    """A line of n columns: the sum over rows of d, times the inputs of these columns where `first` is not NULL.  Summed
+    in double for float too: it costs little, and these sums cancel more than products do."""
+    cdef double[LF] total
+    cdef double[LF] block
+    cdef double[LF] chain
     cdef real[LF] factor
     cdef real[LF] value
-    cdef Py_ssize_t L = line_of(total), r0 = 0, r, l
+    cdef Py_ssize_t L = line_of(value), r, l
     for l in range(L):
-        total[l] = 0
+        total[l] = block[l] = chain[l] = 0
         factor[l] = 1
-    while r0 < rows:
+    for r in range(rows):
+        if first is not NULL:
+            load_line(factor, input_row(first, rest, B, ld, r), n)
+        load_line(value, d + r * ldd, n)
         for l in range(L):
-            chain[l] = 0
-        for r in range(r0, min(rows, r0 + ROW_BLOCK)):
-            if first is not NULL:
-                load_line(factor, input_row(first, rest, B, ld, r), n)
-            load_line(value, d + r * ldd, n)
+            chain[l] = chain[l] + <double> value[l] * factor[l]
+        if (r + 1) % ROW_CHAIN == 0 or r + 1 == rows:
             for l in range(L):
-                chain[l] = chain[l] + value[l] * factor[l]
-        for l in range(L):
-            total[l] = total[l] + chain[l]
-        r0 += ROW_BLOCK
-    store_line(out, total, n)
+                block[l] = block[l] + chain[l]
+                chain[l] = 0
+        if (r + 1) % ROW_BLOCK == 0 or r + 1 == rows:
+            for l in range(L):
+                total[l] = total[l] + block[l]
+                block[l] = 0
+    for l in range(L):
+        value[l] = <real> total[l]
+    store_line(out, value, n)

@@ -31,7 +31,7 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, BLOCK = 128, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
+           ACC = ROWS * SUB * VECTORS, BLOCK = 128, ROW_CHAIN = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     static const vecf ZEROF;
@@ -50,7 +50,8 @@ cdef extern from *:
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
         BLOCK  # k in one chain of a product
-        ROW_BLOCK  # rows (t, b) in one chain of a weight gradient
+        ROW_CHAIN  # rows (t, b) in one chain of a weight gradient
+        ROW_BLOCK  # rows whose chains are summed before they join the total
         TILE  # reals in an accumulator tile
 
 ctypedef fused vec:
