@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
-DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
+DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
 """The dtypes of every op. The order is that of the kernels' specialisations."""
 
 

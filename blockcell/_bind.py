@@ -1,0 +1,361 @@
+"""From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
+
+`Call` does it for one op, from the op's row in the table. Arguments that a kernel can take as they are go through the
+compiled `Matcher`, which costs about a microsecond; all others come to `Call._convert`, which converts them or says in
+words what is wrong. Both work from the table's shapes.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+import sys
+from collections.abc import Sequence
+from math import prod
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _kernels
+from ._args import Matcher
+from .optable import DTYPES, LETTERS, Array, Op, Tensor, dims, sizes_of
+
+UINT8, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
+DOUBLE, HALF = DTYPES.index(np.dtype(np.float64)), DTYPES.index(np.dtype(np.float16))
+# Byte-swapped arrays are taken too, and converted.
+NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
+EMPTY = tuple(np.empty(0, dtype) for dtype in DTYPES)
+ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
+
+Bound = tuple[int, int, int, int, int, Sequence[Array]]  # number of the dtype, T, B, I, H, output arrays
+
+
+class Sizes(NamedTuple):
+    """The letters' values, and the shapes of the inputs that fix them."""
+
+    values: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Call:
+    """Calls one op's kernel with a user's arguments."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self._kernels, self._work = _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel]
+        inputs, outputs = (
+            tuple((dims(tensor.shape), tensor.peephole) for tensor in tensors) for tensors in (op.inputs, op.outputs)
+        )
+        self._match = Matcher(inputs, outputs, np.ndarray, np.empty, DTYPES).bind
+        # A kernel takes the inputs that are read; for peepholes that are not used an empty array, put behind the last.
+        read = [k for k, tensor in enumerate(op.inputs) if tensor.read]
+        unused = [len(op.inputs) if op.inputs[k].peephole else k for k in read]
+        self._with_peephole, self._without_peephole = operator.itemgetter(*read), operator.itemgetter(*unused)
+        self._over_time = [k for k, tensor in enumerate(op.outputs) if tensor.shape.startswith("T ")]
+        self._peephole_grads = [k for k, tensor in enumerate(op.outputs) if tensor.peephole]
+        attributes = [attribute.name for attribute in op.attributes]
+        self._takes_clip = "cell_clip" in attributes
+        self._takes_peephole = "use_peephole" in attributes
+        self._ifco = op.gates[1] == "f"
+
+    def run(
+        self,
+        arrays: tuple[Any, ...],
+        out: Any,
+        num_threads: Any,
+        *,
+        seq_len_max: Any = None,
+        use_peephole: Any = False,
+        forget_bias: Any = 0.0,
+        cell_clip: Any = 0.0,
+    ) -> Any:
+        """The op's named tuple for ``arrays``, which are the inputs of the table."""
+        op = self.op
+        try:
+            threads = _kernels.num_threads(num_threads)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{op.name}: {error}") from None
+        if use_peephole is not True and use_peephole is not False:
+            use_peephole = self._switch("use_peephole", use_peephole)
+        if type(forget_bias) is not float:
+            forget_bias = self._number("forget_bias", forget_bias)
+        if type(cell_clip) is not float:
+            cell_clip = self._number("cell_clip", cell_clip)
+        if op.sequence and type(seq_len_max) is not int:
+            seq_len_max = self._integer("seq_len_max", seq_len_max)
+
+        bound = self._match(arrays, out, use_peephole)
+        if bound is None:
+            arrays, bound = self._convert(arrays, out, use_peephole, seq_len_max)
+        number, T, B, I, H, outputs = bound  # noqa: E741
+        results = tuple.__new__(op.result, outputs if out is None else out)
+        if op.sequence:
+            if not 0 <= seq_len_max <= T:
+                raise self._wrong_steps(seq_len_max, T, arrays[0])
+            for k in self._over_time if seq_len_max < T else ():
+                outputs[k][seq_len_max:] = 0
+        if B == 0 or H == 0 or seq_len_max == 0:
+            for output in outputs:
+                output.fill(0)
+            return results
+
+        if self._takes_peephole and not use_peephole:
+            inputs = self._without_peephole((*arrays, EMPTY[number]))
+            for k in self._peephole_grads:
+                outputs[k].fill(0)
+        else:
+            inputs = self._with_peephole(arrays)
+        if number == HALF:  # which a kernel's memoryview does not know
+            inputs, outputs = [array.view(UINT16) for array in inputs], [output.view(UINT16) for output in outputs]
+            with np.errstate(over="ignore"):
+                forget_bias, cell_clip = float(np.float16(forget_bias)), float(np.float16(cell_clip))
+        work = np.empty(self._work(T, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8)
+        options: tuple[Any, ...] = ()
+        if op.sequence:
+            options += (seq_len_max,)
+        if self._takes_clip:
+            options += (forget_bias, cell_clip)
+        if self._takes_peephole:
+            options += (use_peephole, self._ifco) if op.sequence else (use_peephole,)
+        self._kernels[number](*inputs, *outputs, work, *options, threads)
+        return results
+
+    # --------------------------------------------------------------------------------------------- numbers and switches
+    def _switch(self, name: str, value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected True or False")
+        return bool(value)
+
+    def _number(self, name: str, value: Any) -> float:
+        if not isinstance(value, Real):
+            raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected a real number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(
+                f"{self.op.name}: {name} is {_short(value)}; expected a number that a float holds"
+            ) from None
+
+    def _integer(self, name: str, value: Any) -> int:
+        """What ``operator.index`` takes (so also True, which is 1), or a 0-d array of integers."""
+        expected = "expected an integer or a 0-d array of integers"
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{self.op.name}: {name} is a masked array; {expected}")
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+        if not isinstance(value, np.generic) and _is_array(value):
+            array = self._array(name, value)
+            if array.dtype.kind not in "iu":
+                raise TypeError(f"{self.op.name}: {name} has dtype {array.dtype}; {expected}")
+            if array.ndim > 0:
+                raise ValueError(f"{self.op.name}: {name} has shape {array.shape}; {expected}")
+            return int(array)
+        raise TypeError(f"{self.op.name}: {name} is {_short(value)}; {expected}")
+
+    def _wrong_steps(self, seq_len_max: int, T: int, x: Array) -> ValueError:
+        return ValueError(
+            f"{self.op.name}: seq_len_max is {_short(seq_len_max)}; expected 0 <= seq_len_max <= T = {T}"
+            f" from x (shape {x.shape})"
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- arrays
+    def _convert(
+        self, values: tuple[Any, ...], out: Any, use_peephole: bool, seq_len_max: int | None
+    ) -> tuple[tuple[Any, ...], Bound]:
+        """Arrays that the kernel can take and the outputs, after every check; or the error."""
+        op = self.op
+        arrays = [self._tensor(tensor, value, use_peephole) for tensor, value in zip(op.inputs, values, strict=True)]
+        number = self._dtype_number(values, arrays)
+        sizes = self._sizes(arrays, use_peephole)
+        if seq_len_max is not None and not 0 <= seq_len_max <= sizes.values["T"]:
+            assert arrays[0] is not None
+            raise self._wrong_steps(seq_len_max, sizes.values["T"], arrays[0])
+        shapes = self._output_shapes(arrays, sizes, use_peephole, DTYPES[number].itemsize)
+        if out is not None:
+            self._check_out(out, arrays, shapes, sizes, DTYPES[number])
+        converted = tuple(
+            _as_kernels_take(array, DTYPES[number])
+            if array is not None and tensor.read and (use_peephole or not tensor.peephole)
+            else array
+            for tensor, array in zip(op.inputs, arrays, strict=True)
+        )
+        if out is None:
+            outputs = [np.empty(shape, DTYPES[number]) for shape in shapes]
+        else:
+            outputs = [np.asarray(output) for output in out]
+        T, B, I, H = (sizes.values.get(letter, 0) for letter in LETTERS)  # noqa: E741
+        return converted, (number, T, B, I, H, outputs)
+
+    def _tensor(self, tensor: Tensor, value: Any, use_peephole: bool) -> Array | None:
+        """The value as an array; None for a peephole that may be missing and is."""
+        if value is None:
+            if tensor.peephole and not use_peephole:
+                return None
+            reason = " because use_peephole is True" if tensor.peephole else ""
+            raise TypeError(
+                f"{self.op.name}: {tensor.name} is None; expected an array of shape {_form(tensor)}{reason}"
+            )
+        return self._array(tensor.name, value)
+
+    def _array(self, name: str, value: Any) -> Array:
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise TypeError(f"{self.op.name}: {name} has masked entries, which have no value; fill them first")
+        try:
+            return np.asarray(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{self.op.name}: {name} cannot be read as an array: {error}") from error
+
+    def _dtype_number(self, values: Sequence[Any], arrays: Sequence[Array | None]) -> int:
+        """That of the first array; float32 where all are lists and numbers."""
+        number, source = None, ""
+        for tensor, value, array in zip(self.op.inputs, values, arrays, strict=True):
+            if array is None:
+                continue
+            if not _is_array(value):
+                if array.dtype.kind not in "fiu":
+                    what = _short(value) if array.dtype.kind == "O" else f"made of {array.dtype}"
+                    raise TypeError(f"{self.op.name}: {tensor.name} is {what}; expected an array of real numbers")
+                continue
+            found = NUMBERS.get(array.dtype)
+            if found is None:
+                what = f"has dtype {array.dtype}; expected float32, float64 or float16"
+                if array.dtype == object and not isinstance(value, np.ndarray):
+                    what = f"is {_short(value)}; expected an array of float32, float64 or float16"
+                raise TypeError(f"{self.op.name}: {tensor.name} {what}")
+            if number is None:
+                number, source = found, tensor.name
+            elif found != number:
+                expected = f"expected {DTYPES[number]}, that of {source}"
+                raise TypeError(f"{self.op.name}: {tensor.name} has dtype {array.dtype}; {expected}")
+        return number or 0
+
+    def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> Sizes:
+        """The letters' values, after a check of every shape."""
+        op = self.op
+        sizes = Sizes({}, {})
+        for tensor, array in zip(op.inputs, arrays, strict=True):
+            if tensor.name in op.sources.values():
+                assert array is not None
+                words = tensor.shape.split()
+                if array.ndim != len(words):
+                    expected = f"expected rank {len(words)}, {_form(tensor)}"
+                    raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
+                fixed = (
+                    pair for pair in zip(words, array.shape, strict=True) if op.sources.get(pair[0]) == tensor.name
+                )
+                sizes.values.update(fixed)
+                sizes.shapes[tensor.name] = array.shape
+        for tensor, array in zip(op.inputs, arrays, strict=True):
+            if tensor.peephole and not use_peephole:
+                if array is not None and array.ndim != 1:
+                    expected = "expected rank 1, of any length while use_peephole is False"
+                    raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
+            elif array is not None and array.shape != (expected_shape := sizes_of(tensor.shape, sizes.values)):
+                expected = _expected(tensor, expected_shape) + self._origin(tensor, sizes)
+                raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; expected {expected}")
+        return sizes
+
+    def _origin(self, tensor: Tensor, sizes: Sizes) -> str:
+        """``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
+        parts, named = [], set()
+        for letter, source in self.op.sources.items():
+            if letter in tensor.shape and source != tensor.name:
+                shape = "" if source in named else f" (shape {sizes.shapes[source]})"
+                named.add(source)
+                parts.append(f"{letter}={sizes.values[letter]} from {source}{shape}")
+        return f" with {', '.join(parts)}"
+
+    # ---------------------------------------------------------------------------------------------------------- outputs
+    def _output_shapes(
+        self, arrays: Sequence[Array | None], sizes: Sizes, use_peephole: bool, itemsize: int
+    ) -> list[tuple[int, ...]]:
+        op = self.op
+        peepholes = [array for tensor, array in zip(op.inputs, arrays, strict=True) if tensor.peephole]
+        shapes = []
+        for tensor in op.outputs:
+            shape = sizes_of(tensor.shape, sizes.values)
+            if tensor.peephole and (weight := peepholes.pop(0)) is not None:
+                shape = weight.shape
+            if prod(size for size in shape if size) * itemsize > sys.maxsize:  # numpy's limit
+                too_large = f"would have shape {shape}, which is too large"
+                raise ValueError(f"{op.name}: {tensor.name} {too_large}{self._origin(tensor, sizes)}")
+            shapes.append(shape)
+        return shapes
+
+    def _check_out(
+        self,
+        out: Any,
+        arrays: Sequence[Array | None],
+        shapes: list[tuple[int, ...]],
+        sizes: Sizes,
+        dtype: np.dtype[Any],
+    ) -> None:
+        op = self.op
+        names = ", ".join(tensor.name for tensor in op.outputs)
+        if not isinstance(out, tuple):
+            raise TypeError(f"{op.name}: out is {_short(out)}; expected a tuple of the arrays ({names})")
+        if len(out) != len(shapes):
+            raise ValueError(f"{op.name}: out has {len(out)} arrays; expected {len(shapes)}: ({names})")
+        for k, (tensor, shape, output) in enumerate(zip(op.outputs, shapes, out, strict=True)):
+            what = f"{op.name}: out[{k}] ({tensor.name})"
+            if not isinstance(output, np.ndarray) or isinstance(output, np.ma.MaskedArray):
+                raise TypeError(f"{what} is {_short(output)}; expected a numpy array")
+            if output.dtype != dtype:
+                raise TypeError(f"{what} has dtype {output.dtype}; expected {dtype}, that of the inputs")
+            if output.shape != shape:
+                raise ValueError(
+                    f"{what} has shape {output.shape}; expected {_expected(tensor, shape)}{self._origin(tensor, sizes)}"
+                )
+            if not output.flags.writeable:
+                raise ValueError(f"{what} is read-only; expected a writeable array")
+            if not (output.flags.c_contiguous and output.flags.aligned):
+                raise ValueError(f"{what} has strides {output.strides}; expected a C-contiguous, aligned array")
+            for other, array in zip(op.inputs, arrays, strict=True):
+                if array is not None and np.shares_memory(output, array):
+                    raise ValueError(f"{what} overlaps the input {other.name}; expected memory of its own")
+            for m in range(k):
+                if np.shares_memory(output, out[m]):
+                    raise ValueError(f"{what} overlaps out[{m}] ({op.outputs[m].name}); expected memory of its own")
+
+
+def _is_array(value: Any) -> bool:
+    """Whether the value is an array with a dtype of its own, not a list or a number."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return isinstance(value, np.ndarray)
+    if any(hasattr(value, protocol) for protocol in ARRAY_PROTOCOLS):
+        return True
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_kernels_take(array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype, order="C", copy=True)
+
+
+def _form(tensor: Tensor) -> str:
+    """``(I+H, 4H)``."""
+    words = tensor.shape.split()
+    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+
+
+def _expected(tensor: Tensor, shape: tuple[int, ...]) -> str:
+    """``(I+H, 4H) = (8, 20)``."""
+    return f"{_form(tensor)} = {shape}"
+
+
+def _short(value: Any) -> str:
+    """The value, or as much of it as a message bears, and its type where that does not show."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return reprlib.repr(value)
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,345 @@
+"""Ops in the style of `blockcell.raw_ops` that TensorFlow does not have: a GRU over sequences, and the gradients of
+the two cells to all of their arrays.
+
+What the documentation of `blockcell.raw_ops` says of arguments, dtypes and shapes holds here too.
+"""
+
+from __future__ import annotations
+
+from typing import SupportsIndex
+
+from numpy.typing import ArrayLike
+
+from ._bind import Call
+from .optable import OPS, Array, GRUCellVjp, GRUGrads, GRUStates, LSTMGrads
+
+__all__ = ["block_gru", "block_gru_grad", "gru_block_cell_vjp", "lstm_block_cell_vjp"]
+
+_block_gru = Call(OPS["block_gru"]).run
+_block_gru_grad = Call(OPS["block_gru_grad"]).run
+_gru_block_cell_vjp = Call(OPS["gru_block_cell_vjp"]).run
+_lstm_block_cell_vjp = Call(OPS["lstm_block_cell_vjp"]).run
+
+
+def block_gru(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> GRUStates:
+    """A gated recurrent unit over a sequence: `blockcell.raw_ops.GRUBlockCell` at each step.
+
+    At step t, with ``h_prev`` from step t - 1:
+
+    .. code-block:: text
+
+        [r_bar | u_bar] = [x, h_prev] @ w_ru + b_ru
+        r = sigmoid(r_bar)
+        u = sigmoid(u_bar)
+        c = tanh([x, h_prev * r] @ w_c + b_c)
+        h = u * (h_prev - c) + c
+
+    Past seq_len_max all outputs are zero.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u.
+    b_c : array_like (H,)
+        Bias of the candidate.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    GRUStates: r, u, c, h, each (T, B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: the equations of TensorFlow's ``GRUBlockCell``, tensorflow/core/kernels/rnn/gru_ops.cc; TensorFlow
+    has no such op for sequences.
+    """
+    result: GRUStates = _block_gru((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads, seq_len_max=seq_len_max)
+    return result
+
+
+def block_gru_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> GRUGrads:
+    """The gradient of `block_gru` to all its arrays.
+
+    At each step, with d_h the sum of the gradients from outside and from the step after it:
+
+    .. code-block:: text
+
+        d_c_bar = d_h * (1 - u) * (1 - c * c)
+        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
+        [d_x_2 | d_hr] = d_c_bar @ w_c^T
+        d_r_bar = d_hr * h_prev * r * (1 - r)
+        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
+        d_x = d_x_1 + d_x_2
+        d_h_prev = d_h_1 + d_hr * r + d_h * u
+        d_w_ru = [x, h_prev]^T @ [d_r_bar | d_u_bar]
+        d_w_c = [x, h_prev * r]^T @ d_c_bar
+        d_b_ru, d_b_c = the sums of [d_r_bar | d_u_bar] and d_c_bar over the batch
+
+    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
+    that the step before it gets from outside; the weights' gradients are summed over the steps.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u. The values are not used.
+    b_c : array_like (H,)
+        Bias of the candidate. The values are not used.
+    r, u, c, h : array_like (T, B, H)
+        What `block_gru` returned.
+    h_grad : array_like (T, B, H)
+        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    GRUGrads: x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
+    b_ru_grad (2H,), b_c_grad (H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: the equations of TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc.
+    """
+    result: GRUGrads = _block_gru_grad(
+        (x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, seq_len_max=seq_len_max
+    )
+    return result
+
+
+def gru_block_cell_vjp(
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    d_h: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> GRUCellVjp:
+    """The gradient of `blockcell.raw_ops.GRUBlockCell` to all its arrays.
+
+    .. code-block:: text
+
+        d_c_bar = d_h * (1 - u) * (1 - c * c)
+        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
+        [d_x_2 | d_hr] = d_c_bar @ w_c^T
+        d_r_bar = d_hr * h_prev * r * (1 - r)
+        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
+        d_x = d_x_1 + d_x_2
+        d_h_prev = d_h_1 + d_hr * r + d_h * u
+        d_w_ru = [x, h_prev]^T @ [d_r_bar | d_u_bar]
+        d_w_c = [x, h_prev * r]^T @ d_c_bar
+        d_b_ru, d_b_c = the sums of [d_r_bar | d_u_bar] and d_c_bar over the batch
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input.
+    h_prev : array_like (B, H)
+        Hidden state of the step before.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u. The values are not used.
+    b_c : array_like (H,)
+        Bias of the candidate. The values are not used.
+    r, u, c : array_like (B, H)
+        What `GRUBlockCell` returned.
+    d_h : array_like (B, H)
+        Gradient of the loss to h.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    GRUCellVjp: d_x (B, I), d_h_prev (B, H), d_w_ru (I+H, 2H), d_w_c (I+H, H), d_b_ru (2H,), d_b_c (H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc, and what the Python wrapper of
+    TensorFlow 1 made of it.
+    """
+    result: GRUCellVjp = _gru_block_cell_vjp((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
+    return result
+
+
+def lstm_block_cell_vjp(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> LSTMGrads:
+    """The gradient of `blockcell.raw_ops.LSTMBlockCell` to all its arrays.
+
+    .. code-block:: text
+
+        d_o  = h_grad * co * o * (1 - o)
+        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
+        d_ci = d_cs * i * (1 - ci * ci)
+        d_f  = d_cs * cs_prev * f * (1 - f)
+        d_i  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
+        [x_grad | h_prev_grad] = [d_i | d_ci | d_f | d_o] @ w^T
+        w_grad = [x, h_prev]^T @ [d_i | d_ci | d_f | d_o]
+        b_grad = the sum of [d_i | d_ci | d_f | d_o] over the batch
+
+    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
+    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input.
+    cs_prev : array_like (B, H)
+        Cell state of the step before.
+    h_prev : array_like (B, H)
+        Hidden state of the step before.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, ci, f, o. The values are not used.
+    i, cs, f, o, ci, co : array_like (B, H)
+        What `LSTMBlockCell` returned.
+    cs_grad : array_like (B, H)
+        Gradient of the loss to cs.
+    h_grad : array_like (B, H)
+        Gradient of the loss to h.
+    use_peephole : bool
+        Whether the gates see the cell state, as in the forward call.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    LSTMGrads: x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``LSTMBlockCellGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc, and what the Python wrapper of
+    TensorFlow 1 made of it.
+    """
+    result: LSTMGrads = _lstm_block_cell_vjp(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
+        out,
+        num_threads,
+        use_peephole=use_peephole,
+    )
+    return result

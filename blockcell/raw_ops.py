@@ -1,0 +1,765 @@
+"""TensorFlow's eight block RNN ops: the names, arguments, defaults and results of ``tf.raw_ops``.
+
+Arguments are passed by keyword; results are named tuples. An input is an array of float32, float64 or float16, or
+whatever numpy makes an array of: the first one that has a dtype fixes that of the call, lists and numbers are converted
+to it (float32 where there are only those), and arrays of different dtypes are an error. The fast path is that of
+C-contiguous arrays in native byte order; all others are copied first.
+
+In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0.
+"""
+
+from __future__ import annotations
+
+from typing import SupportsIndex
+
+from numpy.typing import ArrayLike
+
+from ._bind import Call
+from .optable import OPS, Array, GRUCellGrad, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
+
+__all__ = [
+    "BlockLSTM",
+    "BlockLSTMGrad",
+    "BlockLSTMGradV2",
+    "BlockLSTMV2",
+    "GRUBlockCell",
+    "GRUBlockCellGrad",
+    "LSTMBlockCell",
+    "LSTMBlockCellGrad",
+]
+
+_GRUBlockCell = Call(OPS["GRUBlockCell"]).run
+_GRUBlockCellGrad = Call(OPS["GRUBlockCellGrad"]).run
+_LSTMBlockCell = Call(OPS["LSTMBlockCell"]).run
+_LSTMBlockCellGrad = Call(OPS["LSTMBlockCellGrad"]).run
+_BlockLSTM = Call(OPS["BlockLSTM"]).run
+_BlockLSTMGrad = Call(OPS["BlockLSTMGrad"]).run
+_BlockLSTMV2 = Call(OPS["BlockLSTMV2"]).run
+_BlockLSTMGradV2 = Call(OPS["BlockLSTMGradV2"]).run
+
+
+def GRUBlockCell(
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> GRUStates:
+    """One step of a gated recurrent unit.
+
+    .. code-block:: text
+
+        [r_bar | u_bar] = [x, h_prev] @ w_ru + b_ru
+        r = sigmoid(r_bar)
+        u = sigmoid(u_bar)
+        c = tanh([x, h_prev * r] @ w_c + b_c)
+        h = u * (h_prev - c) + c
+
+    The reset gate acts before the product with w_c, unlike in cuDNN, and u near 1 keeps the old state.
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input.
+    h_prev : array_like (B, H)
+        Hidden state of the step before.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u.
+    b_c : array_like (H,)
+        Bias of the candidate.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    GRUStates: r, u, c, h, each (B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``GRUBlockCell``, tensorflow/core/kernels/rnn/gru_ops.cc.
+    """
+    result: GRUStates = _GRUBlockCell((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads)
+    return result
+
+
+def GRUBlockCellGrad(
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    d_h: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> GRUCellGrad:
+    """The gradient of `GRUBlockCell` to its input, its state and its pre-activations.
+
+    .. code-block:: text
+
+        d_c_bar = d_h * (1 - u) * (1 - c * c)
+        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
+        [d_x_2 | d_hr] = d_c_bar @ w_c^T
+        d_r_bar = d_hr * h_prev * r * (1 - r)
+        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
+        d_x = d_x_1 + d_x_2
+        d_h_prev = d_h_1 + d_hr * r + d_h * u
+        d_r_bar_u_bar = [d_r_bar | d_u_bar]
+
+    `blockcell.ops.gru_block_cell_vjp` gives the gradients to the weights too.
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input. The values are not used.
+    h_prev : array_like (B, H)
+        Hidden state of the step before.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u. The values are not used.
+    b_c : array_like (H,)
+        Bias of the candidate. The values are not used.
+    r, u, c : array_like (B, H)
+        What `GRUBlockCell` returned.
+    d_h : array_like (B, H)
+        Gradient of the loss to h.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    GRUCellGrad: d_x (B, I), d_h_prev (B, H), d_c_bar (B, H), d_r_bar_u_bar (B, 2H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc.
+    """
+    result: GRUCellGrad = _GRUBlockCellGrad((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
+    return result
+
+
+def LSTMBlockCell(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    forget_bias: float = 1.0,
+    cell_clip: float = 3.0,
+    use_peephole: bool = False,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMStates:
+    """One step of a long short-term memory, with optional peepholes.
+
+    .. code-block:: text
+
+        [z_i | z_ci | z_f | z_o] = [x, h_prev] @ w + b
+        i  = sigmoid(z_i [+ cs_prev * wci])
+        f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
+        ci = tanh(z_ci)
+        cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
+        co = tanh(cs)
+        o  = sigmoid(z_o [+ cs * wco])
+        h  = o * co
+
+    The terms in brackets are there with ``use_peephole``. Note the gates' order in w and b, which
+    TensorFlow's own page has wrong, and the default clip.
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input.
+    cs_prev : array_like (B, H)
+        Cell state of the step before.
+    h_prev : array_like (B, H)
+        Hidden state of the step before.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, ci, f, o.
+    forget_bias : float, default 1.0
+        Added to the forget gate before its sigmoid.
+    cell_clip : float, default 3.0
+        The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
+    use_peephole : bool, default False
+        Whether the gates see the cell state.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMStates: i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``LSTMBlockCell``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMStates = _LSTMBlockCell(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
+        out,
+        num_threads,
+        forget_bias=forget_bias,
+        cell_clip=cell_clip,
+        use_peephole=use_peephole,
+    )
+    return result
+
+
+def LSTMBlockCellGrad(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMCellGrad:
+    """The gradient of `LSTMBlockCell` to its cell state, its pre-activations and its peepholes.
+
+    .. code-block:: text
+
+        d_o  = h_grad * co * o * (1 - o)
+        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
+        d_ci = d_cs * i * (1 - ci * ci)
+        d_f  = d_cs * cs_prev * f * (1 - f)
+        d_i  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
+        dicfo = [d_i | d_ci | d_f | d_o]
+
+    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
+    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
+    `blockcell.ops.lstm_block_cell_vjp` gives the gradients to x, h_prev, w and b too.
+
+    Parameters
+    ----------
+    x : array_like (B, I)
+        Input. The values are not used.
+    cs_prev : array_like (B, H)
+        Cell state of the step before.
+    h_prev : array_like (B, H)
+        Hidden state of the step before. The values are not used.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each. The values are not used.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, ci, f, o. The values are not used.
+    i, cs, f, o, ci, co : array_like (B, H)
+        What `LSTMBlockCell` returned.
+    cs_grad : array_like (B, H)
+        Gradient of the loss to cs.
+    h_grad : array_like (B, H)
+        Gradient of the loss to h.
+    use_peephole : bool
+        Whether the gates see the cell state, as in the forward call.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMCellGrad: cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``LSTMBlockCellGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMCellGrad = _LSTMBlockCellGrad(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
+        out,
+        num_threads,
+        use_peephole=use_peephole,
+    )
+    return result
+
+
+def BlockLSTM(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    forget_bias: float = 1.0,
+    cell_clip: float = 3.0,
+    use_peephole: bool = False,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMStates:
+    """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
+
+    At step t, with ``cs_prev`` and ``h_prev`` from step t - 1:
+
+    .. code-block:: text
+
+        [z_i | z_ci | z_f | z_o] = [x, h_prev] @ w + b
+        i  = sigmoid(z_i [+ cs_prev * wci])
+        f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
+        ci = tanh(z_ci)
+        cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
+        co = tanh(cs)
+        o  = sigmoid(z_o [+ cs * wco])
+        h  = o * co
+
+    The terms in brackets are there with ``use_peephole``.
+    Past seq_len_max all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    cs_prev : array_like (B, H)
+        Cell state before the first step.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, ci, f, o.
+    forget_bias : float, default 1.0
+        Added to the forget gate before its sigmoid.
+    cell_clip : float, default 3.0
+        The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
+    use_peephole : bool, default False
+        Whether the gates see the cell state.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMStates: i, cs, f, o, ci, co, h, each (T, B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``BlockLSTM``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMStates = _BlockLSTM(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
+        out,
+        num_threads,
+        seq_len_max=seq_len_max,
+        forget_bias=forget_bias,
+        cell_clip=cell_clip,
+        use_peephole=use_peephole,
+    )
+    return result
+
+
+def BlockLSTMGrad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    h: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMGrads:
+    """The gradient of `BlockLSTM` to all its arrays.
+
+    At each step:
+
+    .. code-block:: text
+
+        d_o  = h_grad * co * o * (1 - o)
+        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
+        d_ci = d_cs * i * (1 - ci * ci)
+        d_f  = d_cs * cs_prev * f * (1 - f)
+        d_i  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
+        [x_grad | h_prev_grad] = [d_i | d_ci | d_f | d_o] @ w^T
+        w_grad = [x, h_prev]^T @ [d_i | d_ci | d_f | d_o]
+        b_grad = the sum of [d_i | d_ci | d_f | d_o] over the batch
+
+    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
+    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
+
+    The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
+    that the step before it gets from outside; the weights' gradients are summed over the steps.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    cs_prev : array_like (B, H)
+        Cell state before the first step.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, ci, f, o. The values are not used.
+    i, cs, f, o, ci, co, h : array_like (T, B, H)
+        What `BlockLSTM` returned.
+    cs_grad : array_like (T, B, H)
+        Gradient of the loss to cs at each step; steps from seq_len_max on are not read.
+    h_grad : array_like (T, B, H)
+        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    use_peephole : bool
+        Whether the gates see the cell state, as in the forward call.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMGrads: x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``BlockLSTMGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMGrads = _BlockLSTMGrad(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
+        out,
+        num_threads,
+        seq_len_max=seq_len_max,
+        use_peephole=use_peephole,
+    )
+    return result
+
+
+def BlockLSTMV2(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    cell_clip: float = 0.0,
+    use_peephole: bool = False,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMStates:
+    """`BlockLSTM` with the gates in the order i, f, ci, o, no forget_bias, and no clip by default.
+
+    At step t, with ``cs_prev`` and ``h_prev`` from step t - 1:
+
+    .. code-block:: text
+
+        [z_i | z_f | z_ci | z_o] = [x, h_prev] @ w + b
+        i  = sigmoid(z_i [+ cs_prev * wci])
+        f  = sigmoid(z_f [+ cs_prev * wcf])
+        ci = tanh(z_ci)
+        cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
+        co = tanh(cs)
+        o  = sigmoid(z_o [+ cs * wco])
+        h  = o * co
+
+    The terms in brackets are there with ``use_peephole``.
+    Past seq_len_max all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    cs_prev : array_like (B, H)
+        Cell state before the first step.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, f, ci, o.
+    cell_clip : float, default 0.0
+        The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
+    use_peephole : bool, default False
+        Whether the gates see the cell state.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMStates: i, cs, f, o, ci, co, h, each (T, B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``BlockLSTMV2``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMStates = _BlockLSTMV2(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
+        out,
+        num_threads,
+        seq_len_max=seq_len_max,
+        cell_clip=cell_clip,
+        use_peephole=use_peephole,
+    )
+    return result
+
+
+def BlockLSTMGradV2(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    i: ArrayLike,
+    cs: ArrayLike,
+    f: ArrayLike,
+    o: ArrayLike,
+    ci: ArrayLike,
+    co: ArrayLike,
+    h: ArrayLike,
+    cs_grad: ArrayLike,
+    h_grad: ArrayLike,
+    use_peephole: bool,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+    name: object = None,
+) -> LSTMGrads:
+    """The gradient of `BlockLSTMV2` to all its arrays.
+
+    At each step:
+
+    .. code-block:: text
+
+        d_o  = h_grad * co * o * (1 - o)
+        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
+        d_ci = d_cs * i * (1 - ci * ci)
+        d_f  = d_cs * cs_prev * f * (1 - f)
+        d_i  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
+        [x_grad | h_prev_grad] = [d_i | d_f | d_ci | d_o] @ w^T
+        w_grad = [x, h_prev]^T @ [d_i | d_f | d_ci | d_o]
+        b_grad = the sum of [d_i | d_f | d_ci | d_o] over the batch
+
+    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
+    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
+
+    The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
+    that the step before it gets from outside; the weights' gradients are summed over the steps.
+    (TensorFlow's tape calls ``BlockLSTMGrad`` for both versions, which is wrong for this one.)
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    cs_prev : array_like (B, H)
+        Cell state before the first step.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, 4H)
+        Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
+    wci, wcf, wco : array_like (H,), optional
+        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
+        never read.
+    b : array_like (4H,)
+        Bias: i, f, ci, o. The values are not used.
+    i, cs, f, o, ci, co, h : array_like (T, B, H)
+        What `BlockLSTMV2` returned.
+    cs_grad : array_like (T, B, H)
+        Gradient of the loss to cs at each step; steps from seq_len_max on are not read.
+    h_grad : array_like (T, B, H)
+        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    use_peephole : bool
+        Whether the gates see the cell state, as in the forward call.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    name : optional
+        Accepted for TensorFlow's sake, and ignored.
+
+    Returns
+    -------
+    LSTMGrads: x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: TensorFlow's ``BlockLSTMGradV2``, tensorflow/core/kernels/rnn/lstm_ops.cc.
+    """
+    result: LSTMGrads = _BlockLSTMGradV2(
+        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
+        out,
+        num_threads,
+        seq_len_max=seq_len_max,
+        use_peephole=use_peephole,
+    )
+    return result
