@@ -20,11 +20,9 @@ LEVELS = {"base": "x86-64", "v3": "x86-64-v3", "v4": "x86-64-v4"}  # and the -ma
 HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
 # Traps and errno keep compilers from using vectors; results are the same without them. Not so -ffast-math: never.
-FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
-OPENMP = {  # the flags to compile and to link with
-    "darwin": (["-Xpreprocessor", "-fopenmp"], ["-lomp"]),
-    "win32": (["/openmp"], []),
-}.get(sys.platform, (["-fopenmp"], ["-fopenmp"]))
+FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+MAC = sys.platform == "darwin"
+OPENMP = (["-Xpreprocessor", "-fopenmp"], ["-lomp"]) if MAC else (["-fopenmp"], ["-fopenmp"])  # to compile, to link
 OPENMP_PROBE = """
 #include <omp.h>
 int main(void) {

@@ -15,7 +15,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
-from blockcell import _cpu
+from . import _cpu
 
 MODULES = ("_lstm", "_gru")
 STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
@@ -151,7 +151,7 @@ def build_info() -> dict[str, Any]:
         ``supported_levels``, those that this CPU runs, built or not; ``openmp``, whether calls can use several threads;
         ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and ``cpu``.
     """
-    from blockcell import __version__
+    from . import __version__
 
     return {
         "version": __version__,

@@ -1,0 +1,52 @@
+"""What the parts of the project may know of each other."""
+
+import ast
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from fresh import printed
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_import_loads_numpy_and_the_standard_library_alone():
+    new = printed(
+        "import sys, numpy; before = set(sys.modules); import blockcell; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    others = set(new.split()) - set(sys.stdlib_module_names) - {"numpy", "blockcell"}
+    assert not {name for name in others if "cython" not in name}  # compiled modules bring cython_runtime, _cython_3_3_1
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/*.p[yx][xd]")), ids=lambda path: path.name)
+def test_native_code_knows_nothing_of_numpy(source):
+    """Arrays come in through the buffer protocol: no C interface of numpy to build against."""
+    assert not re.search(r"^\s*(c?import|from)\s+numpy", source.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("tests/*.py")), ids=lambda path: path.name)
+def test_no_test_takes_the_time(source):
+    """A test that compares times fails on a busy machine; that is what benchmarks are for."""
+    imported = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert not imported & {"time", "timeit"}
+
+
+def test_source_distribution_can_be_built_from(tmp_path):
+    pytest.importorskip("setuptools")
+    pytest.importorskip("Cython")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = [*ROOT.glob("pyx/*.p*"), *ROOT.glob("blockcell/*.py*"), *ROOT.glob("tests/*.py"), ROOT / "LICENSE"]
+    assert {path.relative_to(ROOT).as_posix() for path in wanted} <= packed
+    assert not any(name.endswith((".so", ".pyc", ".c")) for name in packed)

@@ -1,0 +1,47 @@
+"""The README's example runs and is right, and its table of ops is that of the code."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS, Op
+
+README = Path(__file__).parent.parent / "README.md"
+TABLE = re.compile(r"(?<=<!-- ops -->\n).*?(?=<!-- /ops -->)", re.DOTALL)
+
+
+def row(op: Op) -> str:
+    tensors = [
+        [f"{tensor.name} [{tensor.shape.replace(' ', ',')}]" for tensor in part] for part in (op.inputs, op.outputs)
+    ]
+    attributes = [a.name if a.default is None else f"{a.name}={a.default}" for a in op.attributes]
+    arguments = ["seq_len_max"] * op.sequence + tensors[0] + attributes
+    return f"| `{op.module}.{op.name}` | {', '.join(arguments)} | {', '.join(tensors[1])} |\n"
+
+
+def table() -> str:
+    return "| op | arguments | results |\n|---|---|---|\n" + "".join(map(row, OPS.values()))
+
+
+def test_table_of_ops():
+    assert TABLE.search(README.read_text())[0] == table(), "python tests/test_readme.py writes it anew"
+
+
+def test_example(capsys):
+    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    names: dict = {}
+    exec(code, names)
+    assert capsys.readouterr().out.strip() == re.search(r"# prints (.*)", code)[1]
+    inputs, states, grads = names["inputs"], names["states"], names["grads"]
+    for name, value in FORMULAS["BlockLSTM"](**inputs)._asdict().items():
+        np.testing.assert_allclose(getattr(states, name), value, rtol=0, atol=2e-6, err_msg=name)
+    expected = FORMULAS["BlockLSTMGrad"](**inputs, **states._asdict(), **names["incoming"], use_peephole=False)
+    for name, value in expected._asdict().items():
+        bound = 1e-5 * max(1, np.abs(value).max(initial=0))
+        np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+
+
+if __name__ == "__main__":
+    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
