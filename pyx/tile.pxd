@@ -31,7 +31,7 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, BLOCK = 128, ROW_CHAIN = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
+           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_CHAIN = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     static const vecf ZEROF;
