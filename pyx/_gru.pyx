@@ -5,21 +5,24 @@ One step, cut into lines of units; the reset gate acts before the product, and u
     r = sigmoid([x, h_prev] @ w_r + b_r)           u = sigmoid([x, h_prev] @ w_u + b_u)
     c = tanh([x, h_prev * r] @ w_c + b_c)          h = u * (h_prev - c) + c
 
-`gates` and `candidate` compute that for one line of one row on the tile's accumulators and `candidate_grad` and
-`reset_grad` its gradient; all the rest brings them their operands.  Work is cut into *pairs* of lines of units, so that
-the candidate's panel fills the tile.  A sequence splits its work over batch rows where there are enough of them
-(threads never meet), else over pairs (threads meet twice a step, when h_prev * r and h are complete).  A single step
-packs each panel where it is used.
+`gates` and `candidate` compute that for one line of one row on the tile's accumulators, `gates_grad` and
+`candidate_grad` its gradient; all the rest brings them their operands.  Work is cut into *pairs* of lines of units, so
+that a panel without gates fills the tile.  A sequence splits its work over batch rows where there are enough of them
+(threads never meet), else over pairs (threads meet twice a step: forward when h_prev * r and h are complete, backward
+when d_c and d_r are).  A single step packs each panel where it is used.
 """
 from cython.parallel cimport parallel, prange, threadid
 
 from activations cimport sigmoid, tanh
-from gradients cimport PLAIN
+from gradients cimport (
+    PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
+)
 from half cimport half
 from real cimport real
 from team cimport share, team_barrier, team_size
 from tile cimport (
-    BLOCK, LF, LINES, TILE, line_of, load_line, load_row, pack_line, product, row_group, store, store_line
+    BLOCK, LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group, store, store_line,
+    store_row
 )
 
 
@@ -45,11 +48,34 @@ cdef void candidate(
         h_state[l] = u[l] * (h_state[l] - c[l]) + c[l]
 
 
+cdef void candidate_grad(
+    const real *restrict u, const real *restrict c, const real *restrict h_prev, const real *restrict d_h,
+    real *restrict d_u, real *restrict d_c
+) noexcept nogil:
+    """From the gradient of h to those of the pre-activations u and c."""
+    cdef Py_ssize_t l, L = line_of(u)
+    for l in range(L):
+        d_u[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (1 - u[l])
+        d_c[l] = d_h[l] * (1 - u[l]) * (1 - c[l] * c[l])
+
+
+cdef void gates_grad(
+    const real *restrict r, const real *restrict u, const real *restrict h_prev, const real *restrict d_hr,
+    real *restrict d_h, real *restrict d_r
+) noexcept nogil:
+    """From the gradient of h_prev * r to that of the pre-activation r; d_h, the gradient of h, becomes that part of
+    h_prev's that does not come through r and u."""
+    cdef Py_ssize_t l, L = line_of(r)
+    for l in range(L):
+        d_r[l] = d_hr[l] * h_prev[l] * r[l] * (1 - r[l])
+        d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
+
+
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Py_ssize_t T, B, I, H  # T: the steps that are run
     Py_ssize_t L, J, P  # units in a line, lines of units, pairs of lines
-    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch: whole lines, off the powers of two
+    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch: an odd number of lines, so no power of two
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
@@ -66,8 +92,8 @@ cdef Forward forward_of(
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.P = (p.J + PLAIN - 1) // PLAIN
-    p.Is = (I + p.L - 1) // p.L * p.L + p.L
-    p.Hs = p.J * p.L + p.L
+    p.Is = ((I + p.L - 1) // p.L | 1) * p.L
+    p.Hs = (p.J | 1) * p.L
     p.by_rows = T > 1 and (B >= 16 * threads or (B >= 4 * threads and 3 * H * H * itemsize <= 1 << 20))
     if step * T < 1e6 or (not p.by_rows and (p.P < threads or (T > 1 and step < 2e5))):
         threads = 1
@@ -268,10 +294,6 @@ cdef void forward(
             forward_part(p, work, x, out, threadid(), team_size())
 
 
-cdef void *aligned(unsigned char[::1] work) noexcept nogil:
-    return <void *> ((<size_t> &work[0] + 63) & ~<size_t> 63)
-
-
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return forward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
 
@@ -312,3 +334,277 @@ def block_gru(
         else:
             forward(&p, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
                     &b_c[0], out)
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+cdef struct Backward:
+    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Py_ssize_t L, J, P  # units in a line, lines of units, pairs of lines
+    Py_ssize_t Hs, Ns  # strides in scratch of rows of h and of the gate gradients d_r, d_u, d_c of a row (t, b)
+    Py_ssize_t threads
+    bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t h_ru, h_c, x_ru, x_c, w_grad, d_h, d, inputs, total  # where things begin in scratch, in reals; its size
+
+
+cdef Backward backward_of(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+) noexcept nogil:
+    cdef Backward p
+    p.T, p.B, p.I, p.H = T, B, I, H
+    p.L = 64 // itemsize
+    p.J = (H + p.L - 1) // p.L
+    p.P = (p.J + PLAIN - 1) // PLAIN
+    p.Hs = (p.J | 1) * p.L
+    p.Ns = ((3 * H + p.L - 1) // p.L | 1) * p.L
+    p.by_rows = B >= 16 * threads or (B >= 4 * threads and 3 * H * H * itemsize <= 1 << 20)
+    p.threads = 1 if 12.0 * T * B * H * (I + H) < 1e6 else threads
+    p.h_ru = 0
+    p.h_c = p.h_ru + p.J * p.L * 2 * H
+    p.x_ru = p.h_c + p.J * p.L * H
+    p.x_c = p.x_ru + (I + p.L - 1) // p.L * p.L * 2 * H
+    p.w_grad = 0  # float16's weight gradients in float32 take the place of the panels, which are done with by then
+    p.d_h = p.x_c + (I + p.L - 1) // p.L * p.L * H
+    p.d = p.d_h + B * p.Hs
+    p.inputs = p.d + T * B * p.Ns
+    p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
+    return p
+
+
+cdef void candidate_grad_line(
+    const Backward *p, const store **saved, const store *h_prev, const store *h_grad, Py_ssize_t j, Py_ssize_t r,
+    const real *carry, real *d_h, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b: the carry plus the incoming gradient to d_h, and to d_u and d_c in row d."""
+    cdef real[LF] u
+    cdef real[LF] c
+    cdef real[LF] h
+    cdef real[LF] d_u
+    cdef real[LF] d_c
+    cdef Py_ssize_t l, at = r * p.H + j * p.L, n = p.H - j * p.L
+    load_line(d_h, h_grad + at, n)
+    for l in range(p.L):
+        d_h[l] = carry[l] + d_h[l]
+    load_line(u, saved[1] + at, n)
+    load_line(c, saved[2] + at, n)
+    load_line(h, input_row(h_prev, saved[3], p.B, p.H, r) + j * p.L, n)
+    candidate_grad(u, c, h, d_h, d_u, d_c)
+    store_line(d + p.H + j * p.L, d_u, n)
+    store_line(d + 2 * p.H + j * p.L, d_c, n)
+
+
+cdef void gates_grad_line(
+    const Backward *p, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
+    real *d_h, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b: from d_hr to d_r in row d, and to the carry in d_h."""
+    cdef real[LF] gate_r
+    cdef real[LF] u
+    cdef real[LF] h
+    cdef real[LF] d_r
+    cdef Py_ssize_t at = r * p.H + j * p.L, n = p.H - j * p.L
+    load_line(gate_r, saved[0] + at, n)
+    load_line(u, saved[1] + at, n)
+    load_line(h, input_row(h_prev, saved[3], p.B, p.H, r) + j * p.L, n)
+    gates_grad(gate_r, u, h, d_hr, d_h, d_r)
+    store_line(d + j * p.L, d_r, n)
+
+
+cdef void candidate_grad_rows(
+    const Backward *p, real *work, const store **saved, const store *h_prev, const store *h_grad, store *h_prev_grad,
+    Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """d_h of step t, from the gates' gradients of step t + 1, and with it d_u and d_c; before the first step it is
+    the gradient of h_prev.  Pair j, batch rows b0 to b1."""
+    cdef real[TILE] acc
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef real *d_next = work + p.d + (t + 1) * p.B * p.Ns
+    cdef real *d_h
+    while b < b1:
+        m = row_group(b1 - b)
+        for q in range(m):
+            for s in range(lines * p.L):
+                acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s] if t < p.T - 1 else 0
+        if t < p.T - 1:
+            product(acc, m, lines, d_next + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H, BLOCK)
+        for q in range(m):
+            for s in range(lines):
+                at = j * PLAIN + s
+                d_h = acc + (q * LINES + s) * p.L
+                if t < 0:
+                    store_line(h_prev_grad + (b + q) * p.H + at * p.L, d_h, p.H - at * p.L)
+                else:
+                    candidate_grad_line(p, saved, h_prev, h_grad, at, t * p.B + b + q, d_h,
+                                        work + p.d_h + (b + q) * p.Hs + at * p.L, d_next + (b + q - p.B) * p.Ns)
+        b += m
+
+
+cdef void gates_grad_rows(
+    const Backward *p, real *work, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t t,
+    Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """d_r of step t, from its d_c.  Pair j, batch rows b0 to b1."""
+    cdef real[TILE] acc
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef real *d = work + p.d + t * p.B * p.Ns
+    while b < b1:
+        m = row_group(b1 - b)
+        for s in range(m * LINES * p.L):
+            acc[s] = 0
+        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, work + p.h_c + j * PLAIN * p.L * p.H, p.H, BLOCK)
+        for q in range(m):
+            for s in range(lines):
+                at = j * PLAIN + s
+                gates_grad_line(p, saved, h_prev, at, t * p.B + b + q, acc + (q * LINES + s) * p.L,
+                                work + p.d_h + (b + q) * p.Hs + at * p.L, d + (b + q) * p.Ns)
+        b += m
+
+
+cdef void backward_part(
+    const Backward *p, real *work, const store **saved, const store *h_prev, const store *h_grad, store *h_prev_grad,
+    Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's part of all steps, last step first."""
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t = p.T - 1, j
+    if p.by_rows:
+        b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
+    else:
+        j0, j1 = share(p.P, part, parts), share(p.P, part + 1, parts)
+    while t >= 0:
+        for j in range(j0, j1):
+            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
+        if not p.by_rows:
+            team_barrier()
+        for j in range(j0, j1):
+            gates_grad_rows(p, work, saved, h_prev, j, t, b0, b1)
+        if not p.by_rows:
+            team_barrier()
+        t -= 1
+    for j in range(j0, j1):
+        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
+
+
+cdef void backward(
+    const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
+    const store *w_c, const store **saved, const store *h_grad, store **out
+) noexcept nogil:
+    """out: x_grad, h_prev_grad and with `weights` w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, else d_c, d_r and d_u."""
+    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
+    cdef Py_ssize_t h_inputs = p.inputs + weight_grad_work(p.I, rows, p.L, p.threads)
+    cdef real *d = work + p.d
+    cdef real *w_ru_grad = work + p.w_grad
+    cdef real *w_c_grad = w_ru_grad + (p.I + H) * 2 * H
+    if store is not half:
+        w_ru_grad = <real *> out[2]
+        w_c_grad = <real *> out[3]
+    with nogil, parallel(num_threads=p.threads):
+        for k in prange(p.J, schedule="static"):
+            pack_transposed(work + p.h_ru, w_ru + p.I * 2 * H, 2 * H, H, k)
+            pack_transposed(work + p.h_c, w_c + p.I * H, H, H, k)
+        for k in prange(x_lines, schedule="static"):
+            pack_transposed(work + p.x_ru, w_ru, 2 * H, p.I, k)
+            pack_transposed(work + p.x_c, w_c, H, p.I, k)
+        team_barrier()
+        backward_part(p, work, saved, h_prev, h_grad, out[1], threadid(), team_size())
+        team_barrier()
+        for k in prange(input_grad_tasks(rows, x_lines), schedule="static"):
+            input_grad(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, k)
+        if weights:
+            for k in prange((2 * H + p.L - 1) // p.L, schedule="static"):
+                column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
+                           2 * H - k * p.L)
+            for k in prange(p.J, schedule="static"):
+                column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
+                           H - k * p.L)
+            team_barrier()
+            weight_grad(w_ru_grad, 2 * H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows,
+                        work + p.inputs, threadid(), team_size())
+            weight_grad(w_c_grad, H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d + 2 * H, p.Ns, rows,
+                        work + p.inputs, threadid(), team_size())
+            weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, h_prev, saved[3], <store *> NULL, p.B, H, d, p.Ns, rows,
+                        work + h_inputs, threadid(), team_size())
+            weight_grad(w_c_grad + p.I * H, H, h_prev, saved[3], saved[0], p.B, H, d + 2 * H, p.Ns, rows,
+                        work + h_inputs, threadid(), team_size())
+            if store is half:
+                team_barrier()
+                for k in prange(p.I + H, schedule="static"):
+                    store_row(out[2] + k * 2 * H, w_ru_grad + k * 2 * H, 2 * H)
+                    store_row(out[3] + k * H, w_c_grad + k * H, H)
+        else:
+            for k in prange(rows, schedule="static"):
+                store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
+                store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
+
+
+def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(1, B, I, H, itemsize, num_threads).inputs * itemsize + 64
+
+
+def gru_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def block_gru_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def gru_cell_grad(
+    const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[:, ::1] r,
+    const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h, store[:, ::1] d_x, store[:, ::1] d_h_prev,
+    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] work, int num_threads
+):
+    cdef const store *saved[4]
+    cdef store *out[4]
+    cdef Backward p = backward_of(1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], 8 if store is double else 4,
+                                  num_threads)
+    saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
+    out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
+    with nogil:
+        if store is double:
+            backward(&p, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                     saved, &d_h[0, 0], out)
+        else:
+            backward(&p, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                     saved, &d_h[0, 0], out)
+
+
+def gru_cell_vjp(
+    const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[:, ::1] r, const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h,
+    store[:, ::1] d_x, store[:, ::1] d_h_prev, store[:, ::1] d_w_ru, store[:, ::1] d_w_c, store[::1] d_b_ru,
+    store[::1] d_b_c, unsigned char[::1] work, int num_threads
+):
+    cdef const store *saved[4]
+    cdef store *out[6]
+    cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
+    out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_w_ru[0, 0], &d_w_c[0, 0]
+    out[4], out[5] = &d_b_ru[0], &d_b_c[0]
+    with nogil:
+        if store is double:
+            backward(&p, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                     &d_h[0, 0], out)
+        else:
+            backward(&p, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                     &d_h[0, 0], out)
+
+
+def block_gru_grad(
+    const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] h,
+    const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_ru_grad,
+    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] work, Py_ssize_t n,
+    int num_threads
+):
+    cdef const store *saved[4]
+    cdef store *out[6]
+    cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    saved[0], saved[1], saved[2], saved[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
+    out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
+    out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
+    with nogil:
+        if store is double:
+            backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                     &h_grad[0, 0, 0], out)
+        else:
+            backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                     &h_grad[0, 0, 0], out)
