@@ -1,0 +1,287 @@
+"""The kernels of every CPU level against the float64 formulas, and the promises about bits."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from cases import arguments, golden
+
+from blockcell import _kernels
+from blockcell._bind import Call
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS
+
+LEVELS = _kernels.available_levels()
+DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
+# Largest error in eps of the output's largest entry.  float64's bound leaves room for the formulas' own rounding;
+# float16 rounds its states at every step, and what a sequence returns has seen many such roundings.
+BOUNDS = {"float32": 5, "float64": 64, "float16": 1.5}
+SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, tiles, blocks and panels
+    (1, 1, 1, 1),
+    (3, 2, 3, 5),
+    (4, 7, 20, 17),
+    (5, 1, 0, 33),
+    (3, 13, 40, 16),
+    (2, 64, 40, 40),
+    (20, 16, 64, 64),
+    (3, 5, 300, 100),
+    (2, 3, 128, 256),
+    (3, 70, 33, 48),
+    (2, 2, 100, 512),
+]
+LARGE = [(2, 3, 1024, 1024), (3, 40, 200, 777)]
+SEQUENCES = [name for name, op in OPS.items() if op.sequence]
+CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
+
+
+@cache
+def call(name, level):
+    """The public function's machinery with the kernels of another level."""
+    found = Call(OPS[name])
+    kernels, work = _kernels.load(level)
+    found._kernels, found._work = kernels[OPS[name].kernel], work[OPS[name].kernel]
+    return found.run
+
+
+def run(name, args, level=_kernels.LEVEL, num_threads=None):
+    inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
+    options = {key: value for key, value in args.items() if key not in {tensor.name for tensor in OPS[name].inputs}}
+    return call(name, level)(inputs, None, num_threads, **options)
+
+
+def sizes_of(T, B, I, H):  # noqa: E741
+    return {"T": T, "B": B, "I": I, "H": H}
+
+
+def errors(results, expected, dtype):
+    """The largest error of each output, in eps of its largest entry."""
+    eps = float(np.finfo(dtype).eps)
+    for name, result in zip(expected._fields, results, strict=True):
+        reference = getattr(expected, name)
+        assert result.dtype == dtype and result.shape == reference.shape, name
+        scale = np.abs(reference).max(initial=0)
+        error = np.abs(result.astype(np.float64) - reference).max(initial=0)
+        yield name, (error / (eps * scale) if scale else float(error > 0) * np.inf if error else 0.0)
+
+
+def same_bits(a, b):
+    return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in zip(a, b, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ accuracy
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_formulas(name, dtype, level):
+    worst = ("", 0.0)
+    for k, sizes in enumerate(SIZES):
+        T = sizes[0]
+        for use_peephole in (True, False) if "LSTM" in OPS[name].kernel.upper() else (False,):
+            # A clip at work is not rounded like its input: 0.7 in float16 is another number than in the formulas.
+            options = {"cell_clip": 0.75, "forget_bias": 0.5} if k % 2 else {}
+            args = arguments(
+                name,
+                sizes_of(*sizes),
+                dtype=DTYPES[dtype],
+                seed=k,
+                seq_len_max=T - 1 if k % 3 == 2 and T > 2 else T,
+                use_peephole=use_peephole,
+                **options,
+            )
+            for output, error in errors(run(name, args, level), FORMULAS[name](**args), DTYPES[dtype]):
+                worst = max(
+                    worst, (f"{output} at T, B, I, H = {sizes}, peephole {use_peephole}", error), key=lambda w: w[1]
+                )
+    bound = BOUNDS[dtype] * (2 if dtype == "float16" and OPS[name].sequence else 1)
+    assert worst[1] <= bound, f"{worst[0]} is {worst[1]:.2f} eps off"
+
+
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_formulas_large(name, sizes):
+    args = arguments(name, sizes_of(*sizes), seed=7)
+    for output, error in errors(run(name, args), FORMULAS[name](**args), np.float32):
+        assert error <= BOUNDS["float32"], f"{output} is {error:.2f} eps off"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tensorflow(level):
+    """TF's own results: equal patterns of NaN and infinities, and values within both errors."""
+    for case in golden():
+        with np.errstate(invalid="ignore"):
+            results = run(case["op"], case["inputs"] | case["attrs"], level)._asdict()
+        eps = {"f32": 2.0**-23, "f16": 2.0**-10}[case["dtype"]]
+        for name, result in results.items():
+            steps = slice(case["compared"][name])
+            expected, result = (a[steps].astype(np.float64) for a in (case["outputs"][name], result))
+            what = f"{case['op']} {case['case']} {name}"
+            finite = np.isfinite(expected)
+            np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=what)
+            scale = max(1.0, np.abs(expected[finite]).max(initial=0))
+            error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
+            assert error <= (20 if case["kind"] == "saturated" else 12), f"{what} is {error:.1f} eps off"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 30.0, 1e30], ids=str)
+@pytest.mark.parametrize("name", ["LSTMBlockCell", "BlockLSTM", "GRUBlockCell", "block_gru"])
+def test_extremes(name, scale, level):
+    """Subnormal inputs, and gates that saturate."""
+    args = arguments(name, sizes_of(3, 5, 7, 19), use_peephole=False)
+    args = {k: v * np.float32(scale) if k in ("x", "cs_prev", "h_prev") else v for k, v in args.items()}
+    with np.errstate(over="ignore", invalid="ignore"):
+        for output, error in errors(run(name, args, level), FORMULAS[name](**args), np.float32):
+            assert error <= BOUNDS["float32"] * (1 if scale < 1 else 2), f"{output} is {error:.2f} eps off"
+
+
+# ---------------------------------------------------------------------------------------------------------- same bits
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_threads(name, dtype, level):
+    for sizes in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64)]:
+        args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+        one = run(name, args, level, num_threads=1)
+        for threads in (2, 3, 8):
+            assert same_bits(one, run(name, args, level, num_threads=threads)), (sizes, threads)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_rows(name, dtype, level):
+    """A row's results do not depend on its place in the batch nor on the other rows."""
+    batch = [k for k, tensor in enumerate(OPS[name].outputs) if "B" in tensor.shape.split()]
+    axis = {tensor.name: tensor.shape.split().index("B") for tensor in OPS[name].inputs if "B" in tensor.shape.split()}
+    for sizes in [(3, 37, 20, 40), (2, 200, 9, 24)]:
+        args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+        whole = run(name, args, level)
+        for rows in ([0], [sizes[1] - 1, 3], range(5, 18), range(0, sizes[1], 2)):
+            rows = list(rows)
+            few = {k: np.ascontiguousarray(v.take(rows, axis[k])) if k in axis else v for k, v in args.items()}
+            part = run(name, few, level)
+            for k in batch:
+                where = OPS[name].outputs[k].shape.split().index("B")
+                assert same_bits([whole[k].take(rows, where)], [part[k]]), (sizes, OPS[name].outputs[k].name, rows)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CELL_OF)
+def test_sequence_is_repeated_cells(name, dtype, level):
+    cell = OPS[CELL_OF[name]]
+    for sizes in [(7, 1, 24, 70), (5, 3, 100, 33), (4, 100, 16, 40), (30, 20, 5, 130)]:
+        args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+        whole = run(name, args, level)
+        step = {k: v for k, v in args.items() if k != "seq_len_max"}
+        for t in range(sizes[0]):
+            result = run(cell.name, step | {"x": args["x"][t]}, level)
+            assert same_bits([output[t] for output in whole], result), (sizes, t)
+            step |= {f"{k}_prev": getattr(result, k) for k in ("cs", "h") if hasattr(result, k)}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_one_step(dtype, level):
+    """The gradients of a sequence of one step are those of the cell."""
+    for sizes in [(1, 3, 20, 40), (1, 50, 7, 100)]:
+        for sequence, cell in (("BlockLSTMGrad", "lstm_block_cell_vjp"), ("block_gru_grad", "gru_block_cell_vjp")):
+            args = arguments(sequence, sizes_of(*sizes), dtype=DTYPES[dtype])
+            over_time = {tensor.name for tensor in OPS[sequence].inputs if tensor.shape.startswith("T ")}
+            step = {k: v[0] if k in over_time else v for k, v in args.items() if k != "seq_len_max"}
+            step = {"d_h" if k == "h_grad" and "gru" in cell else k: v for k, v in step.items()}
+            step = {k: v for k, v in step.items() if k in {t.name for t in OPS[cell].inputs} | {"use_peephole"}}
+            whole, result = run(sequence, args, level), run(cell, step, level)
+            assert same_bits([whole[0][0], *whole[1:]], result)
+
+
+# ---------------------------------------------------------------------------------------- what is read, what is zeroed
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_past_seq_len_max(name):
+    """Nothing past seq_len_max is read, and every output is zero there."""
+    args = arguments(name, sizes_of(6, 3, 4, 5), seq_len_max=4, dtype=np.float64)
+    poisoned = {}
+    for key, value in args.items():
+        poisoned[key] = value
+        if isinstance(value, np.ndarray) and value.ndim == 3:
+            poisoned[key] = value.copy()
+            poisoned[key][4:] = np.nan
+    results = run(name, poisoned)
+    assert same_bits(results, run(name, args))
+    for tensor, result in zip(OPS[name].outputs, results, strict=True):
+        assert np.isfinite(result).all()
+        if tensor.shape.startswith("T "):
+            assert not result[4:].any()
+    for result in run(
+        name,
+        {k: v * np.nan if np.ndim(v) else 0 for k, v in args.items() if k != "use_peephole"} | {"use_peephole": False},
+    ):
+        assert not result.any()
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
+def test_peepholes_unused(name):
+    args = arguments(name, sizes_of(3, 4, 5, 6), use_peephole=False)
+    expected = run(name, args)
+    for unused in (None, np.full(9, np.nan, np.float32)):
+        results = run(name, args | {"wci": unused, "wcf": unused, "wco": unused})
+        for tensor, result, reference in zip(OPS[name].outputs, results, expected, strict=True):
+            if tensor.peephole:
+                assert result.shape == (6 if unused is None else 9,) and not result.any()
+            else:
+                assert same_bits([result], [reference])
+
+
+def test_clip_passes_nan_and_bounds_infinity():
+    args = arguments("LSTMBlockCell", sizes_of(1, 3, 2, 4), use_peephole=False, cell_clip=2.0)
+    args["cs_prev"][:] = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
+    with np.errstate(invalid="ignore"):
+        cs = run("LSTMBlockCell", args).cs
+    assert np.isnan(cs[0]).all() and (cs[1] == 2).all() and (cs[2] == -2).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- mutations
+def swaps(name):
+    """Arguments exchanged as a mistake in a kernel would exchange them."""
+    names = {tensor.name for tensor in OPS[name].inputs if tensor.read}
+    for pair in (
+        ("wci", "wcf"),
+        ("wcf", "wco"),
+        ("cs_prev", "h_prev"),
+        ("i", "f"),
+        ("cs", "h"),
+        ("r", "u"),
+        ("ci", "co"),
+        ("cs_grad", "h_grad"),
+    ):
+        if set(pair) <= names:
+            yield " and ".join(pair), lambda args, pair=pair: args | {pair[0]: args[pair[1]], pair[1]: args[pair[0]]}
+    for weights in {"w", "w_ru"} & names:
+        gates = len(OPS[name].gates)
+        for a in range(gates):
+            for b in range(a):
+                order = [*range(gates)]
+                order[a], order[b] = b, a
+
+                def swapped(args, order=order, gates=gates, weights=weights):
+                    bias = "b" + weights[1:]
+                    return args | {
+                        key: np.concatenate([np.split(args[key], gates, axis=-1)[k] for k in order], axis=-1)
+                        for key in (weights, bias)
+                    }
+
+                yield f"columns {a} and {b} of {weights}", swapped
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_swaps_show(name):
+    """The test data tells gates, peepholes and states apart: with any two of them swapped every comparison of this
+    file would fail by far.  (make test-mutants swaps them in the kernels' source.)"""
+    args = arguments(name, sizes_of(3, 4, 6, 5), dtype=np.float64)
+    right = FORMULAS[name](**args)
+    for what, swapped in swaps(name):
+        wrong = FORMULAS[name](**swapped(args))
+        most = max(np.abs(p - q).max() / np.abs(p).max() for p, q in zip(right, wrong, strict=True))
+        assert most > 1e-2, f"{what} swapped changes results by {most:.1e} only"
