@@ -1,15 +1,24 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
-class Matcher:
+from .optable import Op
+
+class Binder:
+    op: Op
     def __init__(
         self,
-        inputs: tuple[tuple[tuple[tuple[int, int, int, int], ...], bool], ...],
-        outputs: tuple[tuple[tuple[tuple[int, int, int, int], ...], bool], ...],
-        ndarray: type,
-        empty: Callable[..., Any],
-        dtypes: tuple[Any, ...],
+        op: Op,
+        kernels: tuple[Any, ...],
+        work: Callable[..., int],
+        threads: Callable[[SupportsIndex | None], int],
     ) -> None: ...
-    def bind(
-        self, arrays: tuple[Any, ...], out: Any, use_peephole: bool
-    ) -> tuple[int, int, int, int, int, Any] | None: ...
+    def run(
+        self,
+        arrays: tuple[Any, ...],
+        out: Any,
+        num_threads: Any,
+        seq_len_max: Any = None,
+        use_peephole: Any = False,
+        forget_bias: Any = 0.0,
+        cell_clip: Any = 0.0,
+    ) -> Any: ...

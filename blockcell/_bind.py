@@ -1,8 +1,7 @@
 """From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
 
-`Call` does it for one op, from the op's row in the table. Arguments that a kernel can take as they are go through the
-compiled `Matcher`, which costs about a microsecond; all others come to `Call._convert`, which converts them or says in
-words what is wrong. Both work from the table's shapes.
+`Call.run`, compiled, takes what a kernel can take as it is; matching it costs about a microsecond. All else comes to
+the methods here, which convert it or say in words what is wrong. Both work from the op's row in the table.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _kernels
-from ._args import Matcher
-from .optable import DTYPES, LETTERS, Array, Op, Tensor, dims, sizes_of
+from ._args import Binder
+from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
-UINT8, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
-DOUBLE, HALF = DTYPES.index(np.dtype(np.float64)), DTYPES.index(np.dtype(np.float16))
 # Byte-swapped arrays are taken too, and converted.
 NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
-EMPTY = tuple(np.empty(0, dtype) for dtype in DTYPES)
 ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
 
 Bound = tuple[int, int, int, int, int, Sequence[Array]]  # number of the dtype, T, B, I, H, output arrays
@@ -38,96 +34,27 @@ class Sizes(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
 
 
-class Call:
-    """Calls one op's kernel with a user's arguments."""
+class Call(Binder):
+    """Calls one op's kernel with a user's arguments: ``run`` is the way, the methods here are for its exceptions."""
+
+    op: Op
 
     def __init__(self, op: Op) -> None:
-        self.op = op
-        self._kernels, self._work = _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel]
-        inputs, outputs = (
-            tuple((dims(tensor.shape), tensor.peephole) for tensor in tensors) for tensors in (op.inputs, op.outputs)
-        )
-        self._match = Matcher(inputs, outputs, np.ndarray, np.empty, DTYPES).bind
-        # A kernel takes the inputs that are read; for peepholes that are not used an empty array, put behind the last.
-        read = [k for k, tensor in enumerate(op.inputs) if tensor.read]
-        unused = [len(op.inputs) if op.inputs[k].peephole else k for k in read]
-        self._with_peephole, self._without_peephole = operator.itemgetter(*read), operator.itemgetter(*unused)
-        self._over_time = [k for k, tensor in enumerate(op.outputs) if tensor.shape.startswith("T ")]
-        self._peephole_grads = [k for k, tensor in enumerate(op.outputs) if tensor.peephole]
-        attributes = [attribute.name for attribute in op.attributes]
-        self._takes_clip = "cell_clip" in attributes
-        self._takes_peephole = "use_peephole" in attributes
-        self._ifco = op.gates[1] == "f"
-
-    def run(
-        self,
-        arrays: tuple[Any, ...],
-        out: Any,
-        num_threads: Any,
-        *,
-        seq_len_max: Any = None,
-        use_peephole: Any = False,
-        forget_bias: Any = 0.0,
-        cell_clip: Any = 0.0,
-    ) -> Any:
-        """The op's named tuple for ``arrays``, which are the inputs of the table."""
-        op = self.op
-        try:
-            threads = _kernels.num_threads(num_threads)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{op.name}: {error}") from None
-        if use_peephole is not True and use_peephole is not False:
-            use_peephole = self._switch("use_peephole", use_peephole)
-        if type(forget_bias) is not float:
-            forget_bias = self._number("forget_bias", forget_bias)
-        if type(cell_clip) is not float:
-            cell_clip = self._number("cell_clip", cell_clip)
-        if op.sequence and type(seq_len_max) is not int:
-            seq_len_max = self._integer("seq_len_max", seq_len_max)
-
-        bound = self._match(arrays, out, use_peephole)
-        if bound is None:
-            arrays, bound = self._convert(arrays, out, use_peephole, seq_len_max)
-        number, T, B, I, H, outputs = bound  # noqa: E741
-        results = tuple.__new__(op.result, outputs if out is None else out)
-        if op.sequence:
-            if not 0 <= seq_len_max <= T:
-                raise self._wrong_steps(seq_len_max, T, arrays[0])
-            for k in self._over_time if seq_len_max < T else ():
-                outputs[k][seq_len_max:] = 0
-        if B == 0 or H == 0 or seq_len_max == 0:
-            for output in outputs:
-                output.fill(0)
-            return results
-
-        if self._takes_peephole and not use_peephole:
-            inputs = self._without_peephole((*arrays, EMPTY[number]))
-            for k in self._peephole_grads:
-                outputs[k].fill(0)
-        else:
-            inputs = self._with_peephole(arrays)
-        if number == HALF:  # which a kernel's memoryview does not know
-            inputs, outputs = [array.view(UINT16) for array in inputs], [output.view(UINT16) for output in outputs]
-            with np.errstate(over="ignore"):
-                forget_bias, cell_clip = float(np.float16(forget_bias)), float(np.float16(cell_clip))
-        work = np.empty(self._work(T, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8)
-        options: tuple[Any, ...] = ()
-        if op.sequence:
-            options += (seq_len_max,)
-        if self._takes_clip:
-            options += (forget_bias, cell_clip)
-        if self._takes_peephole:
-            options += (use_peephole, self._ifco) if op.sequence else (use_peephole,)
-        self._kernels[number](*inputs, *outputs, work, *options, threads)
-        return results
+        super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel], _kernels.num_threads)
 
     # --------------------------------------------------------------------------------------------- numbers and switches
-    def _switch(self, name: str, value: Any) -> bool:
+    def thread_number(self, value: Any) -> int:
+        try:
+            return _kernels.num_threads(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.op.name}: {error}") from None
+
+    def switch(self, name: str, value: Any) -> bool:
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected True or False")
         return bool(value)
 
-    def _number(self, name: str, value: Any) -> float:
+    def number(self, name: str, value: Any) -> float:
         if not isinstance(value, Real):
             raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected a real number")
         try:
@@ -137,7 +64,13 @@ class Call:
                 f"{self.op.name}: {name} is {_short(value)}; expected a number that a float holds"
             ) from None
 
-    def _integer(self, name: str, value: Any) -> int:
+    @staticmethod
+    def half(value: float) -> float:
+        """Rounded to float16, as TensorFlow does with the attributes."""
+        with np.errstate(over="ignore"):
+            return float(np.float16(value))
+
+    def integer(self, name: str, value: Any) -> int:
         """What ``operator.index`` takes (so also True, which is 1), or a 0-d array of integers."""
         expected = "expected an integer or a 0-d array of integers"
         if isinstance(value, np.ma.MaskedArray):
@@ -155,14 +88,14 @@ class Call:
             return int(array)
         raise TypeError(f"{self.op.name}: {name} is {_short(value)}; {expected}")
 
-    def _wrong_steps(self, seq_len_max: int, T: int, x: Array) -> ValueError:
+    def wrong_steps(self, seq_len_max: int, T: int, x: Array) -> ValueError:
         return ValueError(
             f"{self.op.name}: seq_len_max is {_short(seq_len_max)}; expected 0 <= seq_len_max <= T = {T}"
             f" from x (shape {x.shape})"
         )
 
     # ----------------------------------------------------------------------------------------------------------- arrays
-    def _convert(
+    def convert(
         self, values: tuple[Any, ...], out: Any, use_peephole: bool, seq_len_max: int | None
     ) -> tuple[tuple[Any, ...], Bound]:
         """Arrays that the kernel can take and the outputs, after every check; or the error."""
@@ -172,7 +105,7 @@ class Call:
         sizes = self._sizes(arrays, use_peephole)
         if seq_len_max is not None and not 0 <= seq_len_max <= sizes.values["T"]:
             assert arrays[0] is not None
-            raise self._wrong_steps(seq_len_max, sizes.values["T"], arrays[0])
+            raise self.wrong_steps(seq_len_max, sizes.values["T"], arrays[0])
         shapes = self._output_shapes(arrays, sizes, use_peephole, DTYPES[number].itemsize)
         if out is not None:
             self._check_out(out, arrays, shapes, sizes, DTYPES[number])

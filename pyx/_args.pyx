@@ -1,12 +1,21 @@
-"""The common case of a call's arguments, quickly: do the arrays fit the op's row in the table just as they are?
+"""A call's way from its arguments to the kernel, where nothing has to be converted or explained.
 
-`Matcher.bind` looks at every array once, through the buffer protocol: one dtype, native, aligned, C-contiguous, and of
-the shape that the table gives.  It returns the sizes and the results' arrays, or None where anything is otherwise: a
-list, a strided array, an error.  Then `blockcell._bind` converts or explains, from the same table.
+`Binder.match` looks at every array once, through the buffer protocol: one dtype, native, aligned, C-contiguous, and of
+the shape that the table of ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run`
+asks `blockcell._bind.Call`, a subclass, which converts or raises, from the same table.
 """
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
 
+import numpy
+
+from blockcell.optable import DTYPES, dims
+
+cdef object empty = numpy.empty, ndarray = numpy.ndarray
+cdef object UINT8 = numpy.dtype(numpy.uint8), UINT16 = numpy.dtype(numpy.uint16)
+cdef tuple EMPTY = tuple([numpy.empty(0, dtype) for dtype in DTYPES])  # for peepholes that are not used
+
 cdef enum:
+    FLOAT, DOUBLE, HALF  # the order of DTYPES
     LETTERS = 4  # T, B, I, H
     RANKS = 3
     TENSORS = 32  # at least the inputs and outputs of the largest op
@@ -15,7 +24,7 @@ cdef enum:
 
 cdef struct Spec:
     int rank
-    bint peephole
+    bint peephole, read, over_time
     Py_ssize_t[RANKS][LETTERS] factors
     int same  # outputs: the first one of the same shape.  Outputs of peepholes: the input that it belongs to
 
@@ -33,48 +42,110 @@ cdef bint overlap(const Seen *a, const Seen *b) noexcept:
     return a.bytes > 0 and b.bytes > 0 and a.start < b.start + b.bytes and b.start < a.start + a.bytes
 
 
-cdef class Matcher:
-    """One op's inputs and outputs, as numbers.
-
-    Each tensor is given as (one tuple of the letters' factors for each dimension, whether it belongs to a peephole),
-    each dtype's empty-array function takes a shape.
-    """
+cdef class Binder:
+    """One op: its row of the table as numbers, and its kernels, one for each dtype."""
 
     cdef Spec[TENSORS] specs
     cdef int inputs, outputs
     cdef int[LETTERS] source, axis  # the input and its dimension that give a letter's value
-    cdef object ndarray, empty
-    cdef tuple dtypes
+    cdef bint sequence, takes_clip, takes_peephole, ifco
+    cdef readonly object op
+    cdef type result
+    cdef tuple kernels
+    cdef object work, threads
 
-    def __cinit__(self, tuple inputs, tuple outputs, type ndarray, empty, tuple dtypes):
+    def __init__(self, op, tuple kernels, work, threads):
         cdef int k, d, letter
-        self.inputs, self.outputs = len(inputs), len(outputs)
-        if self.inputs + self.outputs > TENSORS:
-            raise ValueError("TENSORS is too small")
-        self.ndarray, self.empty, self.dtypes = ndarray, empty, dtypes
+        self.op, self.kernels, self.work, self.threads = op, kernels, work, threads
+        self.result, self.sequence, self.ifco = op.result, op.sequence, op.gates[1] == "f"
+        attributes = [attribute.name for attribute in op.attributes]
+        self.takes_clip, self.takes_peephole = "cell_clip" in attributes, "use_peephole" in attributes
+        self.inputs, self.outputs = len(op.inputs), len(op.outputs)
+        tensors = op.inputs + op.outputs
+        assert len(tensors) <= TENSORS
         self.source = [-1, -1, -1, -1]
-        tensors = inputs + outputs
-        peepholes = [k for k in range(self.inputs) if inputs[k][1]]
-        for k, (dims, peephole) in enumerate(tensors):
-            self.specs[k].rank, self.specs[k].peephole = len(dims), peephole
-            for d, factors in enumerate(dims):
+        peepholes = [k for k in range(self.inputs) if tensors[k].peephole]
+        for k, tensor in enumerate(tensors):
+            self.specs[k].rank, self.specs[k].peephole, self.specs[k].read = tensor.rank, tensor.peephole, tensor.read
+            self.specs[k].over_time = tensor.shape.startswith("T ")
+            for d, factors in enumerate(dims(tensor.shape)):
                 self.specs[k].factors[d] = factors
                 if k < self.inputs and sum(factors) == 1:
                     letter = factors.index(1)
                     if self.source[letter] < 0:
                         self.source[letter], self.axis[letter] = k, d
             if k >= self.inputs:
-                self.specs[k].same = peepholes.pop(0) if peephole else tensors.index(tensors[k], self.inputs)
+                shapes = [other.shape for other in op.outputs]
+                self.specs[k].same = peepholes.pop(0) if tensor.peephole else self.inputs + shapes.index(tensor.shape)
+
+    def run(
+        self, tuple arrays, out, num_threads, seq_len_max=None, use_peephole=False, forget_bias=0.0, cell_clip=0.0
+    ):
+        """The op's named tuple for `arrays`, which are the inputs of the table."""
+        cdef int k, number
+        cdef const Spec *spec
+        threads = self.threads(None) if num_threads is None else self.thread_number(num_threads)
+        if use_peephole is not True and use_peephole is not False:
+            use_peephole = self.switch("use_peephole", use_peephole)
+        if type(forget_bias) is not float:
+            forget_bias = self.number("forget_bias", forget_bias)
+        if type(cell_clip) is not float:
+            cell_clip = self.number("cell_clip", cell_clip)
+        if self.sequence and type(seq_len_max) is not int:
+            seq_len_max = self.integer("seq_len_max", seq_len_max)
+
+        bound = self.match(arrays, out, use_peephole)
+        if bound is None:
+            arrays, bound = self.convert(arrays, out, use_peephole, seq_len_max)
+        number, T, B, I, H, outputs = bound
+        results = tuple.__new__(self.result, outputs if out is None else out)
+        if self.sequence:
+            if not 0 <= seq_len_max <= T:
+                raise self.wrong_steps(seq_len_max, T, arrays[0])
+            if seq_len_max < T:
+                for k in range(self.outputs):
+                    if self.specs[self.inputs + k].over_time:
+                        outputs[k][seq_len_max:] = 0
+        if B == 0 or H == 0 or (self.sequence and seq_len_max == 0):
+            for output in outputs:
+                output.fill(0)
+            return results
+
+        arguments = []
+        for k in range(self.inputs):
+            spec = &self.specs[k]
+            if spec.read:
+                arguments.append(EMPTY[number] if spec.peephole and not use_peephole else arrays[k])
+        for k in range(self.outputs):
+            if self.specs[self.inputs + k].peephole and not use_peephole:
+                outputs[k].fill(0)
+        arguments.extend(outputs)
+        if number == HALF:  # which a kernel's memoryview does not know
+            arguments = [array.view(UINT16) for array in arguments]
+            forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
+        arguments.append(empty(self.work(T, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8))
+        if self.sequence:
+            arguments.append(seq_len_max)
+        if self.takes_clip:
+            arguments.append(forget_bias)
+            arguments.append(cell_clip)
+        if self.takes_peephole:
+            arguments.append(use_peephole)
+            if self.sequence:
+                arguments.append(self.ifco)
+        arguments.append(threads)
+        self.kernels[number](*arguments)
+        return results
 
     cdef bint look(self, array, Seen *seen) except -1:
         """Whether it is an array that a kernel can take as it is."""
         cdef Py_buffer view
         cdef int d
-        if type(array) is not self.ndarray:
+        if type(array) is not ndarray:
             return False
         try:
             PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT)
-        except (BufferError, ValueError):  # a dtype that has no buffer
+        except Exception:  # a dtype that has no buffer
             return False
         seen.start, seen.bytes, seen.rank = <char *> view.buf, view.len, view.ndim
         seen.format, seen.readonly = view.format[0], view.readonly
@@ -102,12 +173,12 @@ cdef class Matcher:
     cdef Py_ssize_t size(self, const Py_ssize_t *factors, const Py_ssize_t *sizes) noexcept:
         return factors[0] * sizes[0] + factors[1] * sizes[1] + factors[2] * sizes[2] + factors[3] * sizes[3]
 
-    def bind(self, tuple arrays, out, bint use_peephole):
-        """(number of the dtype, T, B, I, H, the outputs' arrays), or None where `blockcell._bind` must look closer."""
+    cdef tuple match(self, tuple arrays, out, bint use_peephole):
+        """(number of the dtype, T, B, I, H, the outputs' arrays), or None where somebody must look closer."""
         cdef Seen[TENSORS] seen
         cdef Py_ssize_t[LETTERS] sizes
         cdef const Spec *spec
-        cdef int k, d, m, letter, dtype
+        cdef int k, letter, number
         for k in range(self.inputs):
             spec, array = &self.specs[k], arrays[k]
             if array is None and spec.peephole and not use_peephole:
@@ -119,12 +190,12 @@ cdef class Matcher:
         for k in range(self.inputs):
             if (use_peephole or not self.specs[k].peephole) and not self.fits(k, &seen[k], sizes):
                 return None
-        dtype = 0 if seen[0].format == b"f" else 1 if seen[0].format == b"d" else 2
+        number = FLOAT if seen[0].format == b"f" else DOUBLE if seen[0].format == b"d" else HALF
         if out is None:
-            out = self.allocate(self.dtypes[dtype], seen, sizes, use_peephole)
+            out = self.allocate(DTYPES[number], seen, sizes, use_peephole)
         elif not self.accept(out, seen, sizes, use_peephole):
             return None
-        return dtype, sizes[0], sizes[1], sizes[2], sizes[3], out
+        return number, sizes[0], sizes[1], sizes[2], sizes[3], out
 
     cdef list allocate(self, dtype, const Seen *seen, const Py_ssize_t *sizes, bint use_peephole):
         cdef list shapes = [], outputs = []
@@ -139,7 +210,7 @@ cdef class Matcher:
             else:
                 shape = shapes[spec.same - self.inputs]
             shapes.append(shape)
-            outputs.append(self.empty(shape, dtype))
+            outputs.append(empty(shape, dtype))
         return outputs
 
     cdef bint accept(self, out, Seen *seen, const Py_ssize_t *sizes, bint use_peephole) except -1:

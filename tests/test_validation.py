@@ -23,6 +23,7 @@ from cases import SIZES, arguments
 
 import blockcell.ops
 import blockcell.raw_ops
+from blockcell import _bind
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
 
@@ -197,6 +198,7 @@ WRONG_KINDS = {
     "dates": lambda value: value.astype("datetime64[s]"),
     "durations": lambda value: value.astype("timedelta64[s]"),
     "strings": lambda value: value.astype("U8"),
+    "StringDType": lambda value: value.astype(np.dtypes.StringDType()),
     "objects": lambda value: value.astype(object),
     "structured": _structured,
     "void": lambda value: value.astype(np.float16).view("V2"),
@@ -379,6 +381,25 @@ def test_same_values_same_bits(op, dtype, tmp_path):
             for name, value in result._asdict().items():
                 assert type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
                 np.testing.assert_array_equal(value, getattr(expected, name), err_msg=f"{kind}: {name}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("op", OPS)
+def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
+    """Also with ``out`` and without peepholes. Those too large for the fast way go the other."""
+    calls = []
+    convert = _bind.Call.convert
+    monkeypatch.setattr(_bind.Call, "convert", lambda *args: calls.append(args) or convert(*args))
+    for peephole in (True, False) if OPS[op].attributes else (True,):
+        given = good(op, dtype, peephole)
+        out = tuple(FUNCTIONS[op](**given))
+        FUNCTIONS[op](**given, out=out)
+        if not peephole:
+            FUNCTIONS[op](**given | dict.fromkeys(("wci", "wcf", "wco")))
+    assert not calls
+    if dtype is np.float32:
+        check(op, arguments(op, {"T": 2, "B": 1, "I": 2**19 + 1, "H": 1}))
+        assert calls
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
