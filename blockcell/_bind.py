@@ -41,6 +41,7 @@ class Call(Binder):
 
     def __init__(self, op: Op) -> None:
         super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel], _kernels.num_threads)
+        self.sources = op.sources
 
     # --------------------------------------------------------------------------------------------- numbers and switches
     def thread_number(self, value: Any) -> int:
@@ -173,14 +174,14 @@ class Call(Binder):
         op = self.op
         sizes = Sizes({}, {})
         for tensor, array in zip(op.inputs, arrays, strict=True):
-            if tensor.name in op.sources.values():
+            if tensor.name in self.sources.values():
                 assert array is not None
                 words = tensor.shape.split()
                 if array.ndim != len(words):
                     expected = f"expected rank {len(words)}, {_form(tensor)}"
                     raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
                 fixed = (
-                    pair for pair in zip(words, array.shape, strict=True) if op.sources.get(pair[0]) == tensor.name
+                    pair for pair in zip(words, array.shape, strict=True) if self.sources.get(pair[0]) == tensor.name
                 )
                 sizes.values.update(fixed)
                 sizes.shapes[tensor.name] = array.shape
@@ -197,7 +198,7 @@ class Call(Binder):
     def _origin(self, tensor: Tensor, sizes: Sizes) -> str:
         """``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
         parts, named = [], set()
-        for letter, source in self.op.sources.items():
+        for letter, source in self.sources.items():
             if letter in tensor.shape and source != tensor.name:
                 shape = "" if source in named else f" (shape {sizes.shapes[source]})"
                 named.add(source)

@@ -115,8 +115,8 @@ def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
 
 def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
-    values = [sizes.get(letter, 0) for letter in LETTERS]
-    return tuple(sum(f * v for f, v in zip(factors, values, strict=True)) for factors in dims(shape))
+    T, B, I, H = (sizes.get(letter, 0) for letter in LETTERS)  # noqa: E741
+    return tuple([t * T + b * B + i * I + h * H for t, b, i, h in dims(shape)])
 
 
 @dataclass(frozen=True, slots=True)

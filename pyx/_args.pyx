@@ -19,7 +19,7 @@ cdef enum:
     LETTERS = 4  # T, B, I, H
     RANKS = 3
     TENSORS = 32  # at least the inputs and outputs of the largest op
-    LARGE = 1 << 19  # a product of three dimensions below it, of 4 H each at most, fits in 63 bits of bytes
+    LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
 
 
 cdef struct Spec:
@@ -122,7 +122,8 @@ cdef class Binder:
         arguments.extend(outputs)
         if number == HALF:  # which a kernel's memoryview does not know
             arguments = [array.view(UINT16) for array in arguments]
-            forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
+            if self.takes_clip:
+                forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
         arguments.append(empty(self.work(T, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8))
         if self.sequence:
             arguments.append(seq_len_max)
