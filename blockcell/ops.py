@@ -72,7 +72,8 @@ def block_gru(
 
     Returns
     -------
-    GRUStates: r, u, c, h, each (T, B, H)
+    GRUStates
+        r, u, c, h, each (T, B, H)
 
     Raises
     ------
@@ -125,7 +126,8 @@ def block_gru_grad(
         d_b_ru, d_b_c = the sums of [d_r_bar | d_u_bar] and d_c_bar over the batch
 
     The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps.
+    that the step before it gets from outside; the weights' gradients are summed over the steps,
+    and x_grad is zero from seq_len_max on.
 
     Parameters
     ----------
@@ -156,8 +158,9 @@ def block_gru_grad(
 
     Returns
     -------
-    GRUGrads: x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
-    b_ru_grad (2H,), b_c_grad (H,)
+    GRUGrads
+        x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
+        b_ru_grad (2H,), b_c_grad (H,)
 
     Raises
     ------
@@ -232,7 +235,8 @@ def gru_block_cell_vjp(
 
     Returns
     -------
-    GRUCellVjp: d_x (B, I), d_h_prev (B, H), d_w_ru (I+H, 2H), d_w_c (I+H, H), d_b_ru (2H,), d_b_c (H,)
+    GRUCellVjp
+        d_x (B, I), d_h_prev (B, H), d_w_ru (I+H, 2H), d_w_c (I+H, H), d_b_ru (2H,), d_b_c (H,)
 
     Raises
     ------
@@ -321,8 +325,9 @@ def lstm_block_cell_vjp(
 
     Returns
     -------
-    LSTMGrads: x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+    LSTMGrads
+        x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
 
     Raises
     ------

@@ -86,7 +86,8 @@ def GRUBlockCell(
 
     Returns
     -------
-    GRUStates: r, u, c, h, each (B, H)
+    GRUStates
+        r, u, c, h, each (B, H)
 
     Raises
     ------
@@ -162,7 +163,8 @@ def GRUBlockCellGrad(
 
     Returns
     -------
-    GRUCellGrad: d_x (B, I), d_h_prev (B, H), d_c_bar (B, H), d_r_bar_u_bar (B, 2H)
+    GRUCellGrad
+        d_x (B, I), d_h_prev (B, H), d_c_bar (B, H), d_r_bar_u_bar (B, 2H)
 
     Raises
     ------
@@ -243,7 +245,8 @@ def LSTMBlockCell(
 
     Returns
     -------
-    LSTMStates: i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
+    LSTMStates
+        i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
 
     Raises
     ------
@@ -340,7 +343,8 @@ def LSTMBlockCellGrad(
 
     Returns
     -------
-    LSTMCellGrad: cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
+    LSTMCellGrad
+        cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
 
     Raises
     ------
@@ -432,7 +436,8 @@ def BlockLSTM(
 
     Returns
     -------
-    LSTMStates: i, cs, f, o, ci, co, h, each (T, B, H)
+    LSTMStates
+        i, cs, f, o, ci, co, h, each (T, B, H)
 
     Raises
     ------
@@ -503,7 +508,8 @@ def BlockLSTMGrad(
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
 
     The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps.
+    that the step before it gets from outside; the weights' gradients are summed over the steps,
+    and x_grad is zero from seq_len_max on.
 
     Parameters
     ----------
@@ -541,8 +547,9 @@ def BlockLSTMGrad(
 
     Returns
     -------
-    LSTMGrads: x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+    LSTMGrads
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
 
     Raises
     ------
@@ -632,7 +639,8 @@ def BlockLSTMV2(
 
     Returns
     -------
-    LSTMStates: i, cs, f, o, ci, co, h, each (T, B, H)
+    LSTMStates
+        i, cs, f, o, ci, co, h, each (T, B, H)
 
     Raises
     ------
@@ -702,8 +710,10 @@ def BlockLSTMGradV2(
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
 
     The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps.
-    (TensorFlow's tape calls ``BlockLSTMGrad`` for both versions, which is wrong for this one.)
+    that the step before it gets from outside; the weights' gradients are summed over the steps,
+    and x_grad is zero from seq_len_max on.
+
+    TensorFlow's tape calls ``BlockLSTMGrad`` for both versions, which is wrong for this one.
 
     Parameters
     ----------
@@ -741,8 +751,9 @@ def BlockLSTMGradV2(
 
     Returns
     -------
-    LSTMGrads: x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-    wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+    LSTMGrads
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
+        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
 
     Raises
     ------
