@@ -69,7 +69,7 @@ def test_build_info():
     assert set(info["levels"]) <= set(info["supported_levels"])
     assert info["num_threads"] == blockcell.get_num_threads()
     assert isinstance(info["openmp"], bool)
-    assert info["compiler"].startswith(("gcc ", "Clang ", "Apple"))
+    assert any(name in info["compiler"].lower() for name in ("gcc", "clang"))
     assert ("openmp" in info["flags"]) == info["openmp"]
     assert "fast-math" not in info["flags"]
     assert info["numpy"] == np.__version__
