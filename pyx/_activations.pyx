@@ -1,0 +1,64 @@
+"""Sigmoid, tanh and half precision over arrays, in lines of 64 bytes, as they are computed inside the kernels.
+
+`out` has the size of `x`. A value's result does not depend on where in the array it is.
+"""
+from cython.parallel cimport prange
+
+cimport activations
+from half cimport half
+from real cimport real
+from tile cimport LD, LF, line_of, lines_in, load_line, store_line
+
+
+cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t l
+    cdef real[LF] z
+    load_line(&z[0], x, n)
+    for l in range(line_of(x)):
+        z[l] = activations.sigmoid(z[l])
+    store_line(out, &z[0], n)
+
+
+cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t l
+    cdef real[LF] z
+    load_line(&z[0], x, n)
+    for l in range(line_of(x)):
+        z[l] = activations.tanh(z[l])
+    store_line(out, &z[0], n)
+
+
+cdef inline void to_half_line(const float *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
+    cdef float[LF] z
+    load_line(&z[0], x, n)
+    store_line(out, &z[0], n)
+
+
+cdef inline void from_half_line(const half *restrict x, float *restrict out, Py_ssize_t n) noexcept nogil:
+    cdef float[LF] z
+    load_line(&z[0], x, n)
+    store_line(out, &z[0], n)
+
+
+def sigmoid(const real[::1] x, real[::1] out, int num_threads=1):
+    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
+        sigmoid_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
+
+
+def tanh(const real[::1] x, real[::1] out, int num_threads=1):
+    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
+        tanh_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
+
+
+def to_half(const float[::1] x, half[::1] out, int num_threads=1):
+    cdef Py_ssize_t j, n = x.shape[0]
+    for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
+        to_half_line(&x[j * LF], &out[j * LF], n - j * LF)
+
+
+def from_half(const half[::1] x, float[::1] out, int num_threads=1):
+    cdef Py_ssize_t j, n = x.shape[0]
+    for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
+        from_half_line(&x[j * LF], &out[j * LF], n - j * LF)

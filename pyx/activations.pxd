@@ -1,0 +1,117 @@
+"""Sigmoid and tanh without branches and without libm, so that compilers turn loops over them into vector instructions.
+
+Both need one exponential and one division.  Results are within 2 ulp of the true value (of subnormal results too), for
+every float and for double; +-0, infinities and NaN give what they should.  Largest errors found, in ulp:
+
+              float, all 2**32 inputs     double, 50 million samples
+    sigmoid   1.9991 at -0.000345         1.9966 at 16.18
+    tanh      1.9873 at 0.5191            2.0000 at 18.17; below 18, 1.97 at 0.499
+
+Compilers may contract products and sums to fused multiply-adds or not: the bounds hold either way.
+"""
+from libc.math cimport copysign, copysignf, fabs, fabsf
+from real cimport real
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+
+    #define LOG2_E 1.4426950408889634  /* 1 / ln 2 */
+
+    /* 2^k from the k + bias in the lowest bits of a number */
+    static inline float exp2_of_low_bits_f(float x) {
+        uint32_t i; memcpy(&i, &x, sizeof x); i <<= 23; memcpy(&x, &i, sizeof x); return x;
+    }
+    static inline double exp2_of_low_bits_d(double x) {
+        uint64_t i; memcpy(&i, &x, sizeof x); i <<= 52; memcpy(&x, &i, sizeof x); return x;
+    }
+
+    /* Where results no longer change: sigmoid from below, from above, tanh.  Not constants, and "used", so that they
+       must be read: gcc would work out the results at constant bounds and pick them by masks, up to eight
+       instructions in place of a min or max. */
+    static float bounds_f[3] __attribute__((used)) = {-110.0f, 40.0f, 9.1f};
+    static double bounds_d[3] __attribute__((used)) = {-760.0, 40.0, 20.0};
+    """
+    const double LOG2_E
+    float exp2_of_low_bits_f(float x) noexcept nogil
+    double exp2_of_low_bits_d(double x) noexcept nogil
+    float[3] bounds_f
+    double[3] bounds_d
+
+
+cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
+    """two_n * (1 + scale * p) = 2**shift * exp(scale * x), with two_n a power of two.
+
+    `scale` is a power of two, with a sign: the constants below scale without rounding.  `rate`, about scale / ln 2,
+    decides on the power of two; scale / ln 2 itself makes p smallest.
+    """
+    cdef real magic, n, low, high, r, rr, s2, s4, c23, c45, c67, c89, c1011
+    # n = round(rate * x): adding 1.5 * 2**23 (or 2**52) leaves no bits after the point, and n, with the
+    # exponent's bias, in the lowest ones.
+    if real is float:
+        magic = <real> 12582912.0 + (<real> 127.0 + shift)
+    else:
+        magic = <real> 6755399441055744.0 + (<real> 1023.0 + shift)
+    n = x * rate + magic
+    if real is float:
+        two_n[0] = exp2_of_low_bits_f(n)
+    else:
+        two_n[0] = exp2_of_low_bits_d(n)
+    n = n - magic
+    # r = x - n * ln 2 / scale, with ln 2 in two parts, the first so short that its product with n is exact.
+    # p = r + r**2 * (c2 * scale + c3 * scale**2 * r + ...), minimax in relative error for |scale * r| <= ln 2 / 2.
+    s2 = scale * scale
+    s4 = s2 * s2
+    if real is float:
+        r = (x - n * (<real> 0.693359375 / scale)) - n * (<real> -2.12194440e-4 / scale)
+        rr = r * r
+        c23 = <real> 0.49999997 * scale + <real> 0.16666545 * s2 * r
+        c45 = <real> 0.0416674316 * s2 * scale + <real> 0.00836644974 * s4 * r
+        p[0] = r + rr * (c23 + rr * (c45 + rr * (<real> 0.0013871172 * s4 * scale)))
+    else:
+        high = x - n * (<real> 0.693145751953125 / scale)
+        low = n * (<real> 1.42860682030941723212e-6 / scale)
+        r = high - low  # its rounding alone would take tanh past 2 ulp, so p is made of the parts
+        rr = r * r
+        c23 = <real> 0.5 * scale + <real> 0.16666666666666677 * s2 * r
+        c45 = <real> 0.04166666666666665 * s2 * scale + <real> 0.008333333333321563 * s4 * r
+        c67 = <real> 0.001388888888890701 * s4 * scale + <real> 0.00019841269886207804 * s4 * s2 * r
+        c89 = <real> 2.4801587261356747e-05 * s4 * s2 * scale + <real> 2.7557244119583e-06 * s4 * s4 * r
+        c1011 = <real> 2.7557338798499326e-07 * s4 * s4 * scale + <real> 2.5109084504836315e-08 * s4 * s4 * s2 * r
+        c1011 = c1011 + rr * (<real> 2.0892413270062117e-09 * s4 * s4 * s2 * scale)
+        p[0] = high + (rr * (c23 + rr * c45 + rr * rr * (c67 + rr * (c89 + rr * c1011))) - low)
+
+
+cdef inline real sigmoid(real x) noexcept nogil:
+    """1 / (1 + exp(-x))."""
+    cdef real e, p, one
+    # The clamps let NaN through: comparisons with it are false.
+    # 1 and exp(-x) are both taken times 2**-64 (2**-512), so that neither overflows before the result is zero.
+    if real is float:
+        x = bounds_f[0] if x < bounds_f[0] else x
+        x = bounds_f[1] if bounds_f[1] < x else x
+        one = <real> 5.421010862427522e-20
+        exp_parts(x, <real> -1.0, <real> -LOG2_E, <real> -64.0, &e, &p)
+    else:
+        x = bounds_d[0] if x < bounds_d[0] else x
+        x = bounds_d[1] if bounds_d[1] < x else x
+        one = <real> 7.458340731200207e-155
+        exp_parts(x, <real> -1.0, <real> -LOG2_E, <real> -512.0, &e, &p)
+    return one / (e + (one - e * p))
+
+
+cdef inline real tanh(real x) noexcept nogil:
+    """(1 - e) / (1 + e) of e = exp(-2 |x|), with the sign of x.  Both are halved, and free of cancellation."""
+    cdef real a, e, p, half = <real> 0.5
+    if real is float:
+        a = fabsf(x)
+        a = bounds_f[2] if bounds_f[2] < a else a
+        exp_parts(a, <real> -2.0, <real> (-2.0 * LOG2_E), <real> 0.0, &e, &p)
+    else:
+        a = fabs(x)
+        a = bounds_d[2] if bounds_d[2] < a else a
+        # A rate 3 % too high: from a = 0.505, not 0.520, p enters with a fourth and no longer with half of its error.
+        exp_parts(a, <real> -2.0, <real> -2.96875, <real> 0.0, &e, &p)
+    a = ((half - half * e) + e * p) / ((half + half * e) - e * p)
+    return copysignf(a, x) if real is float else copysign(a, x)

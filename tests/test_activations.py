@@ -1,0 +1,208 @@
+"""Sigmoid, tanh and half precision of the kernels, at every CPU level, against the true values."""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import mpmath
+import numpy as np
+import pytest
+
+from blockcell._kernels import available_levels
+
+LEVELS = [importlib.import_module(f"blockcell._activations_{level}") for level in available_levels()]
+LANES = {np.float32: 16, np.float64: 8}  # a kernel's line
+MOST_ULP = 2
+
+at_every_level = pytest.mark.parametrize("level", LEVELS, ids=available_levels())
+of_both = pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+in_both_types = pytest.mark.parametrize("dtype", LANES, ids=["float32", "float64"])
+
+
+def call(level, name, x, dtype=None, **options):
+    """The function's values, from an array whose end is guarded."""
+    guarded = np.full(x.size + 32, 77, dtype or x.dtype)
+    getattr(level, name)(x, guarded[: x.size], **options)
+    assert (guarded[x.size :] == 77).all()
+    return guarded[: x.size]
+
+
+def bits(x):
+    return x.view(f"u{x.itemsize}")
+
+
+def near(values, dtype, reach=2):
+    """The values of a type next to given ones, both signs."""
+    values = np.abs(np.asarray(values, np.float64)).astype(dtype)
+    steps = np.arange(-reach, reach + 1).astype(f"i{values.itemsize}")
+    close = (bits(values)[:, None].astype(steps.dtype) + steps).clip(0).ravel().view(dtype)
+    return np.concatenate([close, -close])
+
+
+def thresholds(dtype):
+    """Where the functions switch: clamps, and multiples of log(2), as the exponential is a power of two and a rest."""
+    info = np.finfo(dtype)
+    clamps = {np.float32: [110, 40, 9.1], np.float64: [760, 40, 20]}[dtype]
+    switches = np.concatenate([clamps, np.arange(0, 1100, 0.25) * np.log(2)])
+    exact = [0, info.smallest_subnormal, info.smallest_normal, info.eps, 0.5, 1, 2]
+    return np.concatenate([near(switches, dtype), near(exact, dtype), near([info.max], dtype, reach=0)])
+
+
+def true_values(name, x):
+    """In float64, within one of its own last places."""
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        x = x.astype(np.float64)
+    if name == "tanh":
+        return np.tanh(x)
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+def last_place(true, dtype):
+    """The unit in the last place of a number of `dtype`, subnormal ones included, at float64 values."""
+    info = np.finfo(dtype)
+    power_of_two = (true.view(np.uint64) & np.uint64(0x7FF << 52)).view(np.float64)
+    return np.maximum(power_of_two * float(info.eps), float(info.smallest_subnormal))
+
+
+def errors(name, x, values):
+    """In ulp of the true value; infinite where NaN, a limit or a sign is wrong."""
+    assert values.dtype == x.dtype == np.float32
+    true = true_values(name, x)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(values - true) / last_place(true, np.float32)
+    right_sign = np.signbit(values) == np.signbit(true)
+    return np.where(np.isnan(x), np.where(np.isnan(values), 0, np.inf), np.where(right_sign, error, np.inf))
+
+
+@cache
+def float32_sample():
+    """Every 1021st bit pattern, both zeros and infinities, NaNs, and what surrounds the thresholds."""
+    patterns = np.arange(0, 2**32, 1021, np.uint32).view(np.float32)
+    nan = np.array([0x7F800001, 0x7FC00000, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    return np.concatenate([patterns, nan, np.float32([np.inf, -np.inf]), thresholds(np.float32)])
+
+
+@at_every_level
+@of_both
+def test_float32(name, level):
+    x = float32_sample()
+    error = errors(name, x, call(level, name, x))
+    worst = error.argmax()
+    assert error[worst] <= MOST_ULP, f"{error[worst]:.3f} ulp at {x[worst]!r}"
+
+
+@pytest.mark.slow
+@of_both
+def test_exhaustive(name, capsys):
+    """Every float32 there is."""
+    chunk = 2**20
+
+    def worst_of(start):
+        x = np.arange(start, start + chunk, dtype=np.uint32).view(np.float32)
+        worst = []
+        for level in LEVELS:
+            error = errors(name, x, call(level, name, x))
+            worst.append((error.max(), x[error.argmax()]))
+        return worst
+
+    with ThreadPoolExecutor() as pool:
+        worst = [max(chunks) for chunks in zip(*pool.map(worst_of, range(0, 2**32, chunk)), strict=True)]
+    with capsys.disabled():
+        for level, (error, x) in zip(available_levels(), worst, strict=True):
+            print(f"\n{name} at {level}: at most {error:.4f} ulp, at {x!r}", end="")
+    assert max(worst)[0] <= MOST_ULP
+
+
+@cache
+def float64_sample():
+    g = np.random.default_rng(2)
+    tiny = np.exp(g.uniform(np.log(5e-324), 0, 400))
+    x = np.concatenate([tiny, np.exp(g.uniform(-3, 7, 1500)), g.uniform(0, 3, 1000), g.uniform(700, 750, 200)])
+    return np.concatenate([x, -x, g.choice(thresholds(np.float64), 1500, replace=False)])
+
+
+@cache
+def float64_truth(name):
+    """The true values as sums of two float64."""
+    with mpmath.workprec(200):
+        f = {"sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)), "tanh": mpmath.tanh}[name]
+        true = [f(mpmath.mpf(float(x))) for x in float64_sample()]
+        high = [float(y) for y in true]
+        return np.array(high), np.array([float(y - h) for y, h in zip(true, high, strict=True)])
+
+
+@at_every_level
+@of_both
+def test_float64(name, level):
+    x, (high, low) = float64_sample(), float64_truth(name)
+    error = np.abs(call(level, name, x) - high - low) / last_place(high, np.float64)
+    worst = error.argmax()
+    assert error[worst] <= MOST_ULP, f"{error[worst]:.3f} ulp at {x[worst]!r}"
+
+
+@at_every_level
+@in_both_types
+def test_special_values(level, dtype):
+    info = np.finfo(dtype)
+    x = np.array([0.0, -0.0, np.inf, -np.inf, info.max, info.min, np.nan, -np.nan], dtype)
+    expected = np.array([0.5, 0.5, 1, 0, 1, 0, np.nan, np.nan], dtype)
+    np.testing.assert_array_equal(call(level, "sigmoid", x), expected)
+    tanh = call(level, "tanh", x)
+    np.testing.assert_array_equal(tanh, np.array([0.0, -0.0, 1, -1, 1, -1, np.nan, np.nan], dtype))
+    np.testing.assert_array_equal(np.signbit(tanh[:6]), np.signbit(x[:6]))
+    tiny = near([info.smallest_subnormal, info.smallest_normal, info.smallest_normal * 1000, info.eps**2], dtype)
+    np.testing.assert_array_equal(bits(call(level, "tanh", tiny)), bits(tiny))
+
+
+@at_every_level
+@of_both
+@in_both_types
+def test_position(level, name, dtype):
+    """Nothing about a result depends on the lane, the tail, the neighbours or the threads."""
+    lanes = LANES[dtype]
+    x = np.random.default_rng(3).normal(0, 8, 3 * lanes).astype(dtype)
+    expected = bits(call(level, name, x))
+    for start in range(lanes + 1):
+        for stop in range(start, x.size + 1):
+            np.testing.assert_array_equal(bits(call(level, name, x[start:stop])), expected[start:stop])
+    many = np.tile(x, 1000)
+    np.testing.assert_array_equal(bits(call(level, name, many, num_threads=3)), np.tile(expected, 1000))
+
+
+ALL_HALVES = np.arange(2**16, dtype=np.uint16)
+
+
+@at_every_level
+def test_from_half(level):
+    values = call(level, "from_half", ALL_HALVES, np.float32)
+    expected = ALL_HALVES.view(np.float16).astype(np.float32)
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(bits(values)[~nan], bits(expected)[~nan])
+    np.testing.assert_array_equal(np.isnan(values), nan)
+
+
+def to_half(level, x):
+    return call(level, "to_half", x, np.uint16).view(np.float16)
+
+
+@at_every_level
+def test_to_half(level):
+    """All halves, the floats on and next to the middle of two halves, and every 1021st float."""
+    halves = ALL_HALVES.view(np.float16).astype(np.float32)
+    lower = np.arange(0x7C00, dtype=np.uint16)
+    upper = (lower + 1).view(np.float16).astype(np.float64)
+    upper[-1] = 65536  # what would follow the largest half
+    middles = near((lower.view(np.float16).astype(np.float64) + upper) / 2, np.float32)
+    x = np.concatenate([halves, middles, float32_sample()])
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(np.float16)
+    result = to_half(level, x)
+    nan = np.isnan(x)
+    np.testing.assert_array_equal(bits(result)[~nan], bits(expected)[~nan])
+    assert np.isnan(result[nan]).all()
+    np.testing.assert_array_equal(np.signbit(result[nan]), np.signbit(x[nan]))
+    for start in range(17):
+        np.testing.assert_array_equal(bits(to_half(level, halves[start : start + 40])), ALL_HALVES[start : start + 40])
