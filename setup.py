@@ -16,6 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PLAIN = ("_args", "_cpu")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {"base": "x86-64", "v3": "x86-64-v3", "v4": "x86-64-v4"}  # and the -march that each is compiled with
 HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
@@ -59,6 +60,9 @@ def extensions():
             extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py"])
             extension.level = level
             yield extension
+    extension = Extension(SHARED, ["_cyutility.c"])  # which cythonize writes, into its build_dir
+    extension.level = "base"
+    yield extension
 
 
 class BuildExt(build_ext):
@@ -80,6 +84,7 @@ class BuildExt(build_ext):
                 include_path=["pyx"],
                 build_dir=f"build/cython/{level}",
                 compiler_directives=DIRECTIVES,
+                shared_utility_qualified_name=SHARED,
                 nthreads=self.parallel,
             )
             for extension, c in zip(group, translated, strict=True):

@@ -11,7 +11,7 @@ that a panel without gates fills the tile.  A sequence splits its work over batc
 (threads never meet), else over pairs (threads meet twice a step: forward when h_prev * r and h are complete, backward
 when d_c and d_r are).  A single step packs each panel where it is used.
 """
-from cython.parallel cimport parallel, prange, threadid
+from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
@@ -19,9 +19,9 @@ from gradients cimport (
 )
 from half cimport half
 from real cimport real
-from team cimport share, team_barrier, team_size
+from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group, store, store_line,
+    LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group, store, store_line,
     store_row
 )
 
@@ -71,6 +71,11 @@ cdef void gates_grad(
         d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
 
 
+cdef inline Py_ssize_t lines_of_pair(Py_ssize_t J, Py_ssize_t j) noexcept nogil:
+    """Pair j of J lines of units has two of them, the last one may have one."""
+    return min(<Py_ssize_t> PLAIN, J - j * PLAIN)
+
+
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Py_ssize_t T, B, I, H  # T: the steps that are run
@@ -111,22 +116,17 @@ cdef Forward forward_of(
     return p
 
 
-cdef inline Py_ssize_t lines_of_pair(const Forward *p, Py_ssize_t j) noexcept nogil:
-    """Two, but for the last pair, which may be one."""
-    return min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
-
-
 cdef void pack_panel(
-    const Forward *p, real *panel, Py_ssize_t j, Py_ssize_t gates, const store *w, const store *b
+    const Forward *p, real *panel, Py_ssize_t j, Py_ssize_t count, const store *w, const store *b
 ) noexcept nogil:
-    """What pair j needs for its next product: the columns of w (for each line all gates side by side) and the bias."""
-    cdef Py_ssize_t g, column, n, lines = gates * lines_of_pair(p, j)
+    """What pair j needs for a product: the columns of w, `count` gates of a line of units side by side, and the bias."""
+    cdef Py_ssize_t g, column, n, lines = count * lines_of_pair(p.J, j)
     for g in range(lines):
-        column = (j * PLAIN + g // gates) * p.L
+        column = (j * PLAIN + g // count) * p.L
         n = p.H - column
-        column += g % gates * p.H
-        pack_line(panel, lines, g, w + column, gates * p.H, n, p.I, BLOCK)
-        pack_line(panel + p.I * lines * p.L, lines, g, w + p.I * gates * p.H + column, gates * p.H, n, p.H, BLOCK)
+        column += g % count * p.H
+        pack_line(panel, lines, g, w + column, count * p.H, n, p.I)
+        pack_line(panel + p.I * lines * p.L, lines, g, w + p.I * count * p.H + column, count * p.H, n, p.H)
         load_line(panel + ((p.I + p.H) * lines + g) * p.L, b + column, n)
 
 
@@ -141,7 +141,7 @@ cdef void input_rows(
         for q in range(r, r + m):
             for l in range(lines * p.L):
                 z[q * LINES * p.L + l] = bias[l]
-        product(z + r * LINES * p.L, m, lines, x + r * p.Is, p.Is, 1, panel, p.I, BLOCK)
+        product(z + r * LINES * p.L, m, lines, x + r * p.Is, p.Is, 1, panel, p.I)
         r += m
 
 
@@ -152,7 +152,7 @@ cdef void gates_rows(
     """Step t's r and u of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[LF] gate_r
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, q, s, at, lines = 2 * lines_of_pair(p, j)
+    cdef Py_ssize_t r = b0, m, q, s, at, lines = 2 * lines_of_pair(p.J, j)
     cdef real *a
     cdef real *h_prev = work + p.h
     cdef real *u
@@ -163,7 +163,7 @@ cdef void gates_rows(
         else:
             a = acc
             input_rows(p, panel, lines, x + (r - b0) * p.Is, m, a)
-        product(a, m, lines, h_prev + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H, BLOCK)
+        product(a, m, lines, h_prev + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
         for q in range(r, r + m):
             for s in range(lines // 2):
                 at = (j * PLAIN + s) * p.L
@@ -182,7 +182,7 @@ cdef void candidate_rows(
     """Step t's c and h of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[LF] c
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, q, s, at, lines = lines_of_pair(p, j)
+    cdef Py_ssize_t r = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
     cdef real *a
     cdef real *h
     while r < b1:
@@ -192,7 +192,7 @@ cdef void candidate_rows(
         else:
             a = acc
             input_rows(p, panel, lines, x + (r - b0) * p.Is, m, a)
-        product(a, m, lines, work + p.hr + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H, BLOCK)
+        product(a, m, lines, work + p.hr + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
         for q in range(r, r + m):
             for s in range(lines):
                 at = (j * PLAIN + s) * p.L
@@ -230,24 +230,24 @@ cdef void forward_part(
         else:
             for r in range(share(steps * rows, part, parts), share(steps * rows, part + 1, parts)):
                 load_row(xs + r * p.Is, x + (t0 * p.B + r) * p.I, p.I)
-            team_barrier()
+            meet(parts)
         if p.chunk > 1:
             for j in range(j0, j1):
-                input_rows(p, work + p.pairs + j * p.pair, 2 * lines_of_pair(p, j), xs, steps * rows,
+                input_rows(p, work + p.pairs + j * p.pair, 2 * lines_of_pair(p.J, j), xs, steps * rows,
                            z_ru + j * p.chunk * rows * z_row)
-                input_rows(p, work + p.pairs + j * p.pair + p.ru, lines_of_pair(p, j), xs, steps * rows,
+                input_rows(p, work + p.pairs + j * p.pair + p.ru, lines_of_pair(p.J, j), xs, steps * rows,
                            z_c + j * p.chunk * rows * z_row)
         for t in range(steps):
             for j in range(j0, j1):
                 gates_rows(p, work + p.pairs + j * p.pair, j, t0 + t, b0, b1, xs + t * rows * p.Is,
                            z_ru + (j * p.chunk + t) * rows * z_row, work, out)
             if not p.by_rows:
-                team_barrier()
+                meet(parts)
             for j in range(j0, j1):
                 candidate_rows(p, work + p.pairs + j * p.pair + p.ru, j, t0 + t, b0, b1, xs + t * rows * p.Is,
                                z_c + (j * p.chunk + t) * rows * z_row, work, out)
             if not p.by_rows:
-                team_barrier()
+                meet(parts)
         t0 += steps
 
 
@@ -269,29 +269,40 @@ cdef void single_step_candidate(
     candidate_rows(p, panel, j, 0, 0, p.B, work + p.x, <real *> NULL, work, out)
 
 
+cdef void forward_team(
+    const Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
+    const store *b_ru, const store *b_c, store **out, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t r, j, j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
+    for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
+        load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
+        if p.T == 1:
+            load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
+    if p.T == 1:
+        meet(parts)
+        for j in range(j0, j1):
+            single_step_gates(p, work, w_ru, b_ru, out, j, part)
+        meet(parts)
+        for j in range(j0, j1):
+            single_step_candidate(p, work, w_c, b_c, out, j, part)
+    else:
+        for j in range(j0, j1):
+            pack_panel(p, work + p.pairs + j * p.pair, j, 2, w_ru, b_ru)
+            pack_panel(p, work + p.pairs + j * p.pair + p.ru, j, 1, w_c, b_c)
+        meet(parts)
+        forward_part(p, work, x, out, part, parts)
+
+
 cdef void forward(
     const Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
     const store *b_ru, const store *b_c, store **out
 ) noexcept nogil:
-    cdef Py_ssize_t r, j
+    if p.threads == 1:  # entering a parallel region costs even one thread
+        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, 0, 1)
+        return
     with nogil, parallel(num_threads=p.threads):
-        for r in prange(p.B, schedule="static"):
-            load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
-            if p.T == 1:
-                load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
-        if p.T == 1:
-            team_barrier()
-            for j in prange(p.P, schedule="static"):
-                single_step_gates(p, work, w_ru, b_ru, out, j, threadid())
-            team_barrier()
-            for j in prange(p.P, schedule="static"):
-                single_step_candidate(p, work, w_c, b_c, out, j, threadid())
-        else:
-            for j in prange(p.P, schedule="static"):
-                pack_panel(p, work + p.pairs + j * p.pair, j, 2, w_ru, b_ru)
-                pack_panel(p, work + p.pairs + j * p.pair + p.ru, j, 1, w_c, b_c)
-            team_barrier()
-            forward_part(p, work, x, out, threadid(), team_size())
+        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, threadid(), team_size())
 
 
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -416,7 +427,7 @@ cdef void candidate_grad_rows(
     """d_h of step t, from the gates' gradients of step t + 1, and with it d_u and d_c; before the first step it is
     the gradient of h_prev.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
     cdef real *d_next = work + p.d + (t + 1) * p.B * p.Ns
     cdef real *d_h
     while b < b1:
@@ -425,7 +436,7 @@ cdef void candidate_grad_rows(
             for s in range(lines * p.L):
                 acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s] if t < p.T - 1 else 0
         if t < p.T - 1:
-            product(acc, m, lines, d_next + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H, BLOCK)
+            product(acc, m, lines, d_next + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H)
         for q in range(m):
             for s in range(lines):
                 at = j * PLAIN + s
@@ -444,13 +455,13 @@ cdef void gates_grad_rows(
 ) noexcept nogil:
     """d_r of step t, from its d_c.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
     cdef real *d = work + p.d + t * p.B * p.Ns
     while b < b1:
         m = row_group(b1 - b)
         for s in range(m * LINES * p.L):
             acc[s] = 0
-        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, work + p.h_c + j * PLAIN * p.L * p.H, p.H, BLOCK)
+        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, work + p.h_c + j * PLAIN * p.L * p.H, p.H)
         for q in range(m):
             for s in range(lines):
                 at = j * PLAIN + s
@@ -473,14 +484,66 @@ cdef void backward_part(
         for j in range(j0, j1):
             candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
         if not p.by_rows:
-            team_barrier()
+            meet(parts)
         for j in range(j0, j1):
             gates_grad_rows(p, work, saved, h_prev, j, t, b0, b1)
         if not p.by_rows:
-            team_barrier()
+            meet(parts)
         t -= 1
     for j in range(j0, j1):
         candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
+
+
+cdef void backward_team(
+    const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
+    const store *w_c, const store **saved, const store *h_grad, store **out, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, ru_lines = (2 * H + p.L - 1) // p.L
+    cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + H
+    cdef Py_ssize_t h_inputs = p.inputs + weight_grad_work(p.I, rows, p.L, p.threads)
+    cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
+    cdef real *d = work + p.d
+    cdef real *w_ru_grad = work + p.w_grad
+    cdef real *w_c_grad = w_ru_grad + w_rows * 2 * H
+    if store is not half:
+        w_ru_grad = <real *> out[2]
+        w_c_grad = <real *> out[3]
+    for k in range(j0, j1):
+        pack_transposed(work + p.h_ru, w_ru + p.I * 2 * H, 2 * H, H, k)
+        pack_transposed(work + p.h_c, w_c + p.I * H, H, H, k)
+    for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
+        pack_transposed(work + p.x_ru, w_ru, 2 * H, p.I, k)
+        pack_transposed(work + p.x_c, w_c, H, p.I, k)
+    meet(parts)
+    backward_part(p, work, saved, h_prev, h_grad, out[1], part, parts)
+    meet(parts)
+    for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
+        input_grad(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, k)
+    if not weights:
+        for k in range(share(rows, part, parts), share(rows, part + 1, parts)):
+            store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
+            store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
+        return
+    for k in range(share(ru_lines, part, parts), share(ru_lines, part + 1, parts)):
+        column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, 2 * H - k * p.L)
+    for k in range(j0, j1):
+        column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
+                   H - k * p.L)
+    meet(parts)
+    weight_grad(w_ru_grad, 2 * H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs, part,
+                parts)
+    weight_grad(w_c_grad, H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d + 2 * H, p.Ns, rows, work + p.inputs, part,
+                parts)
+    weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, h_prev, saved[3], <store *> NULL, p.B, H, d, p.Ns, rows,
+                work + h_inputs, part, parts)
+    weight_grad(w_c_grad + p.I * H, H, h_prev, saved[3], saved[0], p.B, H, d + 2 * H, p.Ns, rows, work + h_inputs, part,
+                parts)
+    if store is half:
+        meet(parts)
+        for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):
+            store_row(out[2] + k * 2 * H, w_ru_grad + k * 2 * H, 2 * H)
+            store_row(out[3] + k * H, w_c_grad + k * H, H)
 
 
 cdef void backward(
@@ -488,51 +551,11 @@ cdef void backward(
     const store *w_c, const store **saved, const store *h_grad, store **out
 ) noexcept nogil:
     """out: x_grad, h_prev_grad and with `weights` w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, else d_c, d_r and d_u."""
-    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
-    cdef Py_ssize_t h_inputs = p.inputs + weight_grad_work(p.I, rows, p.L, p.threads)
-    cdef real *d = work + p.d
-    cdef real *w_ru_grad = work + p.w_grad
-    cdef real *w_c_grad = w_ru_grad + (p.I + H) * 2 * H
-    if store is not half:
-        w_ru_grad = <real *> out[2]
-        w_c_grad = <real *> out[3]
+    if p.threads == 1:
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, out, 0, 1)
+        return
     with nogil, parallel(num_threads=p.threads):
-        for k in prange(p.J, schedule="static"):
-            pack_transposed(work + p.h_ru, w_ru + p.I * 2 * H, 2 * H, H, k)
-            pack_transposed(work + p.h_c, w_c + p.I * H, H, H, k)
-        for k in prange(x_lines, schedule="static"):
-            pack_transposed(work + p.x_ru, w_ru, 2 * H, p.I, k)
-            pack_transposed(work + p.x_c, w_c, H, p.I, k)
-        team_barrier()
-        backward_part(p, work, saved, h_prev, h_grad, out[1], threadid(), team_size())
-        team_barrier()
-        for k in prange(input_grad_tasks(rows, x_lines), schedule="static"):
-            input_grad(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, k)
-        if weights:
-            for k in prange((2 * H + p.L - 1) // p.L, schedule="static"):
-                column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
-                           2 * H - k * p.L)
-            for k in prange(p.J, schedule="static"):
-                column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
-                           H - k * p.L)
-            team_barrier()
-            weight_grad(w_ru_grad, 2 * H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows,
-                        work + p.inputs, threadid(), team_size())
-            weight_grad(w_c_grad, H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d + 2 * H, p.Ns, rows,
-                        work + p.inputs, threadid(), team_size())
-            weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, h_prev, saved[3], <store *> NULL, p.B, H, d, p.Ns, rows,
-                        work + h_inputs, threadid(), team_size())
-            weight_grad(w_c_grad + p.I * H, H, h_prev, saved[3], saved[0], p.B, H, d + 2 * H, p.Ns, rows,
-                        work + h_inputs, threadid(), team_size())
-            if store is half:
-                team_barrier()
-                for k in prange(p.I + H, schedule="static"):
-                    store_row(out[2] + k * 2 * H, w_ru_grad + k * 2 * H, 2 * H)
-                    store_row(out[3] + k * H, w_c_grad + k * H, H)
-        else:
-            for k in prange(rows, schedule="static"):
-                store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
-                store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, out, threadid(), team_size())
 
 
 def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

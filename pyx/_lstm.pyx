@@ -11,7 +11,7 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
 brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
 meet), else over hidden units (threads meet once a step).  A single step packs each panel where it is used.
 """
-from cython.parallel cimport parallel, prange, threadid
+from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
@@ -19,9 +19,9 @@ from gradients cimport (
 )
 from half cimport half
 from real cimport real
-from team cimport share, team_barrier, team_size
+from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group,
+    LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group,
     store, store_line, store_row
 )
 
@@ -150,8 +150,8 @@ cdef void pack_units(
     cdef real *rest = line + (p.I + p.H) * LINES * p.L
     for g in range(4):
         column = c.column[g] * p.H + j * p.L
-        pack_line(line, LINES, g, w + column, ld, n, p.I, BLOCK)
-        pack_line(line + p.I * LINES * p.L, LINES, g, w + p.I * ld + column, ld, n, p.H, BLOCK)
+        pack_line(line, LINES, g, w + column, ld, n, p.I)
+        pack_line(line + p.I * LINES * p.L, LINES, g, w + p.I * ld + column, ld, n, p.H)
         load_line(rest + g * p.L, b + column, n)
     if c.peephole:
         load_line(rest + LINES * p.L, wci + j * p.L, n)
@@ -169,7 +169,7 @@ cdef void input_rows(
         m = row_group(rows - r)
         for l in range(m * LINES * p.L):
             z[r * LINES * p.L + l] = bias[l % (LINES * p.L)]
-        product(z + r * LINES * p.L, m, LINES, x + r * p.Is, p.Is, 1, line, p.I, BLOCK)
+        product(z + r * LINES * p.L, m, LINES, x + r * p.Is, p.Is, 1, line, p.I)
         r += m
 
 
@@ -189,7 +189,7 @@ cdef void step_rows(
         else:
             a = acc
             input_rows(p, line, x + (r - b0) * p.Is, m, a)
-        product(a, m, LINES, h_prev + r * p.Hs, p.Hs, 1, line + p.I * LINES * p.L, p.H, BLOCK)
+        product(a, m, LINES, h_prev + r * p.Hs, p.Hs, 1, line + p.I * LINES * p.L, p.H)
         for q in range(r, r + m):
             cell(c, a + (q - r) * LINES * p.L, line + (p.I + p.H + 1) * LINES * p.L, cs + q * p.Hs + j * p.L,
                  h + q * p.Hs + j * p.L, y)
@@ -208,7 +208,6 @@ cdef void forward_part(
     cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, t0 = 0, t, steps, r, j, rows
     cdef real *xs
     cdef real *z
-    cdef real *line
     cdef real *h_prev = work + p.h
     cdef real *h = work + p.h + p.B * p.Hs
     if p.by_rows:
@@ -227,7 +226,7 @@ cdef void forward_part(
         else:
             for r in range(share(steps * rows, part, parts), share(steps * rows, part + 1, parts)):
                 load_row(xs + r * p.Is, x + (t0 * p.B + r) * p.I, p.I)
-            team_barrier()
+            meet(parts)
         if p.chunk > 1:
             for j in range(j0, j1):
                 input_rows(p, work + p.lines + j * p.line, xs, steps * rows, z + j * p.chunk * rows * LINES * p.L)
@@ -237,15 +236,8 @@ cdef void forward_part(
                           z + (j * p.chunk + t) * rows * LINES * p.L, h_prev, h, work + p.cs, out)
             h_prev, h = h, h_prev
             if not p.by_rows:
-                team_barrier()
+                meet(parts)
         t0 += steps
-
-
-cdef void load_state(
-    const Forward *p, real *work, const store *cs_prev, const store *h_prev, Py_ssize_t r
-) noexcept nogil:
-    load_row(work + p.cs + r * p.Hs, cs_prev + r * p.H, p.H)
-    load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
 
 
 cdef void single_step_line(
@@ -259,25 +251,38 @@ cdef void single_step_line(
               work + p.cs, out)
 
 
+cdef void forward_team(
+    const Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out,
+    Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t r, j
+    for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
+        load_row(work + p.cs + r * p.Hs, cs_prev + r * p.H, p.H)
+        load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
+        if p.T == 1:
+            load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
+    if p.T == 1:
+        meet(parts)
+        for j in range(share(p.J, part, parts), share(p.J, part + 1, parts)):
+            single_step_line(p, c, work, w, wci, wcf, wco, b, out, j, part)
+    else:
+        for j in range(share(p.J, part, parts), share(p.J, part + 1, parts)):
+            pack_units(p, c, work + p.lines + j * p.line, w, wci, wcf, wco, b, j)
+        meet(parts)
+        forward_part(p, c, work, x, out, part, parts)
+
+
 cdef void forward(
     const Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
-    cdef Py_ssize_t r, j
+    if p.threads == 1:  # entering a parallel region costs even one thread
+        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, 0, 1)
+        return
     with nogil, parallel(num_threads=p.threads):
-        for r in prange(p.B, schedule="static"):
-            load_state(p, work, cs_prev, h_prev, r)
-            if p.T == 1:
-                load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
-        if p.T == 1:
-            team_barrier()
-            for j in prange(p.J, schedule="static"):
-                single_step_line(p, c, work, w, wci, wcf, wco, b, out, j, threadid())
-        else:
-            for j in prange(p.J, schedule="static"):
-                pack_units(p, c, work + p.lines + j * p.line, w, wci, wcf, wco, b, j)
-            team_barrier()
-            forward_part(p, c, work, x, out, threadid(), team_size())
+        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, threadid(), team_size())
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -418,7 +423,7 @@ cdef void backward_part(
                     acc[l] = 0
                 if s > 0:
                     product(acc, m, n, d + ((t + 1) * p.B + b) * p.Ns, p.Ns, 1, work + p.w_h + j * PLAIN * p.L * p.N,
-                            p.N, BLOCK)
+                            p.N)
                 for q in range(m):
                     for g in range(n):
                         l = j * PLAIN + g
@@ -431,56 +436,13 @@ cdef void backward_part(
                                           d + (t * p.B + b + q) * p.Ns)
                 b += m
         if not p.by_rows:
-            team_barrier()
+            meet(parts)
 
 
 cdef void clear_row(real *row, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t l
     for l in range(n):
         row[l] = 0
-
-
-cdef void backward(
-    const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
-    const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
-    const store *cs_grad, const store *h_grad, store **out
-) noexcept nogil:
-    """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
-    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
-    cdef real *d = work + p.d
-    cdef real *w_grad = work + p.w_grad
-    if store is not half:
-        w_grad = <real *> out[3]
-    with nogil, parallel(num_threads=p.threads):
-        for k in prange(p.J, schedule="static"):
-            pack_transposed(work + p.w_h, w + p.I * p.N, p.N, p.H, k)
-            if c.peephole:
-                load_peepholes(p, work + p.peep, wci, wcf, wco, k)
-        for k in prange(p.B, schedule="static"):
-            clear_row(work + p.d_cs + k * p.Hs, p.Hs)
-        for k in prange(x_lines, schedule="static"):
-            pack_transposed(work + p.w_x, w, p.N, p.I, k)
-        team_barrier()
-        backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], threadid(), team_size())
-        team_barrier()
-        for k in prange(p.B, schedule="static"):
-            store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
-        for k in prange(input_grad_tasks(rows, x_lines), schedule="static"):
-            input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
-        for k in prange((p.N + p.L - 1) // p.L, schedule="static"):
-            column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, p.N - k * p.L)
-        if c.peephole:
-            for k in prange(p.J, schedule="static"):
-                peephole_grad(p, c, d, cs_prev, saved[1], out, k)
-        team_barrier()
-        weight_grad(w_grad, p.N, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs,
-                    threadid(), team_size())
-        weight_grad(w_grad + p.I * p.N, p.N, h_prev, h, <store *> NULL, p.B, p.H, d, p.Ns, rows,
-                    work + p.inputs + weight_grad_work(p.I, rows, p.L, p.threads), threadid(), team_size())
-        if store is half:
-            team_barrier()
-            for k in prange(p.I + p.H, schedule="static"):
-                store_row(out[3] + k * p.N, w_grad + k * p.N, p.N)
 
 
 cdef void peephole_grad(
@@ -491,6 +453,64 @@ cdef void peephole_grad(
     column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
     column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
     column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, rows, cs + at, cs + p.B * p.H + at, p.B, p.H, n)
+
+
+cdef void backward_team(
+    const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
+    const store *cs_grad, const store *h_grad, store **out, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, N_lines = (p.N + p.L - 1) // p.L
+    cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + p.H
+    cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
+    cdef real *d = work + p.d
+    cdef real *w_grad = work + p.w_grad
+    if store is not half:
+        w_grad = <real *> out[3]
+    for k in range(j0, j1):
+        pack_transposed(work + p.w_h, w + p.I * p.N, p.N, p.H, k)
+        if c.peephole:
+            load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+    for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
+        pack_transposed(work + p.w_x, w, p.N, p.I, k)
+    for k in range(b0, b1):
+        clear_row(work + p.d_cs + k * p.Hs, p.Hs)
+    meet(parts)
+    backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
+    meet(parts)
+    for k in range(b0, b1):
+        store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
+    for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
+        input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
+    for k in range(share(N_lines, part, parts), share(N_lines, part + 1, parts)):
+        column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, p.N - k * p.L)
+    if c.peephole:
+        for k in range(j0, j1):
+            peephole_grad(p, c, d, cs_prev, saved[1], out, k)
+    meet(parts)
+    weight_grad(w_grad, p.N, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs, part, parts)
+    weight_grad(w_grad + p.I * p.N, p.N, h_prev, h, <store *> NULL, p.B, p.H, d, p.Ns, rows,
+                work + p.inputs + weight_grad_work(p.I, rows, p.L, p.threads), part, parts)
+    if store is half:
+        meet(parts)
+        for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):
+            store_row(out[3] + k * p.N, w_grad + k * p.N, p.N)
+
+
+cdef void backward(
+    const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
+    const store *cs_grad, const store *h_grad, store **out
+) noexcept nogil:
+    """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
+    if p.threads == 1:
+        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, out, 0, 1)
+        return
+    with nogil, parallel(num_threads=p.threads):
+        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, out, threadid(),
+                      team_size())
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -569,34 +589,46 @@ cdef void cell_grad_row(
         store_line(cs_prev_grad + r * p.H + j * p.L, d_cs, p.H - j * p.L)
 
 
-cdef void cell_backward(
-    Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
-    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
+cdef void cell_backward_team(
+    const Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
+    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
-    """out: dicfo, cs_prev_grad, -, -, wci_grad, wcf_grad, wco_grad."""
-    cdef Py_ssize_t k
+    """What each thread of the team does."""
+    cdef Py_ssize_t k, j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
     cdef real *d = work + p.d
     if store is not half:
         d = <real *> out[0]
-        p.Ns = p.N
+    if c.peephole:
+        for k in range(j0, j1):
+            load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+        meet(parts)
+    for k in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
+        cell_grad_row(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, out[1], d + k * p.Ns, k)
+        if store is half:
+            store_row(out[0] + k * p.N, d + k * p.Ns, p.N)
+    if c.peephole:
+        meet(parts)
+        for k in range(j0, j1):
+            peephole_grad(p, c, d, cs_prev, saved[1], out, k)
+
+
+cdef void cell_backward(
+    const Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
+    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
+) noexcept nogil:
+    """out: dicfo, cs_prev_grad, -, -, wci_grad, wcf_grad, wco_grad."""
+    if p.threads == 1:
+        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, 0, 1)
+        return
     with nogil, parallel(num_threads=p.threads):
-        if c.peephole:
-            for k in prange(p.J, schedule="static"):
-                load_peepholes(p, work + p.peep, wci, wcf, wco, k)
-            team_barrier()
-        for k in prange(p.B, schedule="static"):
-            cell_grad_row(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, out[1], d + k * p.Ns, k)
-            if store is half:
-                store_row(out[0] + k * p.N, d + k * p.Ns, p.N)
-        if c.peephole:
-            team_barrier()
-            for k in prange(p.J, schedule="static"):
-                peephole_grad(p, c, d, cs_prev, saved[1], out, k)
+        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, threadid(), team_size())
 
 
 cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
     cdef Backward p = backward_of(1, B, 0, H, itemsize, threads)
     p.threads = 1 if B * H < 1 << 14 else threads
+    p.Ns = p.N  # float and double go straight to dicfo
     p.peep = 0
     p.d = 3 * p.J * p.L
     p.total = p.d + B * p.Ns

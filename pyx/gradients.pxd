@@ -2,13 +2,13 @@
 
 d has a row for every (t, b), r = t * B + b.  Rows of an input that belong to step t stand at `first` for t = 0 and at
 `rest` for t >= 1: the states that a step starts from are h_prev, then h[0], h[1], ...
-Sums over rows have three levels, for accuracy: chains of ROW_CHAIN rows from zero in ascending r, added in ascending
+Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.
 """
 from real cimport real
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROW_CHAIN, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed,
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed,
     product, row_group, store,
     store_line, widen
 )
@@ -24,7 +24,9 @@ cdef inline const store *input_row(
     return first + r * ld if r < B else rest + (r - B) * ld
 
 
-cdef inline void pack_transposed(real *panels, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j) noexcept nogil:
+cdef inline void pack_transposed(
+    real *panels, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
+) noexcept nogil:
     """Line j of the panels of w.T, for `rows` rows of w."""
     cdef Py_ssize_t L = line_of(panels), first = j // PLAIN * PLAIN
     pack_line_transposed(panels + first * L * N, min(<Py_ssize_t> PLAIN, lines_in(panels, rows) - first), j - first,
@@ -50,9 +52,9 @@ cdef inline void input_grad(
         m = row_group(end - r)
         for l in range(m * LINES * L):
             acc[l] = 0
-        product(acc, m, n, d + r * ldd, ldd, 1, panels + j * L * K, K, BLOCK)
+        product(acc, m, n, d + r * ldd, ldd, 1, panels + j * L * K, K)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, 1, panels2 + j * L * K2, K2, BLOCK)
+            product(acc, m, n, d + r * ldd + K, ldd, 1, panels2 + j * L * K2, K2)
         for q in range(m):
             for g in range(n):
                 store_line(x_grad + (r + q) * I + (j + g) * L, acc + (q * LINES + g) * L, I - (j + g) * L)
@@ -89,7 +91,7 @@ cdef inline void weight_grad_tile(
     cdef Py_ssize_t L = line_of(out), q, l, k
     for l in range(m * LINES * L):
         acc[l] = 0
-    product(acc, m, n, inputs, 1, ROWS, panel, kb, ROW_CHAIN)
+    product(acc, m, n, inputs, 1, ROWS, panel, kb)
     for q in range(m):
         for l in range(n):
             if not first:
@@ -105,7 +107,8 @@ cdef inline void weight_grad(
 ) noexcept nogil:
     """One thread's rows of out (M x N) := inputs.T @ d[:, :N]; `scale`, where not NULL, multiplies the inputs."""
     cdef Py_ssize_t L = line_of(out), block = min(rows, <Py_ssize_t> ROW_BLOCK), lines = lines_in(out, N)
-    cdef Py_ssize_t groups = (M + ROWS - 1) // ROWS, g0 = share(groups, part, parts), g1 = share(groups, part + 1, parts)
+    cdef Py_ssize_t groups = (M + ROWS - 1) // ROWS
+    cdef Py_ssize_t g0 = share(groups, part, parts), g1 = share(groups, part + 1, parts)
     cdef real *panel = work + block * (groups * ROWS + part * PLAIN * L)
     cdef Py_ssize_t r0 = 0, kb, k, g, j, n, l
     while r0 < rows:
@@ -118,7 +121,7 @@ cdef inline void weight_grad(
             n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
             k = j * PLAIN * L
             for l in range(n):
-                pack_line(panel, n, l, d + r0 * ldd + k + l * L, ldd, N - k - l * L, kb, ROW_CHAIN)
+                pack_line(panel, n, l, d + r0 * ldd + k + l * L, ldd, N - k - l * L, kb)
             for g in range(g0, g1):
                 weight_grad_tile(out + g * ROWS * N + k, N, work + g * ROWS * block, panel,
                                  min(<Py_ssize_t> ROWS, M - g * ROWS), n, N - k, kb, r0 == 0)
@@ -147,7 +150,7 @@ cdef inline void column_sum(
         load_line(value, d + r * ldd, n)
         for l in range(L):
             chain[l] = chain[l] + <double> value[l] * factor[l]
-        if (r + 1) % ROW_CHAIN == 0 or r + 1 == rows:
+        if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(L):
                 block[l] = block[l] + chain[l]
                 chain[l] = 0

@@ -5,16 +5,18 @@ cdef extern from *:
     #ifdef _OPENMP
     #include <omp.h>
     static inline int team_size(void) { return omp_get_num_threads(); }
-    static inline void team_barrier(void) {
-        #pragma omp barrier
+    static inline void meet(Py_ssize_t parts) {
+        if (parts > 1) {
+            #pragma omp barrier
+        }
     }
     #else
     static inline int team_size(void) { return 1; }
-    static inline void team_barrier(void) { }
+    static inline void meet(Py_ssize_t parts) { }
     #endif
     """
     int team_size() noexcept nogil
-    void team_barrier() noexcept nogil
+    void meet(Py_ssize_t parts) noexcept nogil  # of a team of so many; one alone does not wait
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:

@@ -31,7 +31,7 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_CHAIN = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
+           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     static const vecf ZEROF;
@@ -50,8 +50,7 @@ cdef extern from *:
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
         BLOCK  # k in one chain of a product
-        ROW_CHAIN  # rows (t, b) in one chain of a weight gradient
-        ROW_BLOCK  # rows whose chains are summed before they join the total
+        ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         TILE  # reals in an accumulator tile
 
 ctypedef fused vec:
@@ -137,14 +136,14 @@ cdef inline Py_ssize_t packed_step(real *panel, Py_ssize_t lines, Py_ssize_t g) 
 
 
 cdef inline void pack_line(
-    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K, Py_ssize_t block
+    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Line g of a panel := the n columns of w that start at `w` (row stride ld), zeros beyond."""
     cdef Py_ssize_t q, k0, k, kb, step = packed_step(panel, lines, g)
     cdef real *dst
-    for q in range((K + block - 1) // block):
-        k0 = q * block
-        kb = min(block, K - k0)
+    for q in range((K + BLOCK - 1) // BLOCK):
+        k0 = q * BLOCK
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
         dst = packed_at(panel, lines, g, k0, kb)
         for k in range(kb):
             load_line(dst + k * step, w + (k0 + k) * ld, n)
@@ -231,13 +230,13 @@ cdef inline void tile_rows(
 
 cdef inline void product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *panel,
-    Py_ssize_t K, Py_ssize_t block
+    Py_ssize_t K
 ) noexcept nogil:
-    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel, in blocks of `block` k."""
+    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel."""
     cdef Py_ssize_t q, s, k0, kb, g, n, lanes = line_of(acc)
-    for q in range((K + block - 1) // block):
-        k0 = q * block
-        kb = min(block, K - k0)
+    for q in range((K + BLOCK - 1) // BLOCK):
+        k0 = q * BLOCK
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
         for s in range((lines + SUB - 1) // SUB):
             g = s * SUB
             n = min(<Py_ssize_t> SUB, lines - g)
