@@ -36,7 +36,18 @@ cdef extern from *:
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     static const vecf ZEROF;
     static const vecd ZEROD;
+    /* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
+    #if defined(__GNUC__)
+    #pragma GCC diagnostic ignored "-Wattributes"  /* Cython declares every function of a .pxd inline */
+    #define INLINED __attribute__((always_inline)) void
+    #define CALLED __attribute__((noinline)) void
+    #else
+    #define INLINED void
+    #define CALLED void
+    #endif
     """
+    ctypedef void inlined "INLINED"
+    ctypedef void called "CALLED"
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
     ctypedef double vecd
     const vecf ZEROF
@@ -168,7 +179,7 @@ cdef inline void pack_line_transposed(
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
-cdef inline void tile(
+cdef inline inlined tile(
     Py_ssize_t rows, Py_ssize_t nv, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K
 ) noexcept nogil:
@@ -194,7 +205,7 @@ cdef inline void tile(
             out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
 
 
-cdef inline void tile_rows(
+cdef inline called tile_rows(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K
 ) noexcept nogil:
