@@ -163,12 +163,13 @@ cdef void input_rows(
     const Forward *p, const real *line, const real *x, Py_ssize_t rows, real *z
 ) noexcept nogil:
     """z := b + x @ w_x for a line of units and `rows` rows."""
-    cdef Py_ssize_t r = 0, m, l
+    cdef Py_ssize_t r = 0, m, q, l
     cdef const real *bias = line + (p.I + p.H) * LINES * p.L
     while r < rows:
         m = row_group(rows - r)
-        for l in range(m * LINES * p.L):
-            z[r * LINES * p.L + l] = bias[l % (LINES * p.L)]
+        for q in range(r, r + m):
+            for l in range(LINES * p.L):
+                z[q * LINES * p.L + l] = bias[l]
         product(z + r * LINES * p.L, m, LINES, x + r * p.Is, p.Is, 1, line, p.I)
         r += m
 
