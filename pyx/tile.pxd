@@ -183,23 +183,26 @@ cdef inline inlined tile(
     Py_ssize_t rows, Py_ssize_t nv, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K
 ) noexcept nogil:
-    """out (rows x nv vectors) += chain over k from zero of a[m, k] * p[k].  Inlined with constant rows and nv, so that
-    the accumulators live in registers."""
+    """out (rows x nv vectors) += chain over K >= 1 values of k from zero of a[m, k] * p[k].  Inlined with constant rows
+    and nv, so that the accumulators live in registers: also across the loop's end, which is why it is no `for`."""
     cdef vec acc[ACC]
-    cdef Py_ssize_t k, m, v
+    cdef Py_ssize_t k = 0, m, v
     for m in range(rows):
         for v in range(nv):
             if vec is vecf:
                 acc[m * nv + v] = ZEROF
             else:
                 acc[m * nv + v] = ZEROD
-    for k in range(K):
+    while True:
         for m in range(rows):
             for v in range(nv):
                 if vec is vecf:
                     acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const float *> a)[m * rs + k * ks]
                 else:
                     acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const double *> a)[m * rs + k * ks]
+        k += 1
+        if k == K:
+            break
     for m in range(rows):
         for v in range(nv):
             out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
