@@ -21,8 +21,8 @@ from half cimport half
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group, store, store_line,
-    store_row
+    BLOCK, LF, LINES, PACK, TILE, aligned, line_of, load_line, load_lines, load_row, packed_at, packed_step,
+    product, row_group, store, store_line, store_row
 )
 
 
@@ -84,6 +84,7 @@ cdef struct Forward:
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t K  # rows of a packed panel; its bias follows
     Py_ssize_t ru, pair  # reals of one pair's part for r and u; of all that is packed for a pair
     Py_ssize_t pairs, h, hr, u, x, z, total  # where things begin in scratch, in reals; its size
 
@@ -104,45 +105,119 @@ cdef Forward forward_of(
         threads = 1
     p.threads = threads
     p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.ru = (I + H + 1) * LINES * p.L
-    p.pair = p.ru + (I + H + 1) * PLAIN * p.L
+    p.K = I + H if T > 1 else <Py_ssize_t> BLOCK
+    p.ru = (p.K + 1) * LINES * p.L
+    p.pair = p.ru + (p.K + 1) * PLAIN * p.L
     p.pairs = 0
-    p.h = p.pair * (p.P if T > 1 else threads)
+    p.h = p.pairs + p.pair * p.P
     p.hr = p.h + B * p.Hs
     p.u = p.hr + B * p.Hs
     p.x = p.u + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 else 0)
+    p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 or T == 1 else 0)
     return p
 
 
-cdef void pack_panel(
-    const Forward *p, real *panel, Py_ssize_t j, Py_ssize_t count, const store *w, const store *b
+cdef void pack_block(
+    const Forward *p, real *panels, Py_ssize_t gates, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0,
+    Py_ssize_t j1
 ) noexcept nogil:
-    """What pair j needs for a product: the columns of w, `count` gates of a line of units side by side, and the bias."""
-    cdef Py_ssize_t g, column, n, lines = count * lines_of_pair(p.J, j)
-    for g in range(lines):
-        column = (j * PLAIN + g // count) * p.L
-        n = p.H - column
-        column += g % count * p.H
-        pack_line(panel, lines, g, w + column, count * p.H, n, p.I)
-        pack_line(panel + p.I * lines * p.L, lines, g, w + p.I * count * p.H + column, count * p.H, n, p.H)
-        load_line(panel + ((p.I + p.H) * lines + g) * p.L, b + column, n)
+    """A block of kb rows of w, of so many gates, to row `at` of the panels of pairs j0 to j1: the gates of a line of
+    units side by side."""
+    cdef Py_ssize_t k = 0, n, gate, j, s, g, lines, column
+    cdef real *panel
+    while k < kb:
+        n = min(<Py_ssize_t> PACK, kb - k)
+        for gate in range(gates):
+            for j in range(j0, j1):
+                lines = gates * lines_of_pair(p.J, j)
+                panel = panels + j * p.pair + at * lines * p.L
+                for s in range(lines_of_pair(p.J, j)):
+                    g = s * gates + gate
+                    column = (j * PLAIN + s) * p.L
+                    load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
+                               w + gate * p.H + column, gates * p.H, p.H - column)
+        k += n
 
 
-cdef void input_rows(
-    const Forward *p, const real *panel, Py_ssize_t lines, const real *x, Py_ssize_t rows, real *z
+cdef void load_bias(
+    const Forward *p, real *panels, Py_ssize_t gates, const store *b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z := b + x @ w_x for a panel and `rows` rows."""
-    cdef Py_ssize_t r = 0, m, q, l
-    cdef const real *bias = panel + (p.I + p.H) * lines * p.L
+    """The bias goes behind the panel, as its row K."""
+    cdef Py_ssize_t j, g, lines, column
+    for j in range(j0, j1):
+        lines = gates * lines_of_pair(p.J, j)
+        for g in range(lines):
+            column = (j * PLAIN + g // gates) * p.L
+            load_line(panels + j * p.pair + (p.K * lines + g) * p.L, b + g % gates * p.H + column, p.H - column)
+
+
+cdef void pack_panels(
+    const Forward *p, real *panels, Py_ssize_t gates, const store *w, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """The panels of x and of h of pairs j0 to j1."""
+    cdef Py_ssize_t k = 0, kb
+    while k < p.I + p.H:
+        kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.I + p.H) - k)
+        pack_block(p, panels, gates, k, w + k * gates * p.H, kb, j0, j1)
+        k += kb
+
+
+cdef void add_bias(
+    const Forward *p, const real *panel, Py_ssize_t lines, Py_ssize_t rows, real *z
+) noexcept nogil:
+    """z := b for a panel and `rows` rows."""
+    cdef Py_ssize_t q, l
+    for q in range(rows):
+        for l in range(lines * p.L):
+            z[q * LINES * p.L + l] = panel[p.K * lines * p.L + l]
+
+
+cdef void add_product(
+    const Forward *p, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t lines, Py_ssize_t K,
+    Py_ssize_t rows, real *z
+) noexcept nogil:
+    """z += a @ panel for `rows` rows."""
+    cdef Py_ssize_t r = 0, m
     while r < rows:
         m = row_group(rows - r)
-        for q in range(r, r + m):
-            for l in range(lines * p.L):
-                z[q * LINES * p.L + l] = bias[l]
-        product(z + r * LINES * p.L, m, lines, x + r * p.Is, p.Is, 1, panel, p.I)
+        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K)
         r += m
+
+
+cdef void gates_cells(
+    const Forward *p, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
+) noexcept nogil:
+    """From z to the outputs r and u of step t and to h_prev * r, for pair j and batch rows b0 to b1."""
+    cdef real[LF] gate_r
+    cdef Py_ssize_t q, s, at
+    cdef real *u
+    for q in range(b0, b1):
+        for s in range(lines_of_pair(p.J, j)):
+            at = (j * PLAIN + s) * p.L
+            u = work + p.u + q * p.Hs + at
+            gates(z + ((q - b0) * LINES + 2 * s) * p.L, work + p.h + q * p.Hs + at, gate_r, u,
+                  work + p.hr + q * p.Hs + at)
+            store_line(out[0] + (t * p.B + q) * p.H + at, gate_r, p.H - at)
+            store_line(out[1] + (t * p.B + q) * p.H + at, u, p.H - at)
+
+
+cdef void candidate_cells(
+    const Forward *p, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
+) noexcept nogil:
+    """From z to the outputs c and h of step t and to the new state, for pair j and batch rows b0 to b1."""
+    cdef real[LF] c
+    cdef Py_ssize_t q, s, at
+    cdef real *h
+    for q in range(b0, b1):
+        for s in range(lines_of_pair(p.J, j)):
+            at = (j * PLAIN + s) * p.L
+            h = work + p.h + q * p.Hs + at
+            candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
+            store_line(out[2] + (t * p.B + q) * p.H + at, c, p.H - at)
+            store_line(out[3] + (t * p.B + q) * p.H + at, h, p.H - at)
+            if store is half:  # the next step reads the state as it was written
+                load_line(h, out[3] + (t * p.B + q) * p.H + at, p.H - at)
 
 
 cdef void gates_rows(
@@ -150,28 +225,19 @@ cdef void gates_rows(
     real *z, real *work, store **out
 ) noexcept nogil:
     """Step t's r and u of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
-    cdef real[LF] gate_r
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, q, s, at, lines = 2 * lines_of_pair(p.J, j)
+    cdef Py_ssize_t r = b0, m, lines = 2 * lines_of_pair(p.J, j)
     cdef real *a
-    cdef real *h_prev = work + p.h
-    cdef real *u
     while r < b1:
         m = row_group(b1 - r)
         if p.chunk > 1:
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            input_rows(p, panel, lines, x + (r - b0) * p.Is, m, a)
-        product(a, m, lines, h_prev + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
-        for q in range(r, r + m):
-            for s in range(lines // 2):
-                at = (j * PLAIN + s) * p.L
-                u = work + p.u + q * p.Hs + at
-                gates(a + ((q - r) * LINES + 2 * s) * p.L, h_prev + q * p.Hs + at, gate_r, u,
-                      work + p.hr + q * p.Hs + at)
-                store_line(out[0] + (t * p.B + q) * p.H + at, gate_r, p.H - at)
-                store_line(out[1] + (t * p.B + q) * p.H + at, u, p.H - at)
+            add_bias(p, panel, lines, m, a)
+            product(a, m, lines, x + (r - b0) * p.Is, p.Is, 1, panel, p.I)
+        product(a, m, lines, work + p.h + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
+        gates_cells(p, j, t, r, r + m, a, work, out)
         r += m
 
 
@@ -180,28 +246,19 @@ cdef void candidate_rows(
     real *z, real *work, store **out
 ) noexcept nogil:
     """Step t's c and h of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
-    cdef real[LF] c
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
+    cdef Py_ssize_t r = b0, m, lines = lines_of_pair(p.J, j)
     cdef real *a
-    cdef real *h
     while r < b1:
         m = row_group(b1 - r)
         if p.chunk > 1:
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            input_rows(p, panel, lines, x + (r - b0) * p.Is, m, a)
+            add_bias(p, panel, lines, m, a)
+            product(a, m, lines, x + (r - b0) * p.Is, p.Is, 1, panel, p.I)
         product(a, m, lines, work + p.hr + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
-        for q in range(r, r + m):
-            for s in range(lines):
-                at = (j * PLAIN + s) * p.L
-                h = work + p.h + q * p.Hs + at
-                candidate(a + ((q - r) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
-                store_line(out[2] + (t * p.B + q) * p.H + at, c, p.H - at)
-                store_line(out[3] + (t * p.B + q) * p.H + at, h, p.H - at)
-                if store is half:  # the next step reads the state as it was written
-                    load_line(h, out[3] + (t * p.B + q) * p.H + at, p.H - at)
+        candidate_cells(p, j, t, r, r + m, a, work, out)
         r += m
 
 
@@ -211,6 +268,7 @@ cdef void forward_part(
     """One thread's part of all steps."""
     cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t0 = 0, t, steps, r, j, rows, z_row = LINES * p.L
     cdef real *xs
+    cdef real *panel
     cdef real *z_ru
     cdef real *z_c
     if p.by_rows:
@@ -233,10 +291,12 @@ cdef void forward_part(
             meet(parts)
         if p.chunk > 1:
             for j in range(j0, j1):
-                input_rows(p, work + p.pairs + j * p.pair, 2 * lines_of_pair(p.J, j), xs, steps * rows,
-                           z_ru + j * p.chunk * rows * z_row)
-                input_rows(p, work + p.pairs + j * p.pair + p.ru, lines_of_pair(p.J, j), xs, steps * rows,
-                           z_c + j * p.chunk * rows * z_row)
+                panel = work + p.pairs + j * p.pair
+                r = lines_of_pair(p.J, j)
+                add_bias(p, panel, 2 * r, steps * rows, z_ru + j * p.chunk * rows * z_row)
+                add_product(p, xs, p.Is, panel, 2 * r, p.I, steps * rows, z_ru + j * p.chunk * rows * z_row)
+                add_bias(p, panel + p.ru, r, steps * rows, z_c + j * p.chunk * rows * z_row)
+                add_product(p, xs, p.Is, panel + p.ru, r, p.I, steps * rows, z_c + j * p.chunk * rows * z_row)
         for t in range(steps):
             for j in range(j0, j1):
                 gates_rows(p, work + p.pairs + j * p.pair, j, t0 + t, b0, b1, xs + t * rows * p.Is,
@@ -251,22 +311,38 @@ cdef void forward_part(
         t0 += steps
 
 
-cdef void single_step_gates(
-    const Forward *p, real *work, const store *w_ru, const store *b_ru, store **out, Py_ssize_t j, Py_ssize_t thread
+cdef void single_step_product(
+    const Forward *p, real *work, Py_ssize_t gates, const real *a, Py_ssize_t stride, const store *w, Py_ssize_t K,
+    Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """r and u of pair j of a single step: the panel is packed in the thread's own cache and used at once."""
-    cdef real *panel = work + p.pairs + thread * p.pair
-    pack_panel(p, panel, j, 2, w_ru, b_ru)
-    gates_rows(p, panel, j, 0, 0, p.B, work + p.x, <real *> NULL, work, out)
+    """z += a @ w for the pairs j0 to j1, where packed weights are used once: block by block, still in cache."""
+    cdef Py_ssize_t k0 = 0, kb, j
+    while k0 < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        pack_block(p, work + p.pairs, gates, 0, w + k0 * gates * p.H, kb, j0, j1)
+        for j in range(j0, j1):
+            add_product(p, a + k0, stride, work + p.pairs + j * p.pair, gates * lines_of_pair(p.J, j), kb, p.B,
+                        work + p.z + j * p.B * LINES * p.L)
+        k0 += kb
 
 
-cdef void single_step_candidate(
-    const Forward *p, real *work, const store *w_c, const store *b_c, store **out, Py_ssize_t j, Py_ssize_t thread
+cdef void single_step(
+    const Forward *p, real *work, Py_ssize_t gates, const real *h, const store *w, const store *b, store **out,
+    Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """c and h of pair j of a single step."""
-    cdef real *panel = work + p.pairs + thread * p.pair
-    pack_panel(p, panel, j, 1, w_c, b_c)
-    candidate_rows(p, panel, j, 0, 0, p.B, work + p.x, <real *> NULL, work, out)
+    """r and u (two gates) or c and h (one) of a sequence of one step, for the pairs j0 to j1."""
+    cdef Py_ssize_t j
+    cdef real *z = work + p.z
+    load_bias(p, work + p.pairs, gates, b, j0, j1)
+    for j in range(j0, j1):
+        add_bias(p, work + p.pairs + j * p.pair, gates * lines_of_pair(p.J, j), p.B, z + j * p.B * LINES * p.L)
+    single_step_product(p, work, gates, work + p.x, p.Is, w, p.I, j0, j1)
+    single_step_product(p, work, gates, h, p.Hs, w + p.I * gates * p.H, p.H, j0, j1)
+    for j in range(j0, j1):
+        if gates == 2:
+            gates_cells(p, j, 0, 0, p.B, z + j * p.B * LINES * p.L, work, out)
+        else:
+            candidate_cells(p, j, 0, 0, p.B, z + j * p.B * LINES * p.L, work, out)
 
 
 cdef void forward_team(
@@ -274,22 +350,22 @@ cdef void forward_team(
     const store *b_ru, const store *b_c, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t r, j, j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
+    cdef Py_ssize_t r, j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
+    cdef real *pairs = work + p.pairs
     for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
         load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
         if p.T == 1:
             load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
     if p.T == 1:
         meet(parts)
-        for j in range(j0, j1):
-            single_step_gates(p, work, w_ru, b_ru, out, j, part)
+        single_step(p, work, 2, work + p.h, w_ru, b_ru, out, j0, j1)
         meet(parts)
-        for j in range(j0, j1):
-            single_step_candidate(p, work, w_c, b_c, out, j, part)
+        single_step(p, work, 1, work + p.hr, w_c, b_c, out, j0, j1)
     else:
-        for j in range(j0, j1):
-            pack_panel(p, work + p.pairs + j * p.pair, j, 2, w_ru, b_ru)
-            pack_panel(p, work + p.pairs + j * p.pair + p.ru, j, 1, w_c, b_c)
+        pack_panels(p, pairs, 2, w_ru, j0, j1)
+        load_bias(p, pairs, 2, b_ru, j0, j1)
+        pack_panels(p, pairs + p.ru, 1, w_c, j0, j1)
+        load_bias(p, pairs + p.ru, 1, b_c, j0, j1)
         meet(parts)
         forward_part(p, work, x, out, part, parts)
 

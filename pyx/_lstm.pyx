@@ -21,8 +21,8 @@ from half cimport half
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, line_of, load_line, load_row, pack_line, product, row_group,
-    store, store_line, store_row
+    BLOCK, LF, LINES, PACK, TILE, aligned, line_of, load_line, load_lines, load_row, packed_at, packed_step,
+    product, row_group, store, store_line, store_row
 )
 
 
@@ -112,7 +112,7 @@ cdef struct Forward:
     Py_ssize_t chunk  # steps whose x product is computed at once; 1: it is part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
-    Py_ssize_t line  # reals of one packed line of units: panels of x and h, bias, peepholes
+    Py_ssize_t line, bias  # reals of what is packed for one line of units; where in it bias and peepholes begin
     Py_ssize_t lines, h, cs, x, z, total  # where things begin in scratch, in reals; its size
 
 
@@ -131,57 +131,91 @@ cdef Forward forward_of(
         threads = 1
     p.threads = threads
     p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.line = (I + H) * LINES * p.L + (LINES + 3) * p.L
+    p.bias = (I + H if T > 1 else <Py_ssize_t> BLOCK) * LINES * p.L
+    p.line = p.bias + (LINES + 3) * p.L
     p.lines = 0
-    p.h = p.line * (p.J if T > 1 else threads)
+    p.h = p.lines + p.line * p.J
     p.cs = p.h + 2 * B * p.Hs
     p.x = p.cs + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 else 0)
+    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or T == 1 else 0)
     return p
 
 
-cdef void pack_units(
-    const Forward *p, const Cell *c, real *line, const store *w, const store *wci, const store *wcf, const store *wco,
+cdef void pack_block(
+    const Forward *p, const Cell *c, real *lines, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0,
+    Py_ssize_t j1
+) noexcept nogil:
+    """A block of kb rows of w into the panels of lines j0 to j1."""
+    cdef Py_ssize_t k = 0, n, g, j
+    while k < kb:
+        n = min(<Py_ssize_t> PACK, kb - k)
+        for g in range(4):
+            for j in range(j0, j1):
+                load_lines(packed_at(lines + j * p.line + at, LINES, g, 0, kb), packed_step(lines, LINES, g), k, n,
+                           w + c.column[g] * p.H + j * p.L, 4 * p.H, p.H - j * p.L)
+        k += n
+
+
+cdef void pack_rest(
+    const Forward *p, const Cell *c, real *line, const store *wci, const store *wcf, const store *wco,
     const store *b, Py_ssize_t j
 ) noexcept nogil:
-    """Everything that line j of units needs: its columns of w, its bias, its peepholes."""
-    cdef Py_ssize_t g, column, n = p.H - j * p.L, ld = 4 * p.H
-    cdef real *rest = line + (p.I + p.H) * LINES * p.L
+    """Bias and peepholes of line j."""
+    cdef Py_ssize_t g, n = p.H - j * p.L
+    cdef real *rest = line + p.bias
     for g in range(4):
-        column = c.column[g] * p.H + j * p.L
-        pack_line(line, LINES, g, w + column, ld, n, p.I)
-        pack_line(line + p.I * LINES * p.L, LINES, g, w + p.I * ld + column, ld, n, p.H)
-        load_line(rest + g * p.L, b + column, n)
+        load_line(rest + g * p.L, b + c.column[g] * p.H + j * p.L, n)
     if c.peephole:
         load_line(rest + LINES * p.L, wci + j * p.L, n)
         load_line(rest + (LINES + 1) * p.L, wcf + j * p.L, n)
         load_line(rest + (LINES + 2) * p.L, wco + j * p.L, n)
 
 
-cdef void input_rows(
-    const Forward *p, const real *line, const real *x, Py_ssize_t rows, real *z
+cdef void add_bias(const Forward *p, const real *line, Py_ssize_t rows, real *z) noexcept nogil:
+    """z := b for a line of units and `rows` rows."""
+    cdef Py_ssize_t q, l
+    for q in range(rows):
+        for l in range(LINES * p.L):
+            z[q * LINES * p.L + l] = line[p.bias + l]
+
+
+cdef void add_product(
+    const Forward *p, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K, Py_ssize_t rows, real *z
 ) noexcept nogil:
-    """z := b + x @ w_x for a line of units and `rows` rows."""
-    cdef Py_ssize_t r = 0, m, q, l
-    cdef const real *bias = line + (p.I + p.H) * LINES * p.L
+    """z += a @ panel for `rows` rows."""
+    cdef Py_ssize_t r = 0, m
     while r < rows:
         m = row_group(rows - r)
-        for q in range(r, r + m):
-            for l in range(LINES * p.L):
-                z[q * LINES * p.L + l] = bias[l]
-        product(z + r * LINES * p.L, m, LINES, x + r * p.Is, p.Is, 1, line, p.I)
+        product(z + r * LINES * p.L, m, LINES, a + r * stride, stride, 1, panel, K)
         r += m
+
+
+cdef void cell_rows(
+    const Forward *p, const Cell *c, const real *line, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, real *h, real *cs, store **out
+) noexcept nogil:
+    """From z to the states and outputs of step t, for line j and batch rows b0 to b1."""
+    cdef real[7 * LF] y
+    cdef Py_ssize_t q, k, at, n = p.H - j * p.L
+    for q in range(b0, b1):
+        at = (t * p.B + q) * p.H + j * p.L
+        cell(c, z + (q - b0) * LINES * p.L, line + p.bias + LINES * p.L, cs + q * p.Hs + j * p.L,
+             h + q * p.Hs + j * p.L, y)
+        for k in range(7):
+            store_line(out[k] + at, y + k * p.L, n)
+        if store is half:  # the next step reads the states as they were written
+            load_line(cs + q * p.Hs + j * p.L, out[1] + at, n)
+            load_line(h + q * p.Hs + j * p.L, out[6] + at, n)
 
 
 cdef void step_rows(
     const Forward *p, const Cell *c, const real *line, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, const real *h_prev, real *h, real *cs, store **out
 ) noexcept nogil:
-    """Step t of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x into it."""
-    cdef real[7 * LF] y
+    """Step t of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, q, k, n = p.H - j * p.L
+    cdef Py_ssize_t r = b0, m
     cdef real *a
     while r < b1:
         m = row_group(b1 - r)
@@ -189,16 +223,10 @@ cdef void step_rows(
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            input_rows(p, line, x + (r - b0) * p.Is, m, a)
+            add_bias(p, line, m, a)
+            product(a, m, LINES, x + (r - b0) * p.Is, p.Is, 1, line, p.I)
         product(a, m, LINES, h_prev + r * p.Hs, p.Hs, 1, line + p.I * LINES * p.L, p.H)
-        for q in range(r, r + m):
-            cell(c, a + (q - r) * LINES * p.L, line + (p.I + p.H + 1) * LINES * p.L, cs + q * p.Hs + j * p.L,
-                 h + q * p.Hs + j * p.L, y)
-            for k in range(7):
-                store_line(out[k] + (t * p.B + q) * p.H + j * p.L, y + k * p.L, n)
-            if store is half:  # the next step reads the states as they were written
-                load_line(cs + q * p.Hs + j * p.L, out[1] + (t * p.B + q) * p.H + j * p.L, n)
-                load_line(h + q * p.Hs + j * p.L, out[6] + (t * p.B + q) * p.H + j * p.L, n)
+        cell_rows(p, c, line, j, t, r, r + m, a, h, cs, out)
         r += m
 
 
@@ -230,7 +258,9 @@ cdef void forward_part(
             meet(parts)
         if p.chunk > 1:
             for j in range(j0, j1):
-                input_rows(p, work + p.lines + j * p.line, xs, steps * rows, z + j * p.chunk * rows * LINES * p.L)
+                add_bias(p, work + p.lines + j * p.line, steps * rows, z + j * p.chunk * rows * LINES * p.L)
+                add_product(p, xs, p.Is, work + p.lines + j * p.line, p.I, steps * rows,
+                            z + j * p.chunk * rows * LINES * p.L)
         for t in range(steps):
             for j in range(j0, j1):
                 step_rows(p, c, work + p.lines + j * p.line, j, t0 + t, b0, b1, xs + t * rows * p.Is,
@@ -241,15 +271,43 @@ cdef void forward_part(
         t0 += steps
 
 
-cdef void single_step_line(
-    const Forward *p, const Cell *c, real *work, const store *w, const store *wci, const store *wcf, const store *wco,
-    const store *b, store **out, Py_ssize_t j, Py_ssize_t thread
+cdef void single_step_product(
+    const Forward *p, const Cell *c, real *work, const real *a, Py_ssize_t stride, const store *w, Py_ssize_t K,
+    Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Line j of a single step: its panel is packed in the thread's own cache and used at once."""
-    cdef real *line = work + p.lines + thread * p.line
-    pack_units(p, c, line, w, wci, wcf, wco, b, j)
-    step_rows(p, c, line, j, 0, 0, p.B, work + p.x, <real *> NULL, work + p.h, work + p.h + p.B * p.Hs,
-              work + p.cs, out)
+    """z += a @ w for the lines j0 to j1, where packed weights are used once: block by block, still in cache."""
+    cdef Py_ssize_t k0 = 0, kb, j
+    while k0 < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        pack_block(p, c, work + p.lines, 0, w + k0 * 4 * p.H, kb, j0, j1)
+        for j in range(j0, j1):
+            add_product(p, a + k0, stride, work + p.lines + j * p.line, kb, p.B, work + p.z + j * p.B * LINES * p.L)
+        k0 += kb
+
+
+cdef void single_step(
+    const Forward *p, const Cell *c, real *work, const store *w, store **out, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """A sequence of one step, for the lines j0 to j1."""
+    cdef Py_ssize_t j
+    for j in range(j0, j1):
+        add_bias(p, work + p.lines + j * p.line, p.B, work + p.z + j * p.B * LINES * p.L)
+    single_step_product(p, c, work, work + p.x, p.Is, w, p.I, j0, j1)
+    single_step_product(p, c, work, work + p.h, p.Hs, w + p.I * 4 * p.H, p.H, j0, j1)
+    for j in range(j0, j1):
+        cell_rows(p, c, work + p.lines + j * p.line, j, 0, 0, p.B, work + p.z + j * p.B * LINES * p.L,
+                  work + p.h + p.B * p.Hs, work + p.cs, out)
+
+
+cdef void pack_panels(
+    const Forward *p, const Cell *c, real *work, const store *w, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """The panels of x and of h of lines j0 to j1."""
+    cdef Py_ssize_t k = 0, kb
+    while k < p.I + p.H:
+        kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.I + p.H) - k)
+        pack_block(p, c, work + p.lines, k * LINES * p.L, w + k * 4 * p.H, kb, j0, j1)
+        k += kb
 
 
 cdef void forward_team(
@@ -258,21 +316,21 @@ cdef void forward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t r, j
+    cdef Py_ssize_t r, j, j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
     for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
         load_row(work + p.cs + r * p.Hs, cs_prev + r * p.H, p.H)
         load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
         if p.T == 1:
             load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
-    if p.T == 1:
-        meet(parts)
-        for j in range(share(p.J, part, parts), share(p.J, part + 1, parts)):
-            single_step_line(p, c, work, w, wci, wcf, wco, b, out, j, part)
-    else:
-        for j in range(share(p.J, part, parts), share(p.J, part + 1, parts)):
-            pack_units(p, c, work + p.lines + j * p.line, w, wci, wcf, wco, b, j)
-        meet(parts)
+    for j in range(j0, j1):
+        pack_rest(p, c, work + p.lines + j * p.line, wci, wcf, wco, b, j)
+    if p.T > 1:
+        pack_panels(p, c, work, w, j0, j1)
+    meet(parts)
+    if p.T > 1:
         forward_part(p, c, work, x, out, part, parts)
+    else:
+        single_step(p, c, work, w, out, j0, j1)
 
 
 cdef void forward(

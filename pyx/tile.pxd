@@ -31,7 +31,7 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, TILE = ROWS * LINES * LF };
+           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     static const vecf ZEROF;
@@ -62,6 +62,7 @@ cdef extern from *:
         ACC  # accumulators of the tile
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
+        PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
         TILE  # reals in an accumulator tile
 
 ctypedef fused vec:
@@ -144,6 +145,15 @@ cdef inline real *packed_at(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssiz
 cdef inline Py_ssize_t packed_step(real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
     """From one k to the next in the sub-panel of line g."""
     return min(<Py_ssize_t> SUB, lines - g // SUB * SUB) * line_of(panel)
+
+
+cdef inline void load_lines(
+    real *panel, Py_ssize_t step, Py_ssize_t k0, Py_ssize_t count, const store *w, Py_ssize_t ld, Py_ssize_t n
+) noexcept nogil:
+    """n columns of the rows k0 to k0 + count of w to the line of a panel that begins at `panel`."""
+    cdef Py_ssize_t k
+    for k in range(k0, k0 + count):
+        load_line(panel + k * step, w + k * ld, n)
 
 
 cdef inline void pack_line(
