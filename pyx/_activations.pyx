@@ -7,7 +7,7 @@ from cython.parallel cimport prange
 cimport activations
 from half cimport half
 from real cimport real
-from tile cimport LD, LF, line_of, lines_in, load_line, store_line
+from tile cimport LF, line_of, lines_in, load_line, store_line
 
 
 cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:

@@ -9,7 +9,7 @@ One step, cut into lines of units; the reset gate acts before the product, and u
 `candidate_grad` its gradient; all the rest brings them their operands.  Work is cut into *pairs* of lines of units, so
 that a panel without gates fills the tile.  A sequence splits its work over batch rows where there are enough of them
 (threads never meet), else over pairs (threads meet twice a step: forward when h_prev * r and h are complete, backward
-when d_c and d_r are).  A single step packs each panel where it is used.
+when d_c and d_r are).  A single step packs its weights block by block where they are used.
 """
 from cython.parallel cimport parallel, threadid
 
@@ -21,8 +21,8 @@ from half cimport half
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, PACK, TILE, aligned, line_of, load_line, load_lines, load_row, packed_at, packed_step,
-    product, row_group, store, store_line, store_row
+    BLOCK, LF, LINES, PACK, TILE, aligned, for_writing, line_of, load_line, load_lines, load_row, packed_at,
+    packed_step, product, row_group, store, store_line, store_row
 )
 
 
@@ -200,6 +200,8 @@ cdef void gates_cells(
                   work + p.hr + q * p.Hs + at)
             store_line(out[0] + (t * p.B + q) * p.H + at, gate_r, p.H - at)
             store_line(out[1] + (t * p.B + q) * p.H + at, u, p.H - at)
+            for_writing(out[0] + (t * p.B + q) * p.H + at + PLAIN * p.L)  # where pair j + 1 of this row will go
+            for_writing(out[1] + (t * p.B + q) * p.H + at + PLAIN * p.L)
 
 
 cdef void candidate_cells(
@@ -216,6 +218,8 @@ cdef void candidate_cells(
             candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
             store_line(out[2] + (t * p.B + q) * p.H + at, c, p.H - at)
             store_line(out[3] + (t * p.B + q) * p.H + at, h, p.H - at)
+            for_writing(out[2] + (t * p.B + q) * p.H + at + PLAIN * p.L)
+            for_writing(out[3] + (t * p.B + q) * p.H + at + PLAIN * p.L)
             if store is half:  # the next step reads the state as it was written
                 load_line(h, out[3] + (t * p.B + q) * p.H + at, p.H - at)
 

@@ -9,7 +9,8 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
 
 `cell` computes that for one line of one row on the tile's accumulators and `cell_grad` its gradient; all the rest
 brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
-meet), else over hidden units (threads meet once a step).  A single step packs each panel where it is used.
+meet), else over hidden units (threads meet once a step).  A single step packs its weights block by
+block where they are used.
 """
 from cython.parallel cimport parallel, threadid
 
@@ -21,8 +22,8 @@ from half cimport half
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, PACK, TILE, aligned, line_of, load_line, load_lines, load_row, packed_at, packed_step,
-    product, row_group, store, store_line, store_row
+    BLOCK, LF, LINES, PACK, TILE, aligned, for_writing, line_of, load_line, load_lines, load_row, packed_at,
+    packed_step, product, row_group, store, store_line, store_row
 )
 
 
@@ -204,6 +205,7 @@ cdef void cell_rows(
              h + q * p.Hs + j * p.L, y)
         for k in range(7):
             store_line(out[k] + at, y + k * p.L, n)
+            for_writing(out[k] + at + p.L)  # where line j + 1 of this row will go
         if store is half:  # the next step reads the states as they were written
             load_line(cs + q * p.Hs + j * p.L, out[1] + at, n)
             load_line(h + q * p.Hs + j * p.L, out[6] + at, n)

@@ -8,9 +8,8 @@ order within blocks of ROW_BLOCK rows, and these blocks added in ascending order
 from real cimport real
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed,
-    product, row_group, store,
-    store_line, widen
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed, product,
+    row_group, store, store_line, widen
 )
 
 cdef enum:

@@ -34,6 +34,7 @@ cdef extern from *:
            ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+    #define for_writing(address) __builtin_prefetch(address, 1)
     static const vecf ZEROF;
     static const vecd ZEROD;
     /* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
@@ -46,6 +47,7 @@ cdef extern from *:
     #define CALLED void
     #endif
     """
+    void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
