@@ -124,7 +124,8 @@ cdef class Binder:
             arguments = [array.view(UINT16) for array in arguments]
             if self.takes_clip:
                 forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
-        arguments.append(empty(self.work(T, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8))
+        steps = seq_len_max if self.sequence else T
+        arguments.append(empty(self.work(steps, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8))
         if self.sequence:
             arguments.append(seq_len_max)
         if self.takes_clip:

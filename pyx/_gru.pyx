@@ -105,7 +105,7 @@ cdef Forward forward_of(
         threads = 1
     p.threads = threads
     p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.K = I + H if T > 1 else <Py_ssize_t> BLOCK
+    p.K = I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))
     p.ru = (p.K + 1) * LINES * p.L
     p.pair = p.ru + (p.K + 1) * PLAIN * p.L
     p.pairs = 0

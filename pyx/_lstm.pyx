@@ -132,7 +132,7 @@ cdef Forward forward_of(
         threads = 1
     p.threads = threads
     p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.bias = (I + H if T > 1 else <Py_ssize_t> BLOCK) * LINES * p.L
+    p.bias = (I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))) * LINES * p.L
     p.line = p.bias + (LINES + 3) * p.L
     p.lines = 0
     p.h = p.lines + p.line * p.J

@@ -9,6 +9,7 @@ import pytest
 from cases import arguments, golden
 
 from blockcell import _kernels
+from blockcell._args import Binder
 from blockcell._bind import Call
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
@@ -36,13 +37,18 @@ SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
 
 
+class AtLevel(Call):
+    """What a public function calls, with the kernels of another level."""
+
+    def __init__(self, op, level):
+        kernels, work = _kernels.load(level)
+        Binder.__init__(self, op, kernels[op.kernel], work[op.kernel], _kernels.num_threads)
+        self.sources = op.sources
+
+
 @cache
 def call(name, level):
-    """The public function's machinery with the kernels of another level."""
-    found = Call(OPS[name])
-    kernels, work = _kernels.load(level)
-    found._kernels, found._work = kernels[OPS[name].kernel], work[OPS[name].kernel]
-    return found.run
+    return AtLevel(OPS[name], level).run
 
 
 def run(name, args, level=_kernels.LEVEL, num_threads=None):
@@ -224,6 +230,29 @@ def test_past_seq_len_max(name):
         {k: v * np.nan if np.ndim(v) else 0 for k, v in args.items() if k != "use_peephole"} | {"use_peephole": False},
     ):
         assert not result.any()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_scratch_is_enough(name, steps):
+    """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
+    op, (kernels, work) = OPS[name], _kernels.load(_kernels.LEVEL)
+    kernel, guard = kernels[op.kernel][0], 1 << 20
+
+    def guarded(*args):
+        k = next(k for k, value in enumerate(args) if isinstance(value, np.ndarray) and value.dtype == np.uint8)
+        memory = np.full(args[k].size + guard, 0xAB, np.uint8)
+        kernel(*args[:k], memory[:-guard], *args[k + 1 :])
+        assert (memory[-guard:] == 0xAB).all()
+
+    call = Call(op)
+    Binder.__init__(call, op, (guarded,) * 3, work[op.kernel], _kernels.num_threads)
+    for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
+        args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
+        inputs = tuple(args[tensor.name] for tensor in op.inputs)
+        options = {key: args[key] for key in ("seq_len_max", "use_peephole") if key in args}
+        for threads in (1, 2, 3):
+            call.run(inputs, None, threads, **options)
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
