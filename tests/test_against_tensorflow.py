@@ -1,0 +1,56 @@
+"""Fresh random cases, H up to 1024: no float32 output is further from float64 than 5 eps of its largest entry or
+TensorFlow's own error, whichever is larger.
+
+`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+from cases import arguments
+
+from blockcell import ops, raw_ops
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS
+
+pytestmark = pytest.mark.peers
+SEED = int(os.environ.get("BLOCKCELL_SEED", random.randrange(10**6)))
+CASES = 40
+
+
+def error(result, expected):
+    scale = np.abs(expected).max(initial=0)
+    if scale == 0:
+        return 0.0 if not np.any(result) else np.inf
+    return np.abs(np.asarray(result, np.float64) - expected).max(initial=0) / (2.0**-23 * scale)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_errors(name):
+    tf = None
+    if OPS[name].module == "raw_ops":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        tf = pytest.importorskip("tensorflow")
+    g = np.random.default_rng([SEED, list(OPS).index(name)])
+    worst = 0.0
+    for case in range(CASES):
+        H = int(g.choice([5, 16, 33, 64, 100, 128, 256, 300, 512, 777, 1024]))
+        sizes = {"T": int(g.choice([1, 2, 5, 20])), "B": int(g.choice([1, 3, 16, 64])), "H": H}
+        sizes["I"] = int(g.choice([H, g.integers(1, 300), g.integers(1, H + 1)]))
+        if H > 256:
+            sizes |= {"T": min(sizes["T"], 5), "B": min(sizes["B"], 16)}
+        args = arguments(name, sizes, seed=SEED + case, use_peephole=bool(g.integers(2)))
+        expected = FORMULAS[name](**args)
+        results = getattr(raw_ops if tf else ops, name)(**args)
+        theirs = getattr(tf.raw_ops, name)(**args) if tf else expected
+        for output, result, other, reference in zip(expected._fields, results, theirs, expected, strict=True):
+            ours = error(result, reference)
+            bound = max(5.0, error(other, reference))
+            worst = max(worst, ours / bound)
+            what = f"seed {SEED}, case {case}, {sizes}: {output} is {ours:.2f} eps off, the bound is {bound:.2f}"
+            assert ours <= bound, what
+    print(f"{name}: seed {SEED}, {CASES} cases, worst {worst:.2f} of the bound")
