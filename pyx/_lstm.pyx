@@ -688,7 +688,7 @@ cdef void cell_backward(
 
 cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
     cdef Backward p = backward_of(1, B, 0, H, itemsize, threads)
-    p.threads = 1 if B * H < 1 << 14 else threads
+    p.threads = 1 if B * H < 1 << 13 else threads
     p.Ns = p.N  # float and double go straight to dicfo
     p.peep = 0
     p.d = 3 * p.J * p.L
