@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILT := .venv/built
 
-.PHONY: test test-exhaustive test-peers lint clean
+.PHONY: test test-exhaustive test-mutants test-peers lint clean
 
 test: $(BUILT)
 	$(BIN)/pytest
 
 test-exhaustive: $(BUILT)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow tests/test_activations.py
+
+test-mutants: $(BUILT)
+	$(BIN)/pytest -m slow tests/test_mutants.py
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers
