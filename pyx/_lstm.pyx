@@ -122,13 +122,14 @@ cdef Forward forward_of(
 ) noexcept nogil:
     cdef Forward p
     cdef double step = 8.0 * B * H * (I + H)  # floating-point operations
+    cdef double packing = 64.0 * H * (I + H) if T == 1 else 0.0  # of a single step, in as many operations
     p.T, p.B, p.I, p.H = T, B, I, H
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.Is = (I + p.L - 1) // p.L * p.L + p.L
     p.Hs = p.J * p.L + p.L
     p.by_rows = T > 1 and (B >= 16 * threads or (B >= 4 * threads and 4 * H * H * itemsize <= 1 << 20))
-    if step * T < 1e6 or (not p.by_rows and (p.J < threads or (T > 1 and step < 2e5))):
+    if step * T + packing < 1e6 or (not p.by_rows and (p.J < threads or (T > 1 and step < 2e5))):
         threads = 1
     p.threads = threads
     p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
