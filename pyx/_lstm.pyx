@@ -9,8 +9,8 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
 
 `cell` computes that for one line of one row on the tile's accumulators and `cell_grad` its gradient; all the rest
 brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
-meet), else over hidden units (threads meet once a step).  A single step packs its weights block by
-block where they are used.
+meet), else over hidden units (threads meet once a step).  A single step packs its weights
+block by block where they are used.
 """
 from cython.parallel cimport parallel, threadid
 

@@ -16,9 +16,9 @@ from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
-# Largest error in eps of the output's largest entry.  float64's bound leaves room for the formulas' own rounding;
-# float16 rounds its states at every step, and what a sequence returns has seen many such roundings.
+# Largest error in eps of the output's largest entry; float64's leaves room for the formulas' own rounding.
 BOUNDS = {"float32": 5, "float64": 64, "float16": 1.5}
+ROUNDED_STATES = {("BlockLSTM", "float16"): 1.8}  # above 1.5: cs is rounded to half at each of 20 steps
 SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, tiles, blocks and panels
     (1, 1, 1, 1),
     (3, 2, 3, 5),
@@ -102,7 +102,7 @@ def expectations(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_formulas(name, dtype, level):
-    bound = BOUNDS[dtype] * (2 if dtype == "float16" and OPS[name].sequence else 1)
+    bound = ROUNDED_STATES.get((name, dtype), BOUNDS[dtype])
     for args, what, expected in expectations(name, dtype):
         for output, error in errors(run(name, args, level), expected, DTYPES[dtype]):
             assert error <= bound, f"{output} is {error:.2f} eps off at {what}"
@@ -131,7 +131,10 @@ def test_tensorflow(level):
             np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=what)
             scale = max(1.0, np.abs(expected[finite]).max(initial=0))
             error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
-            assert error <= (40 if case["kind"] == "saturated" else 12), f"{what} is {error:.1f} eps off"
+            # Weights times 20 amplify each step's rounding: in one float32 sequence we are 32 eps from the formulas and
+            # TensorFlow is 11; in float16 we are at most 3 and TensorFlow 16.
+            bound = {"f32": 40, "f16": 20}[case["dtype"]] if case["kind"] == "saturated" else 12
+            assert error <= bound, f"{what} is {error:.1f} eps off"
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -143,8 +146,8 @@ def test_extremes(name, scale, level):
     args = {k: v * np.float32(scale) if k in ("x", "cs_prev", "h_prev") else v for k, v in args.items()}
     with np.errstate(over="ignore", invalid="ignore"):
         for output, error in errors(run(name, args, level), FORMULAS[name](**args), np.float32):
-            # Pre-activations of about 30 are themselves rounded by some eps of 30.
-            assert error <= BOUNDS["float32"] + (30 if scale > 1 else 0), f"{output} is {error:.2f} eps off"
+            # Pre-activations of tens are themselves rounded by as many eps.
+            assert error <= (15 if scale == 30 else BOUNDS["float32"]), f"{output} is {error:.2f} eps off"
 
 
 # ---------------------------------------------------------------------------------------------------------- same bits
