@@ -18,11 +18,15 @@ from gradients cimport (
     PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
+from panels cimport (
+    Panels, add_bias, add_input_product, add_product, add_product_once, chunk_of, forward_threads, pack_bias,
+    pack_panels, panels_of, splits_rows, stride_of, units_in
+)
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, PACK, TILE, aligned, for_writing, line_of, load_line, load_lines, load_row, packed_at,
-    packed_step, product, row_group, store, store_line, store_row
+    LF, LINES, TILE, aligned, for_writing, line_of, load_line, load_rows, product, row_group, store, store_line,
+    store_row
 )
 
 
@@ -71,119 +75,38 @@ cdef void gates_grad(
         d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
 
 
-cdef inline Py_ssize_t lines_of_pair(Py_ssize_t J, Py_ssize_t j) noexcept nogil:
-    """Pair j of J lines of units has two of them, the last one may have one."""
-    return min(<Py_ssize_t> PLAIN, J - j * PLAIN)
-
-
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Py_ssize_t T, B, I, H  # T: the steps that are run
-    Py_ssize_t L, J, P  # units in a line, lines of units, pairs of lines
-    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch: an odd number of lines, so no power of two
+    Py_ssize_t L, P  # units in a line, pairs of lines
+    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
-    Py_ssize_t K  # rows of a packed panel; its bias follows
-    Py_ssize_t ru, pair  # reals of one pair's part for r and u; of all that is packed for a pair
-    Py_ssize_t pairs, h, hr, u, x, z, total  # where things begin in scratch, in reals; its size
+    Panels ru, c
+    Py_ssize_t h, hr, u, x, z, total  # where things begin in scratch, in reals; its size
 
 
 cdef Forward forward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ) noexcept nogil:
     cdef Forward p
-    cdef double step = 6.0 * B * H * (I + H)  # floating-point operations
-    cdef double packing = 48.0 * H * (I + H) if T == 1 else 0.0  # of a single step, in as many operations
     p.T, p.B, p.I, p.H = T, B, I, H
     p.L = 64 // itemsize
-    p.J = (H + p.L - 1) // p.L
-    p.P = (p.J + PLAIN - 1) // PLAIN
-    p.Is = ((I + p.L - 1) // p.L | 1) * p.L
-    p.Hs = (p.J | 1) * p.L
-    p.by_rows = T > 1 and (B >= 16 * threads or (B >= 4 * threads and 3 * H * H * itemsize <= 1 << 20))
-    if step * T + packing < 1e6 or (not p.by_rows and (p.P < threads or (T > 1 and step < 2e5))):
-        threads = 1
-    p.threads = threads
-    p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.K = I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))
-    p.ru = (p.K + 1) * LINES * p.L
-    p.pair = p.ru + (p.K + 1) * PLAIN * p.L
-    p.pairs = 0
-    p.h = p.pairs + p.pair * p.P
+    p.ru = panels_of(T, I, H, p.L, 2, 0)
+    p.P = p.ru.count
+    p.c = panels_of(T, I, H, p.L, 1, p.ru.size * p.P)
+    p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
+    p.by_rows = T > 1 and splits_rows(B, H, 3, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 3, p.P, p.by_rows, threads)
+    p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.h = p.c.first + p.c.size * p.P
     p.hr = p.h + B * p.Hs
     p.u = p.hr + B * p.Hs
     p.x = p.u + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
     p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 or T == 1 else 0)
     return p
-
-
-cdef void pack_block(
-    const Forward *p, real *panels, Py_ssize_t gates, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0,
-    Py_ssize_t j1
-) noexcept nogil:
-    """A block of kb rows of w, of so many gates, to row `at` of the panels of pairs j0 to j1: the gates of a line of
-    units side by side."""
-    cdef Py_ssize_t k = 0, n, gate, j, s, g, lines, column
-    cdef real *panel
-    while k < kb:
-        n = min(<Py_ssize_t> PACK, kb - k)
-        for gate in range(gates):
-            for j in range(j0, j1):
-                lines = gates * lines_of_pair(p.J, j)
-                panel = panels + j * p.pair + at * lines * p.L
-                for s in range(lines_of_pair(p.J, j)):
-                    g = s * gates + gate
-                    column = (j * PLAIN + s) * p.L
-                    load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
-                               w + gate * p.H + column, gates * p.H, p.H - column)
-        k += n
-
-
-cdef void load_bias(
-    const Forward *p, real *panels, Py_ssize_t gates, const store *b, Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """The bias goes behind the panel, as its row K."""
-    cdef Py_ssize_t j, g, lines, column
-    for j in range(j0, j1):
-        lines = gates * lines_of_pair(p.J, j)
-        for g in range(lines):
-            column = (j * PLAIN + g // gates) * p.L
-            load_line(panels + j * p.pair + (p.K * lines + g) * p.L, b + g % gates * p.H + column, p.H - column)
-
-
-cdef void pack_panels(
-    const Forward *p, real *panels, Py_ssize_t gates, const store *w, Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """The panels of x and of h of pairs j0 to j1."""
-    cdef Py_ssize_t k = 0, kb
-    while k < p.I + p.H:
-        kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.I + p.H) - k)
-        pack_block(p, panels, gates, k, w + k * gates * p.H, kb, j0, j1)
-        k += kb
-
-
-cdef void add_bias(
-    const Forward *p, const real *panel, Py_ssize_t lines, Py_ssize_t rows, real *z
-) noexcept nogil:
-    """z := b for a panel and `rows` rows."""
-    cdef Py_ssize_t q, l
-    for q in range(rows):
-        for l in range(lines * p.L):
-            z[q * LINES * p.L + l] = panel[p.K * lines * p.L + l]
-
-
-cdef void add_product(
-    const Forward *p, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t lines, Py_ssize_t K,
-    Py_ssize_t rows, real *z
-) noexcept nogil:
-    """z += a @ panel for `rows` rows."""
-    cdef Py_ssize_t r = 0, m
-    while r < rows:
-        m = row_group(rows - r)
-        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K)
-        r += m
 
 
 cdef void gates_cells(
@@ -194,7 +117,7 @@ cdef void gates_cells(
     cdef Py_ssize_t q, s, at
     cdef real *u
     for q in range(b0, b1):
-        for s in range(lines_of_pair(p.J, j)):
+        for s in range(units_in(&p.ru, j)):
             at = (j * PLAIN + s) * p.L
             u = work + p.u + q * p.Hs + at
             gates(z + ((q - b0) * LINES + 2 * s) * p.L, work + p.h + q * p.Hs + at, gate_r, u,
@@ -213,7 +136,7 @@ cdef void candidate_cells(
     cdef Py_ssize_t q, s, at
     cdef real *h
     for q in range(b0, b1):
-        for s in range(lines_of_pair(p.J, j)):
+        for s in range(units_in(&p.c, j)):
             at = (j * PLAIN + s) * p.L
             h = work + p.h + q * p.Hs + at
             candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
@@ -225,13 +148,14 @@ cdef void candidate_cells(
                 load_line(h, out[3] + (t * p.B + q) * p.H + at, p.H - at)
 
 
-cdef void gates_rows(
-    const Forward *p, const real *panel, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *x,
-    real *z, real *work, store **out
+cdef void step_rows(
+    const Forward *p, const Panels *w, const real *h, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
+    const real *x, real *z, real *work, store **out
 ) noexcept nogil:
-    """Step t's r and u of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
+    """Step t's r and u or its c and h, whichever w is of, for pair j and batch rows b0 to b1; the input product comes
+    in z, or is computed from x."""
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, lines = 2 * lines_of_pair(p.J, j)
+    cdef Py_ssize_t r = b0, m
     cdef real *a
     while r < b1:
         m = row_group(b1 - r)
@@ -239,31 +163,13 @@ cdef void gates_rows(
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            add_bias(p, panel, lines, m, a)
-            product(a, m, lines, x + (r - b0) * p.Is, p.Is, 1, panel, p.I)
-        product(a, m, lines, work + p.h + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
-        gates_cells(p, j, t, r, r + m, a, work, out)
-        r += m
-
-
-cdef void candidate_rows(
-    const Forward *p, const real *panel, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *x,
-    real *z, real *work, store **out
-) noexcept nogil:
-    """Step t's c and h of pair j, batch rows b0 to b1; the input product comes in z, or is computed from x."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, lines = lines_of_pair(p.J, j)
-    cdef real *a
-    while r < b1:
-        m = row_group(b1 - r)
-        if p.chunk > 1:
-            a = z + (r - b0) * LINES * p.L
+            add_bias(w, work, j, m, a)
+            add_product(w, work, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
+        add_product(w, work, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a)
+        if w.gates == 2:
+            gates_cells(p, j, t, r, r + m, a, work, out)
         else:
-            a = acc
-            add_bias(p, panel, lines, m, a)
-            product(a, m, lines, x + (r - b0) * p.Is, p.Is, 1, panel, p.I)
-        product(a, m, lines, work + p.hr + r * p.Hs, p.Hs, 1, panel + p.I * lines * p.L, p.H)
-        candidate_cells(p, j, t, r, r + m, a, work, out)
+            candidate_cells(p, j, t, r, r + m, a, work, out)
         r += m
 
 
@@ -271,9 +177,8 @@ cdef void forward_part(
     const Forward *p, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t0 = 0, t, steps, r, j, rows, z_row = LINES * p.L
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t0 = 0, t, steps, j, rows, at, z_panel
     cdef real *xs
-    cdef real *panel
     cdef real *z_ru
     cdef real *z_c
     if p.by_rows:
@@ -281,73 +186,53 @@ cdef void forward_part(
     else:
         j0, j1 = share(p.P, part, parts), share(p.P, part + 1, parts)
     rows = b1 - b0
+    z_panel = p.chunk * rows * LINES * p.L
     xs = work + p.x + p.chunk * b0 * p.Is
-    z_ru = work + p.z + 2 * p.chunk * b0 * p.P * z_row
-    z_c = z_ru + p.chunk * rows * p.P * z_row
+    z_ru = work + p.z + 2 * p.chunk * b0 * p.P * LINES * p.L
+    z_c = z_ru + p.P * z_panel
     while t0 < p.T:
         steps = min(p.chunk, p.T - t0)
         if p.by_rows:
-            for t in range(steps):
-                for r in range(rows):
-                    load_row(xs + (t * rows + r) * p.Is, x + ((t0 + t) * p.B + b0 + r) * p.I, p.I)
+            load_rows(xs, p.Is, x + (t0 * p.B + b0) * p.I, p.I, p.B, rows, 0, steps * rows)
         else:
-            for r in range(share(steps * rows, part, parts), share(steps * rows, part + 1, parts)):
-                load_row(xs + r * p.Is, x + (t0 * p.B + r) * p.I, p.I)
+            load_rows(xs, p.Is, x + t0 * p.B * p.I, p.I, p.B, rows, share(steps * rows, part, parts),
+                      share(steps * rows, part + 1, parts))
             meet(parts)
         if p.chunk > 1:
-            for j in range(j0, j1):
-                panel = work + p.pairs + j * p.pair
-                r = lines_of_pair(p.J, j)
-                add_bias(p, panel, 2 * r, steps * rows, z_ru + j * p.chunk * rows * z_row)
-                add_product(p, xs, p.Is, panel, 2 * r, p.I, steps * rows, z_ru + j * p.chunk * rows * z_row)
-                add_bias(p, panel + p.ru, r, steps * rows, z_c + j * p.chunk * rows * z_row)
-                add_product(p, xs, p.Is, panel + p.ru, r, p.I, steps * rows, z_c + j * p.chunk * rows * z_row)
+            add_input_product(&p.ru, work, p.I, xs, p.Is, steps * rows, z_ru, z_panel, j0, j1)
+            add_input_product(&p.c, work, p.I, xs, p.Is, steps * rows, z_c, z_panel, j0, j1)
         for t in range(steps):
+            at = t * rows * LINES * p.L
             for j in range(j0, j1):
-                gates_rows(p, work + p.pairs + j * p.pair, j, t0 + t, b0, b1, xs + t * rows * p.Is,
-                           z_ru + (j * p.chunk + t) * rows * z_row, work, out)
+                step_rows(p, &p.ru, work + p.h, j, t0 + t, b0, b1, xs + t * rows * p.Is, z_ru + j * z_panel + at,
+                          work, out)
             if not p.by_rows:
                 meet(parts)
             for j in range(j0, j1):
-                candidate_rows(p, work + p.pairs + j * p.pair + p.ru, j, t0 + t, b0, b1, xs + t * rows * p.Is,
-                               z_c + (j * p.chunk + t) * rows * z_row, work, out)
+                step_rows(p, &p.c, work + p.hr, j, t0 + t, b0, b1, xs + t * rows * p.Is, z_c + j * z_panel + at,
+                          work, out)
             if not p.by_rows:
                 meet(parts)
         t0 += steps
 
 
-cdef void single_step_product(
-    const Forward *p, real *work, Py_ssize_t gates, const real *a, Py_ssize_t stride, const store *w, Py_ssize_t K,
-    Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """z += a @ w for the pairs j0 to j1, where packed weights are used once: block by block, still in cache."""
-    cdef Py_ssize_t k0 = 0, kb, j
-    while k0 < K:
-        kb = min(<Py_ssize_t> BLOCK, K - k0)
-        pack_block(p, work + p.pairs, gates, 0, w + k0 * gates * p.H, kb, j0, j1)
-        for j in range(j0, j1):
-            add_product(p, a + k0, stride, work + p.pairs + j * p.pair, gates * lines_of_pair(p.J, j), kb, p.B,
-                        work + p.z + j * p.B * LINES * p.L)
-        k0 += kb
-
-
 cdef void single_step(
-    const Forward *p, real *work, Py_ssize_t gates, const real *h, const store *w, const store *b, store **out,
+    const Forward *p, const Panels *w, const real *h, real *work, const store *weights, const store *b, store **out,
     Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """r and u (two gates) or c and h (one) of a sequence of one step, for the pairs j0 to j1."""
-    cdef Py_ssize_t j
+    """r and u or c and h of a sequence of one step, for the pairs j0 to j1."""
+    cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
-    load_bias(p, work + p.pairs, gates, b, j0, j1)
+    pack_bias(w, work, b, j0, j1)
     for j in range(j0, j1):
-        add_bias(p, work + p.pairs + j * p.pair, gates * lines_of_pair(p.J, j), p.B, z + j * p.B * LINES * p.L)
-    single_step_product(p, work, gates, work + p.x, p.Is, w, p.I, j0, j1)
-    single_step_product(p, work, gates, h, p.Hs, w + p.I * gates * p.H, p.H, j0, j1)
+        add_bias(w, work, j, p.B, z + j * z_panel)
+    add_product_once(w, work, weights, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(w, work, weights + p.I * w.gates * p.H, p.H, h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
-        if gates == 2:
-            gates_cells(p, j, 0, 0, p.B, z + j * p.B * LINES * p.L, work, out)
+        if w.gates == 2:
+            gates_cells(p, j, 0, 0, p.B, z + j * z_panel, work, out)
         else:
-            candidate_cells(p, j, 0, 0, p.B, z + j * p.B * LINES * p.L, work, out)
+            candidate_cells(p, j, 0, 0, p.B, z + j * z_panel, work, out)
 
 
 cdef void forward_team(
@@ -355,22 +240,20 @@ cdef void forward_team(
     const store *b_ru, const store *b_c, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t r, j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
-    cdef real *pairs = work + p.pairs
-    for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
-        load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
-        if p.T == 1:
-            load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
+    cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    cdef Py_ssize_t j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
+    load_rows(work + p.h, p.Hs, h_prev, p.H, p.B, p.B, b0, b1)
     if p.T == 1:
+        load_rows(work + p.x, p.Is, x, p.I, p.B, p.B, b0, b1)
         meet(parts)
-        single_step(p, work, 2, work + p.h, w_ru, b_ru, out, j0, j1)
+        single_step(p, &p.ru, work + p.h, work, w_ru, b_ru, out, j0, j1)
         meet(parts)
-        single_step(p, work, 1, work + p.hr, w_c, b_c, out, j0, j1)
+        single_step(p, &p.c, work + p.hr, work, w_c, b_c, out, j0, j1)
     else:
-        pack_panels(p, pairs, 2, w_ru, j0, j1)
-        load_bias(p, pairs, 2, b_ru, j0, j1)
-        pack_panels(p, pairs + p.ru, 1, w_c, j0, j1)
-        load_bias(p, pairs + p.ru, 1, b_c, j0, j1)
+        pack_panels(&p.ru, work, w_ru, p.I, j0, j1)
+        pack_bias(&p.ru, work, b_ru, j0, j1)
+        pack_panels(&p.c, work, w_c, p.I, j0, j1)
+        pack_bias(&p.c, work, b_c, j0, j1)
         meet(parts)
         forward_part(p, work, x, out, part, parts)
 
@@ -446,9 +329,8 @@ cdef Backward backward_of(
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.P = (p.J + PLAIN - 1) // PLAIN
-    p.Hs = (p.J | 1) * p.L
-    p.Ns = ((3 * H + p.L - 1) // p.L | 1) * p.L
-    p.by_rows = B >= 16 * threads or (B >= 4 * threads and 3 * H * H * itemsize <= 1 << 20)
+    p.Hs, p.Ns = stride_of(H, p.L), stride_of(3 * H, p.L)
+    p.by_rows = splits_rows(B, H, 3, itemsize, threads)
     p.threads = 1 if 12.0 * T * B * H * (I + H) < 1e6 else threads
     p.h_ru = 0
     p.h_c = p.h_ru + p.J * p.L * 2 * H
@@ -508,7 +390,7 @@ cdef void candidate_grad_rows(
     """d_h of step t, from the gates' gradients of step t + 1, and with it d_u and d_c; before the first step it is
     the gradient of h_prev.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef real *d_next = work + p.d + (t + 1) * p.B * p.Ns
     cdef real *d_h
     while b < b1:
@@ -536,7 +418,7 @@ cdef void gates_grad_rows(
 ) noexcept nogil:
     """d_r of step t, from its d_c.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = lines_of_pair(p.J, j)
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef real *d = work + p.d + t * p.B * p.Ns
     while b < b1:
         m = row_group(b1 - b)

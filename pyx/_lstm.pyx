@@ -9,8 +9,7 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
 
 `cell` computes that for one line of one row on the tile's accumulators and `cell_grad` its gradient; all the rest
 brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
-meet), else over hidden units (threads meet once a step).  A single step packs its weights
-block by block where they are used.
+meet), else over hidden units (threads meet once a step).
 """
 from cython.parallel cimport parallel, threadid
 
@@ -19,11 +18,15 @@ from gradients cimport (
     PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
+from panels cimport (
+    Panels, add_bias, add_input_product, add_product, add_product_once, chunk_of, forward_threads, pack_bias,
+    pack_panels, panels_of, splits_rows, stride_of
+)
 from real cimport real
 from team cimport meet, share, team_size
 from tile cimport (
-    BLOCK, LF, LINES, PACK, TILE, aligned, for_writing, line_of, load_line, load_lines, load_row, packed_at,
-    packed_step, product, row_group, store, store_line, store_row
+    LF, LINES, TILE, aligned, for_writing, line_of, load_line, load_rows, product, row_group, store, store_line,
+    store_row
 )
 
 
@@ -109,34 +112,28 @@ cdef void cell_grad(
 cdef struct Forward:
     Py_ssize_t T, B, I, H  # T: the steps that are run
     Py_ssize_t L, J  # units in a line, lines of units
-    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch: whole lines, off the powers of two
+    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
     Py_ssize_t chunk  # steps whose x product is computed at once; 1: it is part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
-    Py_ssize_t line, bias  # reals of what is packed for one line of units; where in it bias and peepholes begin
-    Py_ssize_t lines, h, cs, x, z, total  # where things begin in scratch, in reals; its size
+    Panels w
+    Py_ssize_t peep, h, cs, x, z, total  # where things begin in scratch, in reals; its size
 
 
 cdef Forward forward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ) noexcept nogil:
     cdef Forward p
-    cdef double step = 8.0 * B * H * (I + H)  # floating-point operations
-    cdef double packing = 64.0 * H * (I + H) if T == 1 else 0.0  # of a single step, in as many operations
     p.T, p.B, p.I, p.H = T, B, I, H
     p.L = 64 // itemsize
-    p.J = (H + p.L - 1) // p.L
-    p.Is = (I + p.L - 1) // p.L * p.L + p.L
-    p.Hs = p.J * p.L + p.L
-    p.by_rows = T > 1 and (B >= 16 * threads or (B >= 4 * threads and 4 * H * H * itemsize <= 1 << 20))
-    if step * T + packing < 1e6 or (not p.by_rows and (p.J < threads or (T > 1 and step < 2e5))):
-        threads = 1
-    p.threads = threads
-    p.chunk = max(<Py_ssize_t> 1, min(T, 96 // (B // threads if p.by_rows else B)))
-    p.bias = (I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))) * LINES * p.L
-    p.line = p.bias + (LINES + 3) * p.L
-    p.lines = 0
-    p.h = p.lines + p.line * p.J
+    p.w = panels_of(T, I, H, p.L, 4, 0)
+    p.J = p.w.J
+    p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
+    p.by_rows = T > 1 and splits_rows(B, H, 4, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, threads)
+    p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.peep = p.w.size * p.w.count
+    p.h = p.peep + 3 * p.J * p.L
     p.cs = p.h + 2 * B * p.Hs
     p.x = p.cs + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
@@ -144,77 +141,39 @@ cdef Forward forward_of(
     return p
 
 
-cdef void pack_block(
-    const Forward *p, const Cell *c, real *lines, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0,
-    Py_ssize_t j1
+cdef void load_peepholes(
+    real *peep, const store *wci, const store *wcf, const store *wco, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil:
-    """A block of kb rows of w into the panels of lines j0 to j1."""
-    cdef Py_ssize_t k = 0, n, g, j
-    while k < kb:
-        n = min(<Py_ssize_t> PACK, kb - k)
-        for g in range(4):
-            for j in range(j0, j1):
-                load_lines(packed_at(lines + j * p.line + at, LINES, g, 0, kb), packed_step(lines, LINES, g), k, n,
-                           w + c.column[g] * p.H + j * p.L, 4 * p.H, p.H - j * p.L)
-        k += n
-
-
-cdef void pack_rest(
-    const Forward *p, const Cell *c, real *line, const store *wci, const store *wcf, const store *wco,
-    const store *b, Py_ssize_t j
-) noexcept nogil:
-    """Bias and peepholes of line j."""
-    cdef Py_ssize_t g, n = p.H - j * p.L
-    cdef real *rest = line + p.bias
-    for g in range(4):
-        load_line(rest + g * p.L, b + c.column[g] * p.H + j * p.L, n)
-    if c.peephole:
-        load_line(rest + LINES * p.L, wci + j * p.L, n)
-        load_line(rest + (LINES + 1) * p.L, wcf + j * p.L, n)
-        load_line(rest + (LINES + 2) * p.L, wco + j * p.L, n)
-
-
-cdef void add_bias(const Forward *p, const real *line, Py_ssize_t rows, real *z) noexcept nogil:
-    """z := b for a line of units and `rows` rows."""
-    cdef Py_ssize_t q, l
-    for q in range(rows):
-        for l in range(LINES * p.L):
-            z[q * LINES * p.L + l] = line[p.bias + l]
-
-
-cdef void add_product(
-    const Forward *p, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K, Py_ssize_t rows, real *z
-) noexcept nogil:
-    """z += a @ panel for `rows` rows."""
-    cdef Py_ssize_t r = 0, m
-    while r < rows:
-        m = row_group(rows - r)
-        product(z + r * LINES * p.L, m, LINES, a + r * stride, stride, 1, panel, K)
-        r += m
+    """Line j of the three of them side by side."""
+    cdef Py_ssize_t L = line_of(peep)
+    load_line(peep + 3 * j * L, wci + j * L, H - j * L)
+    load_line(peep + (3 * j + 1) * L, wcf + j * L, H - j * L)
+    load_line(peep + (3 * j + 2) * L, wco + j * L, H - j * L)
 
 
 cdef void cell_rows(
-    const Forward *p, const Cell *c, const real *line, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, real *h, real *cs, store **out
+    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z,
+    real *work, real *h, store **out
 ) noexcept nogil:
     """From z to the states and outputs of step t, for line j and batch rows b0 to b1."""
     cdef real[7 * LF] y
     cdef Py_ssize_t q, k, at, n = p.H - j * p.L
+    cdef real *cs
     for q in range(b0, b1):
         at = (t * p.B + q) * p.H + j * p.L
-        cell(c, z + (q - b0) * LINES * p.L, line + p.bias + LINES * p.L, cs + q * p.Hs + j * p.L,
-             h + q * p.Hs + j * p.L, y)
+        cs = work + p.cs + q * p.Hs + j * p.L
+        cell(c, z + (q - b0) * LINES * p.L, work + p.peep + 3 * j * p.L, cs, h + q * p.Hs + j * p.L, y)
         for k in range(7):
             store_line(out[k] + at, y + k * p.L, n)
             for_writing(out[k] + at + p.L)  # where line j + 1 of this row will go
         if store is half:  # the next step reads the states as they were written
-            load_line(cs + q * p.Hs + j * p.L, out[1] + at, n)
+            load_line(cs, out[1] + at, n)
             load_line(h + q * p.Hs + j * p.L, out[6] + at, n)
 
 
 cdef void step_rows(
-    const Forward *p, const Cell *c, const real *line, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
-    const real *x, real *z, const real *h_prev, real *h, real *cs, store **out
+    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *x, real *z,
+    real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
     """Step t of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[TILE] acc
@@ -226,10 +185,10 @@ cdef void step_rows(
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            add_bias(p, line, m, a)
-            product(a, m, LINES, x + (r - b0) * p.Is, p.Is, 1, line, p.I)
-        product(a, m, LINES, h_prev + r * p.Hs, p.Hs, 1, line + p.I * LINES * p.L, p.H)
-        cell_rows(p, c, line, j, t, r, r + m, a, h, cs, out)
+            add_bias(&p.w, work, j, m, a)
+            add_product(&p.w, work, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
+        add_product(&p.w, work, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a)
+        cell_rows(p, c, j, t, r, r + m, a, work, h, out)
         r += m
 
 
@@ -237,7 +196,7 @@ cdef void forward_part(
     const Forward *p, const Cell *c, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, t0 = 0, t, steps, r, j, rows
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, t0 = 0, t, steps, j, rows, z_panel
     cdef real *xs
     cdef real *z
     cdef real *h_prev = work + p.h
@@ -247,70 +206,41 @@ cdef void forward_part(
     else:
         j0, j1 = share(p.J, part, parts), share(p.J, part + 1, parts)
     rows = b1 - b0
+    z_panel = p.chunk * rows * LINES * p.L
     xs = work + p.x + p.chunk * b0 * p.Is
     z = work + p.z + p.chunk * b0 * p.J * LINES * p.L
     while t0 < p.T:
         steps = min(p.chunk, p.T - t0)
         if p.by_rows:
-            for t in range(steps):
-                for r in range(rows):
-                    load_row(xs + (t * rows + r) * p.Is, x + ((t0 + t) * p.B + b0 + r) * p.I, p.I)
+            load_rows(xs, p.Is, x + (t0 * p.B + b0) * p.I, p.I, p.B, rows, 0, steps * rows)
         else:
-            for r in range(share(steps * rows, part, parts), share(steps * rows, part + 1, parts)):
-                load_row(xs + r * p.Is, x + (t0 * p.B + r) * p.I, p.I)
+            load_rows(xs, p.Is, x + t0 * p.B * p.I, p.I, p.B, rows, share(steps * rows, part, parts),
+                      share(steps * rows, part + 1, parts))
             meet(parts)
         if p.chunk > 1:
-            for j in range(j0, j1):
-                add_bias(p, work + p.lines + j * p.line, steps * rows, z + j * p.chunk * rows * LINES * p.L)
-                add_product(p, xs, p.Is, work + p.lines + j * p.line, p.I, steps * rows,
-                            z + j * p.chunk * rows * LINES * p.L)
+            add_input_product(&p.w, work, p.I, xs, p.Is, steps * rows, z, z_panel, j0, j1)
         for t in range(steps):
             for j in range(j0, j1):
-                step_rows(p, c, work + p.lines + j * p.line, j, t0 + t, b0, b1, xs + t * rows * p.Is,
-                          z + (j * p.chunk + t) * rows * LINES * p.L, h_prev, h, work + p.cs, out)
+                step_rows(p, c, j, t0 + t, b0, b1, xs + t * rows * p.Is, z + j * z_panel + t * rows * LINES * p.L,
+                          work, h_prev, h, out)
             h_prev, h = h, h_prev
             if not p.by_rows:
                 meet(parts)
         t0 += steps
 
 
-cdef void single_step_product(
-    const Forward *p, const Cell *c, real *work, const real *a, Py_ssize_t stride, const store *w, Py_ssize_t K,
-    Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """z += a @ w for the lines j0 to j1, where packed weights are used once: block by block, still in cache."""
-    cdef Py_ssize_t k0 = 0, kb, j
-    while k0 < K:
-        kb = min(<Py_ssize_t> BLOCK, K - k0)
-        pack_block(p, c, work + p.lines, 0, w + k0 * 4 * p.H, kb, j0, j1)
-        for j in range(j0, j1):
-            add_product(p, a + k0, stride, work + p.lines + j * p.line, kb, p.B, work + p.z + j * p.B * LINES * p.L)
-        k0 += kb
-
-
 cdef void single_step(
     const Forward *p, const Cell *c, real *work, const store *w, store **out, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """A sequence of one step, for the lines j0 to j1."""
-    cdef Py_ssize_t j
+    cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
+    cdef real *z = work + p.z
     for j in range(j0, j1):
-        add_bias(p, work + p.lines + j * p.line, p.B, work + p.z + j * p.B * LINES * p.L)
-    single_step_product(p, c, work, work + p.x, p.Is, w, p.I, j0, j1)
-    single_step_product(p, c, work, work + p.h, p.Hs, w + p.I * 4 * p.H, p.H, j0, j1)
+        add_bias(&p.w, work, j, p.B, z + j * z_panel)
+    add_product_once(&p.w, work, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(&p.w, work, w + p.I * 4 * p.H, p.H, work + p.h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
-        cell_rows(p, c, work + p.lines + j * p.line, j, 0, 0, p.B, work + p.z + j * p.B * LINES * p.L,
-                  work + p.h + p.B * p.Hs, work + p.cs, out)
-
-
-cdef void pack_panels(
-    const Forward *p, const Cell *c, real *work, const store *w, Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """The panels of x and of h of lines j0 to j1."""
-    cdef Py_ssize_t k = 0, kb
-    while k < p.I + p.H:
-        kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.I + p.H) - k)
-        pack_block(p, c, work + p.lines, k * LINES * p.L, w + k * 4 * p.H, kb, j0, j1)
-        k += kb
+        cell_rows(p, c, j, 0, 0, p.B, z + j * z_panel, work, work + p.h + p.B * p.Hs, out)
 
 
 cdef void forward_team(
@@ -319,21 +249,22 @@ cdef void forward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t r, j, j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
-    for r in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
-        load_row(work + p.cs + r * p.Hs, cs_prev + r * p.H, p.H)
-        load_row(work + p.h + r * p.Hs, h_prev + r * p.H, p.H)
-        if p.T == 1:
-            load_row(work + p.x + r * p.Is, x + r * p.I, p.I)
-    for j in range(j0, j1):
-        pack_rest(p, c, work + p.lines + j * p.line, wci, wcf, wco, b, j)
-    if p.T > 1:
-        pack_panels(p, c, work, w, j0, j1)
-    meet(parts)
-    if p.T > 1:
-        forward_part(p, c, work, x, out, part, parts)
-    else:
+    cdef Py_ssize_t j, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
+    load_rows(work + p.cs, p.Hs, cs_prev, p.H, p.B, p.B, b0, b1)
+    load_rows(work + p.h, p.Hs, h_prev, p.H, p.B, p.B, b0, b1)
+    if c.peephole:
+        for j in range(j0, j1):
+            load_peepholes(work + p.peep, wci, wcf, wco, p.H, j)
+    pack_bias(&p.w, work, b, j0, j1)
+    if p.T == 1:
+        load_rows(work + p.x, p.Is, x, p.I, p.B, p.B, b0, b1)
+        meet(parts)
         single_step(p, c, work, w, out, j0, j1)
+    else:
+        pack_panels(&p.w, work, w, p.I, j0, j1)
+        meet(parts)
+        forward_part(p, c, work, x, out, part, parts)
 
 
 cdef void forward(
@@ -385,6 +316,9 @@ def block_lstm(
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef int gate
+    for gate in range(4):
+        p.w.column[gate] = c.column[gate]
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
     with nogil:
@@ -413,9 +347,8 @@ cdef Backward backward_of(
     p.T, p.B, p.I, p.H, p.N = T, B, I, H, 4 * H
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
-    p.Hs = p.J * p.L + p.L
-    p.Ns = p.N + 2 * p.L
-    p.by_rows = B >= 16 * threads or (B >= 4 * threads and 4 * H * H * itemsize <= 1 << 20)
+    p.Hs, p.Ns = stride_of(H, p.L), stride_of(p.N, p.L)
+    p.by_rows = splits_rows(B, H, 4, itemsize, threads)
     p.threads = 1 if 16.0 * T * B * H * (I + H) < 1e6 else threads
     p.w_h = 0
     p.w_x = p.w_h + p.J * p.L * p.N
@@ -426,14 +359,6 @@ cdef Backward backward_of(
     p.inputs = p.peep + 3 * p.J * p.L
     p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
     return p
-
-
-cdef void load_peepholes(
-    const Backward *p, real *peep, const store *wci, const store *wcf, const store *wco, Py_ssize_t j
-) noexcept nogil:
-    load_line(peep + 3 * j * p.L, wci + j * p.L, p.H - j * p.L)
-    load_line(peep + (3 * j + 1) * p.L, wcf + j * p.L, p.H - j * p.L)
-    load_line(peep + (3 * j + 2) * p.L, wco + j * p.L, p.H - j * p.L)
 
 
 cdef void backward_line(
@@ -534,7 +459,7 @@ cdef void backward_team(
     for k in range(j0, j1):
         pack_transposed(work + p.w_h, w + p.I * p.N, p.N, p.H, k)
         if c.peephole:
-            load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+            load_peepholes(work + p.peep, wci, wcf, wco, p.H, k)
     for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
         pack_transposed(work + p.w_x, w, p.N, p.I, k)
     for k in range(b0, b1):
@@ -663,7 +588,7 @@ cdef void cell_backward_team(
         d = <real *> out[0]
     if c.peephole:
         for k in range(j0, j1):
-            load_peepholes(p, work + p.peep, wci, wcf, wco, k)
+            load_peepholes(work + p.peep, wci, wcf, wco, p.H, k)
         meet(parts)
     for k in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
         cell_grad_row(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, out[1], d + k * p.Ns, k)

@@ -127,6 +127,16 @@ cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssiz
         load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
 
+cdef inline void load_rows(
+    real *dst, Py_ssize_t stride, const store *src, Py_ssize_t n, Py_ssize_t B, Py_ssize_t rows, Py_ssize_t r0,
+    Py_ssize_t r1
+) noexcept nogil:
+    """Rows r0 to r1 to scratch, of n values each, where `rows` batch rows follow one another in every step of B."""
+    cdef Py_ssize_t r
+    for r in range(r0, r1):
+        load_row(dst + r * stride, src + (r // rows * B + r % rows) * n, n)
+
+
 cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t j, lanes = line_of(src)
     for j in range(lines_in(src, n)):
@@ -272,6 +282,68 @@ cdef inline void product(
             else:
                 tile_rows(rows, n, <vecd *> (acc + g * lanes), a + k0 * ks, rs, ks,
                           <const vecd *> (panel + k0 * lines * lanes + g * lanes * kb), kb)
+
+
+cdef inline inlined chain(
+    Py_ssize_t rows, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w, Py_ssize_t ld,
+    Py_ssize_t K
+) noexcept nogil:
+    """The chains in `sums` (rows of ss vectors, a line each) go on over K >= 1 values of k of a[m, k] * w[k], where
+    row k of w begins at w + k * ld.  Inlined with constant rows, as `tile` is."""
+    cdef vec acc[ROWS * VECTORS]
+    cdef const vec *p
+    cdef Py_ssize_t k = 0, m, v
+    for m in range(rows):
+        for v in range(VECTORS):
+            acc[m * VECTORS + v] = sums[m * ss + v]
+    while True:
+        if vec is vecf:
+            p = <const vec *> (<const float *> w + k * ld)
+        else:
+            p = <const vec *> (<const double *> w + k * ld)
+        for m in range(rows):
+            for v in range(VECTORS):
+                if vec is vecf:
+                    acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const float *> a)[m * rs + k]
+                else:
+                    acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const double *> a)[m * rs + k]
+        k += 1
+        if k == K:
+            break
+    for m in range(rows):
+        for v in range(VECTORS):
+            sums[m * ss + v] = acc[m * VECTORS + v]
+
+
+cdef inline called chain_some(
+    Py_ssize_t rows, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w, Py_ssize_t ld,
+    Py_ssize_t K
+) noexcept nogil:
+    if K == PACK:
+        if rows == 1: chain(1, sums, ss, a, rs, w, ld, PACK)
+        elif rows == 2: chain(2, sums, ss, a, rs, w, ld, PACK)
+        elif rows == 3: chain(3, sums, ss, a, rs, w, ld, PACK)
+        elif ROWS > 3: chain(4, sums, ss, a, rs, w, ld, PACK)
+    elif rows == 1: chain(1, sums, ss, a, rs, w, ld, K)
+    elif rows == 2: chain(2, sums, ss, a, rs, w, ld, K)
+    elif rows == 3: chain(3, sums, ss, a, rs, w, ld, K)
+    elif ROWS > 3: chain(4, sums, ss, a, rs, w, ld, K)
+
+
+cdef inline void chain_rows(
+    real *sums, Py_ssize_t ss, Py_ssize_t rows, const real *a, Py_ssize_t rs, const real *w, Py_ssize_t ld,
+    Py_ssize_t K
+) noexcept nogil:
+    """Goes on with the chains of a product for one line of unpacked w (row stride ld) and K values of k; their sums
+    stand in rows of ss reals."""
+    cdef Py_ssize_t r = 0, m
+    while r < rows:
+        m = min(row_group(rows - r), <Py_ssize_t> 4)
+        if real is float:
+            chain_some(m, <vecf *> (sums + r * ss), ss * VECTORS // LF, a + r * rs, rs, w, ld, K)
+        else:
+            chain_some(m, <vecd *> (sums + r * ss), ss * VECTORS // LD, a + r * rs, rs, w, ld, K)
+        r += m
 
 
 cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:

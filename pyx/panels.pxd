@@ -1,0 +1,221 @@
+"""Weight matrices in panels, and products with them: what the forward passes of LSTM and GRU share.
+
+w [I+H, gates * H] holds gate after gate.  A panel holds `units` lines of hidden units with all of their gates: its line
+g is gate g % gates of line of units j * units + g // gates, so that the gates of a unit meet in one accumulator tile.
+
+A sequence packs all of w once.  A single step uses each weight once for every batch row: it packs block by block, where
+the block is still in cache when it is used, or for very few rows reads w as it lies.
+"""
+from half cimport half
+from real cimport real
+from tile cimport (
+    BLOCK, LF, LINES, PACK, chain_rows, line_of, load_line, load_lines, packed_at, packed_step, product, row_group, store
+)
+
+cdef enum:
+    FEW = 4  # batch rows for which packing costs more than it gains
+
+
+# ------------------------------------------------------------------------------------------------------------ planning
+cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
+    """Of rows of n values in scratch: an odd number of lines, so no power of two, which would share cache sets."""
+    return ((n + L - 1) // L | 1) * L
+
+
+cdef inline bint splits_rows(
+    Py_ssize_t B, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
+) noexcept nogil:
+    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for half of them
+    where the recurrent weights fit into each core's cache."""
+    return B >= 16 * threads or (B >= 4 * threads and gates * H * H * itemsize <= 1 << 20)
+
+
+cdef inline Py_ssize_t forward_threads(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t panels, bint by_rows,
+    Py_ssize_t threads
+) noexcept nogil:
+    """One where waking and waiting for others costs more than they do."""
+    cdef double step = 2.0 * gates * B * H * (I + H)  # floating-point operations
+    cdef double packing = 16.0 * gates * H * (I + H) if T == 1 else 0.0  # of a single step, in as many operations
+    if step * T + packing < 1e6 or (T > 1 and not by_rows and step < 2e5):
+        return 1
+    return threads if by_rows else min(threads, panels)
+
+
+cdef inline Py_ssize_t chunk_of(
+    Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads
+) noexcept nogil:
+    """Steps whose input products are computed at once, so that a thread has about 96 rows; 1: a step has enough."""
+    return max(<Py_ssize_t> 1, min(T, 96 // (B // threads if by_rows else B)))
+
+
+cdef struct Panels:
+    Py_ssize_t H, L, J  # cells, units in a line, lines of units
+    Py_ssize_t gates, units, count  # gates in w, lines of units in a panel, panels
+    Py_ssize_t[4] column  # where each gate begins in a row of w, in units of H
+    Py_ssize_t K  # rows of a packed panel; its bias follows as row K
+    Py_ssize_t first, size  # where panels begin in scratch; reals from one panel to the next
+
+
+cdef inline Panels panels_of(
+    Py_ssize_t T, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, Py_ssize_t first
+) noexcept nogil:
+    cdef Panels p
+    cdef Py_ssize_t g
+    p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
+    p.units = 1 if gates == LINES else 2
+    p.count = (p.J + p.units - 1) // p.units
+    for g in range(LINES):
+        p.column[g] = g
+    p.K = I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))
+    p.first = first
+    p.size = (p.K + 1) * p.gates * p.units * L
+    return p
+
+
+cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
+    """Lines of units in panel j: the last one may have fewer."""
+    return min(p.units, p.J - j * p.units)
+
+
+cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t g) noexcept nogil:
+    """Where line g of panel j begins in a row of w."""
+    return p.column[g % p.gates] * p.H + (j * p.units + g // p.gates) * p.L
+
+
+cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t g) noexcept nogil:
+    """Columns of line g of panel j; what is above a line does not count."""
+    return p.H - (j * p.units + g // p.gates) * p.L
+
+
+cdef inline real *panel_at(const Panels *p, real *work, Py_ssize_t j) noexcept nogil:
+    return work + p.first + j * p.size
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+cdef inline void pack_block(
+    const Panels *p, real *work, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """kb <= BLOCK rows of w to row `at` of the panels j0 to j1, PACK rows at a time: each is a stream to read."""
+    cdef Py_ssize_t k = 0, n, gate, j, u, g, lines
+    cdef real *panel
+    while k < kb:
+        n = min(<Py_ssize_t> PACK, kb - k)
+        for gate in range(p.gates):
+            for j in range(j0, j1):
+                lines = p.gates * units_in(p, j)
+                panel = panel_at(p, work, j) + at * lines * p.L
+                for u in range(units_in(p, j)):
+                    g = u * p.gates + gate
+                    load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
+                               w + column_of(p, j, g), p.gates * p.H, width_of(p, j, g))
+        k += n
+
+
+cdef inline void pack_panels(
+    const Panels *p, real *work, const store *w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """All of w for the panels j0 to j1; blocks begin anew where x ends and h begins."""
+    cdef Py_ssize_t k = 0, kb
+    while k < I + p.H:
+        kb = min(<Py_ssize_t> BLOCK, (I if k < I else I + p.H) - k)
+        pack_block(p, work, k, w + k * p.gates * p.H, kb, j0, j1)
+        k += kb
+
+
+cdef inline void pack_bias(
+    const Panels *p, real *work, const store *b, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    cdef Py_ssize_t j, g, lines
+    for j in range(j0, j1):
+        lines = p.gates * units_in(p, j)
+        for g in range(lines):
+            load_line(panel_at(p, work, j) + (p.K * lines + g) * p.L, b + column_of(p, j, g), width_of(p, j, g))
+
+
+# ------------------------------------------------------------------------------ products; z has LINES lines for each row
+cdef inline void add_bias(const Panels *p, real *work, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
+    """z := b for panel j and `rows` rows."""
+    cdef Py_ssize_t q, l, n = p.gates * units_in(p, j) * p.L
+    cdef const real *bias = panel_at(p, work, j) + p.K * n
+    for q in range(rows):
+        for l in range(n):
+            z[q * LINES * p.L + l] = bias[l]
+
+
+cdef inline void add_product(
+    const Panels *p, real *work, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z
+) noexcept nogil:
+    """z += a @ the K rows from `at` of panel j, for `rows` rows."""
+    cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
+    cdef const real *panel = panel_at(p, work, j) + at * lines * p.L
+    while r < rows:
+        m = row_group(rows - r)
+        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K)
+        r += m
+
+
+cdef inline void add_input_product(
+    const Panels *p, real *work, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z, Py_ssize_t zs,
+    Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """z := b + x @ w_x for the panels j0 to j1, which stand zs reals apart in z."""
+    cdef Py_ssize_t j
+    for j in range(j0, j1):
+        add_bias(p, work, j, rows, z + j * zs)
+        add_product(p, work, j, 0, I, x, stride, rows, z + j * zs)
+
+
+cdef inline void add_block_unpacked(
+    const Panels *p, real *work, const store *w, Py_ssize_t kb, const real *a, Py_ssize_t stride, Py_ssize_t rows,
+    real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
+    meanwhile, in the same order of summation as the tile's."""
+    cdef real[PACK * LF] narrow
+    cdef Py_ssize_t k = 0, n, gate, j, u, g, q, l, lines
+    cdef real *sums
+    for j in range(j0, j1):
+        sums = panel_at(p, work, j)
+        for l in range(rows * p.gates * units_in(p, j) * p.L):
+            sums[l] = 0
+    while k < kb:
+        n = min(<Py_ssize_t> PACK, kb - k)
+        for gate in range(p.gates):
+            for j in range(j0, j1):
+                lines = p.gates * units_in(p, j)
+                for u in range(units_in(p, j)):
+                    g = u * p.gates + gate
+                    sums = panel_at(p, work, j) + g * p.L
+                    if store is half or width_of(p, j, g) < p.L:  # to be converted; no whole line
+                        load_lines(&narrow[0], p.L, 0, n, w + k * p.gates * p.H + column_of(p, j, g), p.gates * p.H,
+                                   width_of(p, j, g))
+                        chain_rows(sums, lines * p.L, rows, a + k, stride, &narrow[0], p.L, n)
+                    else:
+                        chain_rows(sums, lines * p.L, rows, a + k, stride,
+                                   <const real *> w + k * p.gates * p.H + column_of(p, j, g), p.gates * p.H, n)
+        k += n
+    for j in range(j0, j1):
+        lines = p.gates * units_in(p, j)
+        sums = panel_at(p, work, j)
+        for q in range(rows):
+            for l in range(lines * p.L):
+                z[j * zs + q * LINES * p.L + l] += sums[q * lines * p.L + l]
+
+
+cdef inline void add_product_once(
+    const Panels *p, real *work, const store *w, Py_ssize_t K, const real *a, Py_ssize_t stride, Py_ssize_t rows,
+    real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """z += a @ w for the panels j0 to j1, where w is used once."""
+    cdef Py_ssize_t k = 0, kb, j
+    while k < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k)
+        if rows <= FEW and rows <= p.K:
+            add_block_unpacked(p, work, w + k * p.gates * p.H, kb, a + k, stride, rows, z, zs, j0, j1)
+        else:
+            pack_block(p, work, 0, w + k * p.gates * p.H, kb, j0, j1)
+            for j in range(j0, j1):
+                add_product(p, work, j, 0, kb, a + k, stride, rows, z + j * zs)
+        k += kb
