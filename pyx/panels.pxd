@@ -13,7 +13,7 @@ from tile cimport (
 )
 
 cdef enum:
-    FEW = 4  # batch rows for which packing costs more than it gains
+    FEW = 8  # batch rows up to which packing costs more than it gains
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -78,14 +78,14 @@ cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
     return min(p.units, p.J - j * p.units)
 
 
-cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t g) noexcept nogil:
-    """Where line g of panel j begins in a row of w."""
-    return p.column[g % p.gates] * p.H + (j * p.units + g // p.gates) * p.L
+cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
+    """Where line u of units of panel j begins in a row of w, for a gate."""
+    return p.column[gate] * p.H + (j * p.units + u) * p.L
 
 
-cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t g) noexcept nogil:
-    """Columns of line g of panel j; what is above a line does not count."""
-    return p.H - (j * p.units + g // p.gates) * p.L
+cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
+    """Columns of line u of panel j; what is above a line does not count."""
+    return p.H - (j * p.units + u) * p.L
 
 
 cdef inline real *panel_at(const Panels *p, real *work, Py_ssize_t j) noexcept nogil:
@@ -108,7 +108,7 @@ cdef inline void pack_block(
                 for u in range(units_in(p, j)):
                     g = u * p.gates + gate
                     load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
-                               w + column_of(p, j, g), p.gates * p.H, width_of(p, j, g))
+                               w + column_of(p, j, u, gate), p.gates * p.H, width_of(p, j, u))
         k += n
 
 
@@ -126,11 +126,13 @@ cdef inline void pack_panels(
 cdef inline void pack_bias(
     const Panels *p, real *work, const store *b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    cdef Py_ssize_t j, g, lines
+    cdef Py_ssize_t j, u, gate
+    cdef real *bias
     for j in range(j0, j1):
-        lines = p.gates * units_in(p, j)
-        for g in range(lines):
-            load_line(panel_at(p, work, j) + (p.K * lines + g) * p.L, b + column_of(p, j, g), width_of(p, j, g))
+        bias = panel_at(p, work, j) + p.K * p.gates * units_in(p, j) * p.L
+        for u in range(units_in(p, j)):
+            for gate in range(p.gates):
+                load_line(bias + (u * p.gates + gate) * p.L, b + column_of(p, j, u, gate), width_of(p, j, u))
 
 
 # ------------------------------------------------------------------------------ products; z has LINES lines for each row
@@ -172,36 +174,34 @@ cdef inline void add_block_unpacked(
     real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
-    meanwhile, in the same order of summation as the tile's."""
+    meanwhile, gate after gate, row after row; their order of summation is the tile's."""
     cdef real[PACK * LF] narrow
-    cdef Py_ssize_t k = 0, n, gate, j, u, g, q, l, lines
+    cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first, whole = min(lines, p.H // p.L - first)
+    cdef Py_ssize_t k = 0, n, gate, j, u, q, l, stride_z = lines * p.L
+    cdef real *block = panel_at(p, work, j0)
     cdef real *sums
-    for j in range(j0, j1):
-        sums = panel_at(p, work, j)
-        for l in range(rows * p.gates * units_in(p, j) * p.L):
-            sums[l] = 0
+    cdef const store *columns
+    if store is half:  # has to be converted, a line at a time
+        whole = 0
+    for l in range(p.gates * rows * stride_z):
+        block[l] = 0
     while k < kb:
         n = min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
-            for j in range(j0, j1):
-                lines = p.gates * units_in(p, j)
-                for u in range(units_in(p, j)):
-                    g = u * p.gates + gate
-                    sums = panel_at(p, work, j) + g * p.L
-                    if store is half or width_of(p, j, g) < p.L:  # to be converted; no whole line
-                        load_lines(&narrow[0], p.L, 0, n, w + k * p.gates * p.H + column_of(p, j, g), p.gates * p.H,
-                                   width_of(p, j, g))
-                        chain_rows(sums, lines * p.L, rows, a + k, stride, &narrow[0], p.L, n)
-                    else:
-                        chain_rows(sums, lines * p.L, rows, a + k, stride,
-                                   <const real *> w + k * p.gates * p.H + column_of(p, j, g), p.gates * p.H, n)
+            sums = block + gate * rows * stride_z
+            columns = w + k * p.gates * p.H + column_of(p, j0, 0, gate)
+            chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, p.gates * p.H, n)
+            for j in range(whole, lines):
+                load_lines(&narrow[0], p.L, 0, n, columns + j * p.L, p.gates * p.H, p.H - (first + j) * p.L)
+                chain_rows(sums + j * p.L, stride_z, rows, 1, a + k, stride, &narrow[0], p.L, n)
         k += n
     for j in range(j0, j1):
-        lines = p.gates * units_in(p, j)
-        sums = panel_at(p, work, j)
-        for q in range(rows):
-            for l in range(lines * p.L):
-                z[j * zs + q * LINES * p.L + l] += sums[q * lines * p.L + l]
+        for u in range(units_in(p, j)):
+            for gate in range(p.gates):
+                for q in range(rows):
+                    sums = block + (gate * rows + q) * stride_z + ((j - j0) * p.units + u) * p.L
+                    for l in range(p.L):
+                        z[j * zs + (q * LINES + u * p.gates + gate) * p.L + l] += sums[l]
 
 
 cdef inline void add_product_once(

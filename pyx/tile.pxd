@@ -285,64 +285,66 @@ cdef inline void product(
 
 
 cdef inline inlined chain(
-    Py_ssize_t rows, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w, Py_ssize_t ld,
-    Py_ssize_t K
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w,
+    Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
-    """The chains in `sums` (rows of ss vectors, a line each) go on over K >= 1 values of k of a[m, k] * w[k], where
-    row k of w begins at w + k * ld.  Inlined with constant rows, as `tile` is."""
+    """The chains in `sums` (rows of ss vectors) go on over K >= 1 values of k of a[m, k] * w[k], for so many lines of
+    unpacked w, whose row k begins at w + k * ld.  Inlined with constant rows, as `tile` is."""
     cdef vec acc[ROWS * VECTORS]
     cdef const vec *p
-    cdef Py_ssize_t k = 0, m, v
-    for m in range(rows):
-        for v in range(VECTORS):
-            acc[m * VECTORS + v] = sums[m * ss + v]
-    while True:
-        if vec is vecf:
-            p = <const vec *> (<const float *> w + k * ld)
-        else:
-            p = <const vec *> (<const double *> w + k * ld)
+    cdef Py_ssize_t j, k, m, v
+    for j in range(lines):
         for m in range(rows):
             for v in range(VECTORS):
-                if vec is vecf:
-                    acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const float *> a)[m * rs + k]
-                else:
-                    acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const double *> a)[m * rs + k]
-        k += 1
-        if k == K:
-            break
-    for m in range(rows):
-        for v in range(VECTORS):
-            sums[m * ss + v] = acc[m * VECTORS + v]
+                acc[m * VECTORS + v] = sums[m * ss + j * VECTORS + v]
+        k = 0
+        while True:
+            if vec is vecf:
+                p = <const vec *> (<const float *> w + k * ld) + j * VECTORS
+            else:
+                p = <const vec *> (<const double *> w + k * ld) + j * VECTORS
+            for m in range(rows):
+                for v in range(VECTORS):
+                    if vec is vecf:
+                        acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const float *> a)[m * rs + k]
+                    else:
+                        acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const double *> a)[m * rs + k]
+            k += 1
+            if k == K:
+                break
+        for m in range(rows):
+            for v in range(VECTORS):
+                sums[m * ss + j * VECTORS + v] = acc[m * VECTORS + v]
 
 
 cdef inline called chain_some(
-    Py_ssize_t rows, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w, Py_ssize_t ld,
-    Py_ssize_t K
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w,
+    Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
     if K == PACK:
-        if rows == 1: chain(1, sums, ss, a, rs, w, ld, PACK)
-        elif rows == 2: chain(2, sums, ss, a, rs, w, ld, PACK)
-        elif rows == 3: chain(3, sums, ss, a, rs, w, ld, PACK)
-        elif ROWS > 3: chain(4, sums, ss, a, rs, w, ld, PACK)
-    elif rows == 1: chain(1, sums, ss, a, rs, w, ld, K)
-    elif rows == 2: chain(2, sums, ss, a, rs, w, ld, K)
-    elif rows == 3: chain(3, sums, ss, a, rs, w, ld, K)
-    elif ROWS > 3: chain(4, sums, ss, a, rs, w, ld, K)
+        if rows == 1: chain(1, lines, sums, ss, a, rs, w, ld, PACK)
+        elif rows == 2: chain(2, lines, sums, ss, a, rs, w, ld, PACK)
+        elif rows == 3: chain(3, lines, sums, ss, a, rs, w, ld, PACK)
+        elif ROWS > 3: chain(4, lines, sums, ss, a, rs, w, ld, PACK)
+    elif rows == 1: chain(1, lines, sums, ss, a, rs, w, ld, K)
+    elif rows == 2: chain(2, lines, sums, ss, a, rs, w, ld, K)
+    elif rows == 3: chain(3, lines, sums, ss, a, rs, w, ld, K)
+    elif ROWS > 3: chain(4, lines, sums, ss, a, rs, w, ld, K)
 
 
 cdef inline void chain_rows(
-    real *sums, Py_ssize_t ss, Py_ssize_t rows, const real *a, Py_ssize_t rs, const real *w, Py_ssize_t ld,
-    Py_ssize_t K
+    real *sums, Py_ssize_t ss, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, const real *w,
+    Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
-    """Goes on with the chains of a product for one line of unpacked w (row stride ld) and K values of k; their sums
-    stand in rows of ss reals."""
+    """Goes on with the chains of a product for lines of unpacked w (row stride ld) and K values of k; their sums stand
+    in rows of ss reals."""
     cdef Py_ssize_t r = 0, m
     while r < rows:
         m = min(row_group(rows - r), <Py_ssize_t> 4)
         if real is float:
-            chain_some(m, <vecf *> (sums + r * ss), ss * VECTORS // LF, a + r * rs, rs, w, ld, K)
+            chain_some(m, lines, <vecf *> (sums + r * ss), ss * VECTORS // LF, a + r * rs, rs, w, ld, K)
         else:
-            chain_some(m, <vecd *> (sums + r * ss), ss * VECTORS // LD, a + r * rs, rs, w, ld, K)
+            chain_some(m, lines, <vecd *> (sums + r * ss), ss * VECTORS // LD, a + r * rs, rs, w, ld, K)
         r += m
 
 
