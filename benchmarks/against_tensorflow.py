@@ -1,6 +1,6 @@
 """How many times faster than TensorFlow's raw ops: every op, over a grid of sizes.
 
-    python benchmarks/against_tensorflow.py [--quick] [--rounds 3] [--csv FILE]
+    python benchmarks/against_tensorflow.py [--quick] [--rounds 3] [--dtype float16] [--csv FILE]
 
 Needs tensorflow-cpu beside blockcell.  Each candidate lives in a process of its own and the two are asked in turn (in
 one process the idle threads of one would slow the other); a round runs a call for about 0.3 s and gives the median
@@ -24,14 +24,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 OPS = ["GRUBlockCell", "GRUBlockCellGrad", "LSTMBlockCell", "LSTMBlockCellGrad", "BlockLSTM", "BlockLSTMGrad"]
+WIDTHS = [(H, H) for H in (16, 40, 64, 100, 128, 256, 300, 512)] + [(40, 300), (300, 64)]  # I, H
 
 
 def grid(quick: bool):
     for name in OPS:
         steps = (1, 20, 100) if name.startswith("Block") else (1,)
-        for T, H, B in itertools.product(steps, (16, 40, 64, 128, 256, 512), (1, 4, 16, 64, 256)):
-            if not quick or (H in (16, 128, 512) and B in (1, 16, 256) and T < 100):
-                yield name, {"T": T, "B": B, "I": H, "H": H}
+        for T, (I, H), B in itertools.product(steps, WIDTHS, (1, 4, 16, 64, 256)):
+            if not quick or (I == H in (16, 128, 512) and B in (1, 16, 256) and T < 100):
+                yield name, {"T": T, "B": B, "I": I, "H": H}
 
 
 def seconds_per_call(function, budget: float = 0.3) -> float:
@@ -61,8 +62,9 @@ def worker(candidate: str) -> None:
         convert = lambda value: value  # noqa: E731
     print("ready", flush=True)
     for line in sys.stdin:
-        name, sizes = json.loads(line)
-        args = {key: convert(value) for key, value in arguments(name, sizes, use_peephole=False).items()}
+        name, sizes, dtype = json.loads(line)
+        drawn = arguments(name, sizes, dtype=np.dtype(dtype), use_peephole=False)
+        args = {key: convert(value) for key, value in drawn.items()}
         if "seq_len_max" in args and candidate == "tensorflow":
             args["seq_len_max"] = tf.constant(args["seq_len_max"], tf.int64)
         op = getattr(ops, name)
@@ -71,8 +73,9 @@ def worker(candidate: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a ninth of the grid")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the grid")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per point (default 3)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16"], help="TF has these two")
     parser.add_argument("--csv", help="also write the points to this file")
     parser.add_argument("--ops", nargs="+", default=OPS, choices=OPS, help="only these")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -99,7 +102,7 @@ def main() -> None:
         for _ in range(options.rounds):
             times = {}
             for candidate, process in workers.items():
-                process.stdin.write(json.dumps([name, sizes]) + "\n")
+                process.stdin.write(json.dumps([name, sizes, options.dtype]) + "\n")
                 process.stdin.flush()
                 times[candidate] = float(process.stdout.readline())
             rounds.append(times)
@@ -109,7 +112,7 @@ def main() -> None:
         ratio = statistics.median(times["tensorflow"] / times["blockcell"] for times in rounds)
         rows.append([name, *sizes.values(), round(ours, 1), round(theirs, 1), round(ratio, 2)])
         print(
-            f"{name:18} T{sizes['T']:<4}B{sizes['B']:<4}H{sizes['H']:<5}{ours:12.1f} us {theirs:12.1f} us {ratio:7.2f}x"
+            f"{name:18} T{sizes['T']:<4}B{sizes['B']:<4}I{sizes['I']:<4}H{sizes['H']:<4}{ours:12.1f} us {theirs:12.1f} us {ratio:7.2f}x"
         )
     for process in workers.values():
         process.stdin.close()

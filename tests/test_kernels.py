@@ -18,7 +18,6 @@ LEVELS = _kernels.available_levels()
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
 # Largest error in eps of the output's largest entry; float64's leaves room for the formulas' own rounding.
 BOUNDS = {"float32": 5, "float64": 64, "float16": 1.5}
-ROUNDED_STATES = {("BlockLSTM", "float16"): 1.8}  # above 1.5: cs is rounded to half at each of 20 steps
 SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, tiles, blocks and panels
     (1, 1, 1, 1),
     (3, 2, 3, 5),
@@ -78,6 +77,19 @@ def same_bits(a, b):
 
 
 # ------------------------------------------------------------------------------------------------------------ accuracy
+def expected_of(name, args, dtype):
+    """The formulas' results; in float16 each step starts from states that were rounded to half, as they are stored."""
+    states = [state for state in ("cs", "h") if state in OPS[name].result._fields]
+    if dtype != "float16" or not (OPS[name].sequence and states):
+        return FORMULAS[name](**args)
+    steps, step = [], dict(args)
+    for t, x in enumerate(args["x"]):
+        step |= {"x": x[None], "seq_len_max": int(t < args["seq_len_max"])}
+        steps.append(FORMULAS[name](**step))
+        step |= {f"{state}_prev": getattr(steps[-1], state)[0].astype(np.float16) for state in states}
+    return OPS[name].result._make(map(np.concatenate, zip(*steps, strict=True)))
+
+
 @cache
 def expectations(name, dtype):
     """Arguments, what they are, and the formulas' results; the same for every level."""
@@ -94,7 +106,7 @@ def expectations(name, dtype):
                 use_peephole=use_peephole,
                 **({"cell_clip": 0.75, "forget_bias": 0.5} if k % 2 else {}),
             )
-            found.append((args, f"T, B, I, H = {sizes}, peephole {use_peephole}", FORMULAS[name](**args)))
+            found.append((args, f"T, B, I, H = {sizes}, peephole {use_peephole}", expected_of(name, args, dtype)))
     return found
 
 
@@ -102,10 +114,9 @@ def expectations(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_formulas(name, dtype, level):
-    bound = ROUNDED_STATES.get((name, dtype), BOUNDS[dtype])
     for args, what, expected in expectations(name, dtype):
         for output, error in errors(run(name, args, level), expected, DTYPES[dtype]):
-            assert error <= bound, f"{output} is {error:.2f} eps off at {what}"
+            assert error <= BOUNDS[dtype], f"{output} is {error:.2f} eps off at {what}"
 
 
 @pytest.mark.parametrize("sizes", LARGE, ids=str)
@@ -131,8 +142,9 @@ def test_tensorflow(level):
             np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=what)
             scale = max(1.0, np.abs(expected[finite]).max(initial=0))
             error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
-            # Weights times 20 amplify each step's rounding: in one float32 sequence we are 32 eps from the formulas and
-            # TensorFlow is 11; in float16 we are at most 3 and TensorFlow 16.
+            # Weights times 20 make a sequence chaotic: each rounding grows from step to step, in anyone's arithmetic.
+            # In one float32 case we are 32 eps from the formulas and TensorFlow is 11, in others it is the other way
+            # round (test_against_tensorflow.py compares many); in float16 we are at most 3 off and TensorFlow 16.
             bound = {"f32": 40, "f16": 20}[case["dtype"]] if case["kind"] == "saturated" else 12
             assert error <= bound, f"{what} is {error:.1f} eps off"
 
