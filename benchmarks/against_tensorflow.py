@@ -30,7 +30,7 @@ WIDTHS = [(H, H) for H in (16, 40, 64, 100, 128, 256, 300, 512)] + [(40, 300), (
 def grid(quick: bool):
     for name in OPS:
         steps = (1, 20, 100) if name.startswith("Block") else (1,)
-        for T, (I, H), B in itertools.product(steps, WIDTHS, (1, 4, 16, 64, 256)):
+        for T, (I, H), B in itertools.product(steps, WIDTHS, (1, 4, 16, 64, 256)):  # noqa: E741
             if not quick or (I == H in (16, 128, 512) and B in (1, 16, 256) and T < 100):
                 yield name, {"T": T, "B": B, "I": I, "H": H}
 
@@ -111,9 +111,8 @@ def main() -> None:
         ours, theirs = (statistics.median(times[c] for times in rounds) * 1e6 for c in workers)
         ratio = statistics.median(times["tensorflow"] / times["blockcell"] for times in rounds)
         rows.append([name, *sizes.values(), round(ours, 1), round(theirs, 1), round(ratio, 2)])
-        print(
-            f"{name:18} T{sizes['T']:<4}B{sizes['B']:<4}I{sizes['I']:<4}H{sizes['H']:<4}{ours:12.1f} us {theirs:12.1f} us {ratio:7.2f}x"
-        )
+        point = " ".join(f"{letter}{size:<4}" for letter, size in sizes.items())
+        print(f"{name:18} {point} {ours:12.1f} us {theirs:12.1f} us {ratio:7.2f}x", flush=True)
     for process in workers.values():
         process.stdin.close()
     for name in options.ops:
