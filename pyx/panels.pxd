@@ -9,7 +9,7 @@ the block is still in cache when it is used, or for very few rows reads w as it 
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, chain_rows, line_of, load_line, load_lines, packed_at, packed_step, product, row_group, store
+    BLOCK, LF, LINES, PACK, chain_rows, load_line, load_lines, packed_at, packed_step, product, row_group, store
 )
 
 cdef enum:
@@ -42,9 +42,7 @@ cdef inline Py_ssize_t forward_threads(
     return threads if by_rows else min(threads, panels)
 
 
-cdef inline Py_ssize_t chunk_of(
-    Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads
-) noexcept nogil:
+cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads) noexcept nogil:
     """Steps whose input products are computed at once, so that a thread has about 96 rows; 1: a step has enough."""
     return max(<Py_ssize_t> 1, min(T, 96 // (B // threads if by_rows else B)))
 
@@ -135,7 +133,7 @@ cdef inline void pack_bias(
                 load_line(bias + (u * p.gates + gate) * p.L, b + column_of(p, j, u, gate), width_of(p, j, u))
 
 
-# ------------------------------------------------------------------------------ products; z has LINES lines for each row
+# ----------------------------------------------------------------------------- products; z has LINES lines for each row
 cdef inline void add_bias(const Panels *p, real *work, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t q, l, n = p.gates * units_in(p, j) * p.L
@@ -159,8 +157,8 @@ cdef inline void add_product(
 
 
 cdef inline void add_input_product(
-    const Panels *p, real *work, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z, Py_ssize_t zs,
-    Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *work, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
+    Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z := b + x @ w_x for the panels j0 to j1, which stand zs reals apart in z."""
     cdef Py_ssize_t j
