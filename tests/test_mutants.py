@@ -34,7 +34,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm h_prev and cs_prev": (
         "_lstm",
-        {"p.Hs, cs_prev + r": "p.Hs, h_prev + r", "p.Hs, h_prev + r": "p.Hs, cs_prev + r"},
+        {"p.Hs, cs_prev, p.H": "p.Hs, h_prev, p.H", "p.Hs, h_prev, p.H": "p.Hs, cs_prev, p.H"},
     ),
     "lstm h and cs": ("_lstm", {"y[L + l] = s[l]": "y[6 * L + l] = s[l]", "y[6 * L + l] = y[3": "y[L + l] = y[3"}),
     "lstm d_i and d_f": (
