@@ -15,7 +15,7 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, column_sum, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -23,10 +23,11 @@ from panels cimport (
     pack_panels, panels_of, splits_rows, stride_of, units_in
 )
 from real cimport real
+from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, for_writing, line_of, load_line, load_rows, product, row_group, store, store_line,
-    store_row
+    LF, LINES, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
+    store, store_line, store_row
 )
 
 
@@ -77,9 +78,11 @@ cdef void gates_grad(
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
-    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Steps steps  # those that are run
+    Py_ssize_t B, I, H
     Py_ssize_t L, P  # units in a line, pairs of lines
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
+    Py_ssize_t ld  # stride of rows of the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
@@ -88,71 +91,102 @@ cdef struct Forward:
 
 
 cdef Forward forward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int threads
 ) noexcept nogil:
+    """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
-    p.T, p.B, p.I, p.H = T, B, I, H
+    cdef bint whole = packed or T > 1
+    p.steps = steps_of(T, B)
+    p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
-    p.ru = panels_of(T, I, H, p.L, 2, 0)
+    p.ru, p.c = panels_of(whole, I, H, p.L, 2), panels_of(whole, I, H, p.L, 1)
     p.P = p.ru.count
-    p.c = panels_of(T, I, H, p.L, 1, p.ru.size * p.P)
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = T > 1 and splits_rows(B, H, 3, itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, 3, p.P, p.by_rows, threads)
+    p.by_rows = whole and splits_rows(B, H, 3, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 3, p.P, p.by_rows, whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.h = p.c.first + p.c.size * p.P
+    p.h = 0 if packed else packed_size(&p)
     p.hr = p.h + B * p.Hs
     p.u = p.hr + B * p.Hs
     p.x = p.u + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 or T == 1 else 0)
+    p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 or not whole else 0)
     return p
 
 
+cdef Py_ssize_t packed_size(const Forward *p) noexcept nogil:
+    """Reals of all panels."""
+    return (p.ru.size + p.c.size) * p.P
+
+
+cdef void use_panels(Forward *p, real *panels) noexcept nogil:
+    p.ru.base, p.c.base = panels, panels + p.ru.size * p.P
+
+
 cdef void gates_cells(
-    const Forward *p, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
+    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
-    """From z to the outputs r and u of step t and to h_prev * r, for pair j and batch rows b0 to b1."""
+    """From z to r, u and h_prev * r of the step processed as number k, for pair j and batch rows b0 to b1."""
     cdef real[LF] gate_r
-    cdef Py_ssize_t q, s, at
+    cdef Py_ssize_t q, s, at, to, t = step_at(&p.steps, k)
     cdef real *u
     for q in range(b0, b1):
         for s in range(units_in(&p.ru, j)):
             at = (j * PLAIN + s) * p.L
+            to = (t * p.B + q) * p.H + at
             u = work + p.u + q * p.Hs + at
             gates(z + ((q - b0) * LINES + 2 * s) * p.L, work + p.h + q * p.Hs + at, gate_r, u,
                   work + p.hr + q * p.Hs + at)
-            store_line(out[0] + (t * p.B + q) * p.H + at, gate_r, p.H - at)
-            store_line(out[1] + (t * p.B + q) * p.H + at, u, p.H - at)
-            for_writing(out[0] + (t * p.B + q) * p.H + at + PLAIN * p.L)  # where pair j + 1 of this row will go
-            for_writing(out[1] + (t * p.B + q) * p.H + at + PLAIN * p.L)
+            if out[0] is NULL:
+                continue
+            if marked(&p.steps, k, q, ENDED):
+                clear(gate_r, p.L)
+                clear(u, p.L)
+            store_line(out[0] + to, gate_r, p.H - at)
+            store_line(out[1] + to, u, p.H - at)
+            for_writing(out[0] + to + PLAIN * p.L)  # where pair j + 1 of this row will go
+            for_writing(out[1] + to + PLAIN * p.L)
 
 
 cdef void candidate_cells(
-    const Forward *p, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
+    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
-    """From z to the outputs c and h of step t and to the new state, for pair j and batch rows b0 to b1."""
+    """From z to c, h and the new state of the step processed as number k, for pair j and batch rows b0 to b1."""
     cdef real[LF] c
-    cdef Py_ssize_t q, s, at
+    cdef real[LF] zero
+    cdef Py_ssize_t q, s, at, t = step_at(&p.steps, k)
     cdef real *h
+    cdef const real *y
+    cdef store *row
+    clear(zero, p.L)
     for q in range(b0, b1):
         for s in range(units_in(&p.c, j)):
             at = (j * PLAIN + s) * p.L
             h = work + p.h + q * p.Hs + at
-            candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
-            store_line(out[2] + (t * p.B + q) * p.H + at, c, p.H - at)
-            store_line(out[3] + (t * p.B + q) * p.H + at, h, p.H - at)
-            for_writing(out[2] + (t * p.B + q) * p.H + at + PLAIN * p.L)
-            for_writing(out[3] + (t * p.B + q) * p.H + at + PLAIN * p.L)
-            if store is half:  # the next step reads the state as it was written
-                load_line(h, out[3] + (t * p.B + q) * p.H + at, p.H - at)
+            y = h
+            if marked(&p.steps, k, q, ENDED):
+                clear(c, p.L)
+                y = zero
+            else:
+                candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
+            if out[2] is not NULL:
+                row = out[2] + (t * p.B + q) * p.H + at
+                store_line(row, c, p.H - at)
+                for_writing(row + PLAIN * p.L)
+            row = out[3] + (t * p.B + q) * p.ld + at
+            store_line(row, y, p.H - at)
+            for_writing(row + PLAIN * p.L)
+            if store is half:  # the next step reads the state as it is stored
+                round_to_half(h, p.L)
+            if marked(&p.steps, k + 1, q, FRESH):
+                clear(h, p.L)
 
 
 cdef void step_rows(
-    const Forward *p, const Panels *w, const real *h, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1,
+    const Forward *p, const Panels *w, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *work, store **out
 ) noexcept nogil:
-    """Step t's r and u or its c and h, whichever w is of, for pair j and batch rows b0 to b1; the input product comes
+    """A step's r and u or its c and h, whichever w is of, for pair j and batch rows b0 to b1; the input product comes
     in z, or is computed from x."""
     cdef real[TILE] acc
     cdef Py_ssize_t r = b0, m
@@ -163,13 +197,13 @@ cdef void step_rows(
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            add_bias(w, work, j, m, a)
-            add_product(w, work, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
-        add_product(w, work, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a)
+            add_bias(w, j, m, a)
+            add_product(w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
+        add_product(w, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a)
         if w.gates == 2:
-            gates_cells(p, j, t, r, r + m, a, work, out)
+            gates_cells(p, j, k, r, r + m, a, work, out)
         else:
-            candidate_cells(p, j, t, r, r + m, a, work, out)
+            candidate_cells(p, j, k, r, r + m, a, work, out)
         r += m
 
 
@@ -177,7 +211,7 @@ cdef void forward_part(
     const Forward *p, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t0 = 0, t, steps, j, rows, at, z_panel
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, k0 = 0, k, steps, j, rows, at, z_panel
     cdef real *xs
     cdef real *z_ru
     cdef real *z_c
@@ -190,49 +224,59 @@ cdef void forward_part(
     xs = work + p.x + p.chunk * b0 * p.Is
     z_ru = work + p.z + 2 * p.chunk * b0 * p.P * LINES * p.L
     z_c = z_ru + p.P * z_panel
-    while t0 < p.T:
-        steps = min(p.chunk, p.T - t0)
+    while k0 < p.steps.T:
+        steps = min(p.chunk, p.steps.T - k0)
         if p.by_rows:
-            load_rows(xs, p.Is, x + (t0 * p.B + b0) * p.I, p.I, p.B, rows, 0, steps * rows)
+            load_steps(&p.steps, xs, p.Is, x, p.I, k0, b0, rows, 0, steps * rows)
         else:
-            load_rows(xs, p.Is, x + t0 * p.B * p.I, p.I, p.B, rows, share(steps * rows, part, parts),
-                      share(steps * rows, part + 1, parts))
+            load_steps(&p.steps, xs, p.Is, x, p.I, k0, 0, rows, share(steps * rows, part, parts),
+                       share(steps * rows, part + 1, parts))
             meet(parts)
         if p.chunk > 1:
-            add_input_product(&p.ru, work, p.I, xs, p.Is, steps * rows, z_ru, z_panel, j0, j1)
-            add_input_product(&p.c, work, p.I, xs, p.Is, steps * rows, z_c, z_panel, j0, j1)
-        for t in range(steps):
-            at = t * rows * LINES * p.L
+            add_input_product(&p.ru, p.I, xs, p.Is, steps * rows, z_ru, z_panel, j0, j1)
+            add_input_product(&p.c, p.I, xs, p.Is, steps * rows, z_c, z_panel, j0, j1)
+        for k in range(steps):
+            at = k * rows * LINES * p.L
             for j in range(j0, j1):
-                step_rows(p, &p.ru, work + p.h, j, t0 + t, b0, b1, xs + t * rows * p.Is, z_ru + j * z_panel + at,
+                step_rows(p, &p.ru, work + p.h, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_ru + j * z_panel + at,
                           work, out)
             if not p.by_rows:
                 meet(parts)
             for j in range(j0, j1):
-                step_rows(p, &p.c, work + p.hr, j, t0 + t, b0, b1, xs + t * rows * p.Is, z_c + j * z_panel + at,
+                step_rows(p, &p.c, work + p.hr, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_c + j * z_panel + at,
                           work, out)
             if not p.by_rows:
                 meet(parts)
-        t0 += steps
+        k0 += steps
 
 
 cdef void single_step(
-    const Forward *p, const Panels *w, const real *h, real *work, const store *weights, const store *b, store **out,
-    Py_ssize_t j0, Py_ssize_t j1
+    const Forward *p, const Panels *w, const real *h, real *work, const store *weights, store **out, Py_ssize_t j0,
+    Py_ssize_t j1
 ) noexcept nogil:
-    """r and u or c and h of a sequence of one step, for the pairs j0 to j1."""
+    """r and u or c and h of a sequence of one step with weights that are not packed yet, for the pairs j0 to j1."""
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
-    pack_bias(w, work, b, j0, j1)
     for j in range(j0, j1):
-        add_bias(w, work, j, p.B, z + j * z_panel)
-    add_product_once(w, work, weights, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
-    add_product_once(w, work, weights + p.I * w.gates * p.H, p.H, h, p.Hs, p.B, z, z_panel, j0, j1)
+        add_bias(w, j, p.B, z + j * z_panel)
+    add_product_once(w, weights, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(w, weights + p.I * w.gates * p.H, p.H, h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
         if w.gates == 2:
             gates_cells(p, j, 0, 0, p.B, z + j * z_panel, work, out)
         else:
             candidate_cells(p, j, 0, 0, p.B, z + j * z_panel, work, out)
+
+
+cdef void load_states(
+    const Forward *p, real *work, const store *h, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """The states that rows b0 to b1 start from."""
+    cdef Py_ssize_t b
+    for b in range(b0, b1):
+        load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
+        if marked(&p.steps, 0, b, FRESH):
+            clear(work + p.h + b * p.Hs, p.Hs)
 
 
 cdef void forward_team(
@@ -242,26 +286,27 @@ cdef void forward_team(
     """What each thread of the team does."""
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
-    load_rows(work + p.h, p.Hs, h_prev, p.H, p.B, p.B, b0, b1)
-    if p.T == 1:
-        load_rows(work + p.x, p.Is, x, p.I, p.B, p.B, b0, b1)
+    load_states(p, work, h_prev, b0, b1)
+    pack_bias(&p.ru, <real *> p.ru.base, b_ru, j0, j1)
+    pack_bias(&p.c, <real *> p.c.base, b_c, j0, j1)
+    if p.steps.T == 1:
+        load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
         meet(parts)
-        single_step(p, &p.ru, work + p.h, work, w_ru, b_ru, out, j0, j1)
+        single_step(p, &p.ru, work + p.h, work, w_ru, out, j0, j1)
         meet(parts)
-        single_step(p, &p.c, work + p.hr, work, w_c, b_c, out, j0, j1)
+        single_step(p, &p.c, work + p.hr, work, w_c, out, j0, j1)
     else:
-        pack_panels(&p.ru, work, w_ru, p.I, j0, j1)
-        pack_bias(&p.ru, work, b_ru, j0, j1)
-        pack_panels(&p.c, work, w_c, p.I, j0, j1)
-        pack_bias(&p.c, work, b_c, j0, j1)
+        pack_panels(&p.ru, <real *> p.ru.base, w_ru, p.I, j0, j1)
+        pack_panels(&p.c, <real *> p.c.base, w_c, p.I, j0, j1)
         meet(parts)
         forward_part(p, work, x, out, part, parts)
 
 
 cdef void forward(
-    const Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
+    Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
     const store *b_ru, const store *b_c, store **out
 ) noexcept nogil:
+    use_panels(p, work)
     if p.threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, 0, 1)
         return
@@ -270,11 +315,11 @@ cdef void forward(
 
 
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+    return forward_of(1, B, I, H, itemsize, False, num_threads).total * itemsize + 64
 
 
 def block_gru_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    return forward_of(T, B, I, H, itemsize, False, num_threads).total * itemsize + 64
 
 
 def gru_cell(
@@ -283,7 +328,8 @@ def gru_cell(
     unsigned char[::1] work, int num_threads
 ):
     cdef store *out[4]
-    cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
+                                num_threads)
     out[0], out[1], out[2], out[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     with nogil:
         if store is double:
@@ -300,7 +346,8 @@ def block_gru(
     store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, int num_threads
 ):
     cdef store *out[4]
-    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
+                                num_threads)
     out[0], out[1], out[2], out[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
@@ -313,7 +360,8 @@ def block_gru(
 
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
-    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Steps steps  # those that are run
+    Py_ssize_t T, B, I, H
     Py_ssize_t L, J, P  # units in a line, lines of units, pairs of lines
     Py_ssize_t Hs, Ns  # strides in scratch of rows of h and of the gate gradients d_r, d_u, d_c of a row (t, b)
     Py_ssize_t threads
@@ -325,6 +373,7 @@ cdef Backward backward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ) noexcept nogil:
     cdef Backward p
+    p.steps = steps_of(T, B)
     p.T, p.B, p.I, p.H = T, B, I, H
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
@@ -344,6 +393,17 @@ cdef Backward backward_of(
     return p
 
 
+cdef void load_state(
+    const Backward *p, const store **saved, const store *h_prev, real *h, Py_ssize_t j, Py_ssize_t r
+) noexcept nogil:
+    """Line j of the state that row r = t * B + b started from."""
+    cdef const store *row = input_row(&p.steps, h_prev, saved[3], p.H, r)
+    if row is NULL:
+        clear(h, p.L)
+    else:
+        load_line(h, row + j * p.L, p.H - j * p.L)
+
+
 cdef void candidate_grad_line(
     const Backward *p, const store **saved, const store *h_prev, const store *h_grad, Py_ssize_t j, Py_ssize_t r,
     const real *carry, real *d_h, real *d
@@ -360,7 +420,7 @@ cdef void candidate_grad_line(
         d_h[l] = carry[l] + d_h[l]
     load_line(u, saved[1] + at, n)
     load_line(c, saved[2] + at, n)
-    load_line(h, input_row(h_prev, saved[3], p.B, p.H, r) + j * p.L, n)
+    load_state(p, saved, h_prev, h, j, r)
     candidate_grad(u, c, h, d_h, d_u, d_c)
     store_line(d + p.H + j * p.L, d_u, n)
     store_line(d + 2 * p.H + j * p.L, d_c, n)
@@ -378,58 +438,70 @@ cdef void gates_grad_line(
     cdef Py_ssize_t at = r * p.H + j * p.L, n = p.H - j * p.L
     load_line(gate_r, saved[0] + at, n)
     load_line(u, saved[1] + at, n)
-    load_line(h, input_row(h_prev, saved[3], p.B, p.H, r) + j * p.L, n)
+    load_state(p, saved, h_prev, h, j, r)
     gates_grad(gate_r, u, h, d_hr, d_h, d_r)
     store_line(d + j * p.L, d_r, n)
 
 
 cdef void candidate_grad_rows(
     const Backward *p, real *work, const store **saved, const store *h_prev, const store *h_grad, store *h_prev_grad,
-    Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1
+    Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """d_h of step t, from the gates' gradients of step t + 1, and with it d_u and d_c; before the first step it is
+    """d_h of the step processed as number k, from the gate gradients of the next, and with it d_u and d_c; for k = -1
     the gradient of h_prev.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
-    cdef real *d_next = work + p.d + (t + 1) * p.B * p.Ns
+    cdef Py_ssize_t b = b0, m, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k)
+    cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
+    cdef real *carry
     cdef real *d_h
+    cdef real *d
     while b < b1:
         m = row_group(b1 - b)
         for q in range(m):
             for s in range(lines * p.L):
-                acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s] if t < p.T - 1 else 0
-        if t < p.T - 1:
-            product(acc, m, lines, d_next + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H)
+                acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s]
+        if k < p.T - 1:
+            product(acc, m, lines, next_d + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H)
         for q in range(m):
+            r = b + q
+            d = work + p.d + (t * p.B + r) * p.Ns
             for s in range(lines):
                 at = j * PLAIN + s
-                d_h = acc + (q * LINES + s) * p.L
-                if t < 0:
-                    store_line(h_prev_grad + (b + q) * p.H + at * p.L, d_h, p.H - at * p.L)
+                carry = acc + (q * LINES + s) * p.L
+                d_h = work + p.d_h + r * p.Hs + at * p.L
+                if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's state
+                    clear(carry, p.L)
+                if k < 0:
+                    store_line(h_prev_grad + r * p.H + at * p.L, carry, p.H - at * p.L)
+                elif marked(&p.steps, k, r, ENDED):
+                    for l in range(p.L):
+                        d_h[l] = carry[l]
+                    for l in range(3):
+                        clear(d + l * p.H + at * p.L, min(p.L, p.H - at * p.L))
                 else:
-                    candidate_grad_line(p, saved, h_prev, h_grad, at, t * p.B + b + q, d_h,
-                                        work + p.d_h + (b + q) * p.Hs + at * p.L, d_next + (b + q - p.B) * p.Ns)
+                    candidate_grad_line(p, saved, h_prev, h_grad, at, t * p.B + r, carry, d_h, d)
         b += m
 
 
 cdef void gates_grad_rows(
-    const Backward *p, real *work, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t t,
+    const Backward *p, real *work, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t k,
     Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """d_r of step t, from its d_c.  Pair j, batch rows b0 to b1."""
+    """d_r of the step processed as number k, from its d_c.  Pair j, batch rows b0 to b1."""
     cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
     while b < b1:
         m = row_group(b1 - b)
-        for s in range(m * LINES * p.L):
-            acc[s] = 0
+        clear(acc, m * LINES * p.L)
         product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, work + p.h_c + j * PLAIN * p.L * p.H, p.H)
         for q in range(m):
-            for s in range(lines):
-                at = j * PLAIN + s
-                gates_grad_line(p, saved, h_prev, at, t * p.B + b + q, acc + (q * LINES + s) * p.L,
-                                work + p.d_h + (b + q) * p.Hs + at * p.L, d + (b + q) * p.Ns)
+            if not marked(&p.steps, k, b + q, ENDED):
+                for s in range(lines):
+                    at = j * PLAIN + s
+                    gates_grad_line(p, saved, h_prev, at, t * p.B + b + q, acc + (q * LINES + s) * p.L,
+                                    work + p.d_h + (b + q) * p.Hs + at * p.L, d + (b + q) * p.Ns)
         b += m
 
 
@@ -438,28 +510,29 @@ cdef void backward_part(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps, last step first."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, t = p.T - 1, j
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, k = p.T - 1, j
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
         j0, j1 = share(p.P, part, parts), share(p.P, part + 1, parts)
-    while t >= 0:
+    while k >= 0:
         for j in range(j0, j1):
-            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
+            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, k, b0, b1)
         if not p.by_rows:
             meet(parts)
         for j in range(j0, j1):
-            gates_grad_rows(p, work, saved, h_prev, j, t, b0, b1)
+            gates_grad_rows(p, work, saved, h_prev, j, k, b0, b1)
         if not p.by_rows:
             meet(parts)
-        t -= 1
+        k -= 1
     for j in range(j0, j1):
-        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, t, b0, b1)
+        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, k, b0, b1)
 
 
 cdef void backward_team(
     const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
-    const store *w_c, const store **saved, const store *h_grad, store **out, Py_ssize_t part, Py_ssize_t parts
+    const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, ru_lines = (2 * H + p.L - 1) // p.L
@@ -472,6 +545,11 @@ cdef void backward_team(
     if store is not half:
         w_ru_grad = <real *> out[2]
         w_c_grad = <real *> out[3]
+    for k in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
+        if h_last_grad is NULL:
+            clear(work + p.d_h + k * p.Hs, p.Hs)
+        else:
+            load_row(work + p.d_h + k * p.Hs, h_last_grad + k * H, H)
     for k in range(j0, j1):
         pack_transposed(work + p.h_ru, w_ru + p.I * 2 * H, 2 * H, H, k)
         pack_transposed(work + p.h_c, w_c + p.I * H, H, H, k)
@@ -489,18 +567,18 @@ cdef void backward_team(
             store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
         return
     for k in range(share(ru_lines, part, parts), share(ru_lines, part + 1, parts)):
-        column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, 2 * H - k * p.L)
+        column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0, 2 * H - k * p.L)
     for k in range(j0, j1):
-        column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0,
+        column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0,
                    H - k * p.L)
     meet(parts)
-    weight_grad(w_ru_grad, 2 * H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs, part,
+    weight_grad(w_ru_grad, 2 * H, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d, p.Ns, work + p.inputs, part,
                 parts)
-    weight_grad(w_c_grad, H, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d + 2 * H, p.Ns, rows, work + p.inputs, part,
+    weight_grad(w_c_grad, H, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d + 2 * H, p.Ns, work + p.inputs, part,
                 parts)
-    weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, h_prev, saved[3], <store *> NULL, p.B, H, d, p.Ns, rows,
-                work + h_inputs, part, parts)
-    weight_grad(w_c_grad + p.I * H, H, h_prev, saved[3], saved[0], p.B, H, d + 2 * H, p.Ns, rows, work + h_inputs, part,
+    weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, &p.steps, h_prev, saved[3], <store *> NULL, H, d, p.Ns, work + h_inputs,
+                part, parts)
+    weight_grad(w_c_grad + p.I * H, H, &p.steps, h_prev, saved[3], saved[0], H, d + 2 * H, p.Ns, work + h_inputs, part,
                 parts)
     if store is half:
         meet(parts)
@@ -511,14 +589,15 @@ cdef void backward_team(
 
 cdef void backward(
     const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
-    const store *w_c, const store **saved, const store *h_grad, store **out
+    const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
     """out: x_grad, h_prev_grad and with `weights` w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, else d_c, d_r and d_u."""
     if p.threads == 1:
-        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, out, 0, 1)
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, 0, 1)
         return
     with nogil, parallel(num_threads=p.threads):
-        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, out, threadid(), team_size())
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, threadid(),
+                      team_size())
 
 
 def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -547,10 +626,10 @@ def gru_cell_grad(
     with nogil:
         if store is double:
             backward(&p, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                     saved, &d_h[0, 0], out)
+                     saved, &d_h[0, 0], <store *> NULL, out)
         else:
             backward(&p, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                     saved, &d_h[0, 0], out)
+                     saved, &d_h[0, 0], <store *> NULL, out)
 
 
 def gru_cell_vjp(
@@ -568,10 +647,10 @@ def gru_cell_vjp(
     with nogil:
         if store is double:
             backward(&p, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &d_h[0, 0], out)
+                     &d_h[0, 0], <store *> NULL, out)
         else:
             backward(&p, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &d_h[0, 0], out)
+                     &d_h[0, 0], <store *> NULL, out)
 
 
 def block_gru_grad(
@@ -590,7 +669,7 @@ def block_gru_grad(
     with nogil:
         if store is double:
             backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &h_grad[0, 0, 0], out)
+                     &h_grad[0, 0, 0], <store *> NULL, out)
         else:
             backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &h_grad[0, 0, 0], out)
+                     &h_grad[0, 0, 0], <store *> NULL, out)

@@ -15,7 +15,7 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sum, input_grad, input_grad_tasks, input_row, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, column_sum, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -23,10 +23,11 @@ from panels cimport (
     pack_panels, panels_of, splits_rows, stride_of
 )
 from real cimport real
+from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, for_writing, line_of, load_line, load_rows, product, row_group, store, store_line,
-    store_row
+    LF, LINES, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
+    store, store_line, store_row
 )
 
 
@@ -110,35 +111,50 @@ cdef void cell_grad(
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
-    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Steps steps  # those that are run
+    Py_ssize_t B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
+    Py_ssize_t ld  # stride of rows of the output h
     Py_ssize_t chunk  # steps whose x product is computed at once; 1: it is part of the step
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
     Panels w
-    Py_ssize_t peep, h, cs, x, z, total  # where things begin in scratch, in reals; its size
+    void *peep  # the three peepholes of each line, behind the panels
+    Py_ssize_t h, cs, x, z, total  # where things begin in scratch, in reals; its size
+
+
+cdef Py_ssize_t packed_size(const Panels *w) noexcept nogil:
+    """Reals of the panels and of the peepholes behind them."""
+    return w.size * w.count + 3 * w.J * w.L
 
 
 cdef Forward forward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int threads
 ) noexcept nogil:
+    """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
-    p.T, p.B, p.I, p.H = T, B, I, H
+    cdef bint whole = packed or T > 1
+    p.steps = steps_of(T, B)
+    p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
-    p.w = panels_of(T, I, H, p.L, 4, 0)
+    p.w = panels_of(whole, I, H, p.L, 4)
     p.J = p.w.J
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = T > 1 and splits_rows(B, H, 4, itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, threads)
+    p.by_rows = whole and splits_rows(B, H, 4, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.peep = p.w.size * p.w.count
-    p.h = p.peep + 3 * p.J * p.L
+    p.h = 0 if packed else packed_size(&p.w)
     p.cs = p.h + 2 * B * p.Hs
     p.x = p.cs + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or T == 1 else 0)
+    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or not whole else 0)
     return p
+
+
+cdef void use_panels(Forward *p, real *panels) noexcept nogil:
+    p.w.base = panels
+    p.peep = panels + p.w.size * p.w.count
 
 
 cdef void load_peepholes(
@@ -151,31 +167,55 @@ cdef void load_peepholes(
     load_line(peep + (3 * j + 2) * L, wco + j * L, H - j * L)
 
 
-cdef void cell_rows(
-    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *z,
-    real *work, real *h, store **out
+cdef void pack_rest(
+    const Forward *p, const Cell *c, real *panels, const store *wci, const store *wcf, const store *wco,
+    const store *b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """From z to the states and outputs of step t, for line j and batch rows b0 to b1."""
+    """Bias and peepholes of the lines j0 to j1."""
+    cdef Py_ssize_t j
+    pack_bias(&p.w, panels, b, j0, j1)
+    if c.peephole:
+        for j in range(j0, j1):
+            load_peepholes(panels + p.w.size * p.w.count, wci, wcf, wco, p.H, j)
+
+
+cdef void cell_rows(
+    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
+    real *work, const real *h_prev, real *h, store **out
+) noexcept nogil:
+    """From z to the states and outputs of the step processed as number k, for line j and batch rows b0 to b1."""
     cdef real[7 * LF] y
-    cdef Py_ssize_t q, k, at, n = p.H - j * p.L
+    cdef Py_ssize_t q, g, l, t = step_at(&p.steps, k), n = p.H - j * p.L
     cdef real *cs
+    cdef real *state
+    cdef store *row
     for q in range(b0, b1):
-        at = (t * p.B + q) * p.H + j * p.L
         cs = work + p.cs + q * p.Hs + j * p.L
-        cell(c, z + (q - b0) * LINES * p.L, work + p.peep + 3 * j * p.L, cs, h + q * p.Hs + j * p.L, y)
-        for k in range(7):
-            store_line(out[k] + at, y + k * p.L, n)
-            for_writing(out[k] + at + p.L)  # where line j + 1 of this row will go
-        if store is half:  # the next step reads the states as they were written
-            load_line(cs, out[1] + at, n)
-            load_line(h + q * p.Hs + j * p.L, out[6] + at, n)
+        state = h + q * p.Hs + j * p.L
+        if marked(&p.steps, k, q, ENDED):
+            for l in range(p.L):
+                state[l] = h_prev[q * p.Hs + j * p.L + l]
+            clear(y, 7 * p.L)
+        else:
+            cell(c, z + (q - b0) * LINES * p.L, <const real *> p.peep + 3 * j * p.L, cs, state, y)
+        for g in range(7):
+            if out[g] is not NULL:
+                row = out[g] + (t * p.B + q) * (p.ld if g == 6 else p.H) + j * p.L
+                store_line(row, y + g * p.L, n)
+                for_writing(row + p.L)  # where line j + 1 of this row will go
+        if store is half:  # the next step reads the states as they are stored
+            round_to_half(cs, p.L)
+            round_to_half(state, p.L)
+        if marked(&p.steps, k + 1, q, FRESH):
+            clear(cs, p.L)
+            clear(state, p.L)
 
 
 cdef void step_rows(
-    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b0, Py_ssize_t b1, const real *x, real *z,
+    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *x, real *z,
     real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
-    """Step t of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
+    """One step of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[TILE] acc
     cdef Py_ssize_t r = b0, m
     cdef real *a
@@ -185,10 +225,10 @@ cdef void step_rows(
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
-            add_bias(&p.w, work, j, m, a)
-            add_product(&p.w, work, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
-        add_product(&p.w, work, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a)
-        cell_rows(p, c, j, t, r, r + m, a, work, h, out)
+            add_bias(&p.w, j, m, a)
+            add_product(&p.w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
+        add_product(&p.w, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a)
+        cell_rows(p, c, j, k, r, r + m, a, work, h_prev, h, out)
         r += m
 
 
@@ -196,7 +236,7 @@ cdef void forward_part(
     const Forward *p, const Cell *c, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, t0 = 0, t, steps, j, rows, z_panel
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, k0 = 0, k, steps, j, rows, z_panel
     cdef real *xs
     cdef real *z
     cdef real *h_prev = work + p.h
@@ -209,38 +249,51 @@ cdef void forward_part(
     z_panel = p.chunk * rows * LINES * p.L
     xs = work + p.x + p.chunk * b0 * p.Is
     z = work + p.z + p.chunk * b0 * p.J * LINES * p.L
-    while t0 < p.T:
-        steps = min(p.chunk, p.T - t0)
+    while k0 < p.steps.T:
+        steps = min(p.chunk, p.steps.T - k0)
         if p.by_rows:
-            load_rows(xs, p.Is, x + (t0 * p.B + b0) * p.I, p.I, p.B, rows, 0, steps * rows)
+            load_steps(&p.steps, xs, p.Is, x, p.I, k0, b0, rows, 0, steps * rows)
         else:
-            load_rows(xs, p.Is, x + t0 * p.B * p.I, p.I, p.B, rows, share(steps * rows, part, parts),
-                      share(steps * rows, part + 1, parts))
+            load_steps(&p.steps, xs, p.Is, x, p.I, k0, 0, rows, share(steps * rows, part, parts),
+                       share(steps * rows, part + 1, parts))
             meet(parts)
         if p.chunk > 1:
-            add_input_product(&p.w, work, p.I, xs, p.Is, steps * rows, z, z_panel, j0, j1)
-        for t in range(steps):
+            add_input_product(&p.w, p.I, xs, p.Is, steps * rows, z, z_panel, j0, j1)
+        for k in range(steps):
             for j in range(j0, j1):
-                step_rows(p, c, j, t0 + t, b0, b1, xs + t * rows * p.Is, z + j * z_panel + t * rows * LINES * p.L,
+                step_rows(p, c, j, k0 + k, b0, b1, xs + k * rows * p.Is, z + j * z_panel + k * rows * LINES * p.L,
                           work, h_prev, h, out)
             h_prev, h = h, h_prev
             if not p.by_rows:
                 meet(parts)
-        t0 += steps
+        k0 += steps
 
 
 cdef void single_step(
     const Forward *p, const Cell *c, real *work, const store *w, store **out, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """A sequence of one step, for the lines j0 to j1."""
+    """A sequence of one step with weights that are not packed yet, for the lines j0 to j1."""
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
     for j in range(j0, j1):
-        add_bias(&p.w, work, j, p.B, z + j * z_panel)
-    add_product_once(&p.w, work, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
-    add_product_once(&p.w, work, w + p.I * 4 * p.H, p.H, work + p.h, p.Hs, p.B, z, z_panel, j0, j1)
+        add_bias(&p.w, j, p.B, z + j * z_panel)
+    add_product_once(&p.w, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(&p.w, w + p.I * 4 * p.H, p.H, work + p.h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
-        cell_rows(p, c, j, 0, 0, p.B, z + j * z_panel, work, work + p.h + p.B * p.Hs, out)
+        cell_rows(p, c, j, 0, 0, p.B, z + j * z_panel, work, work + p.h, work + p.h + p.B * p.Hs, out)
+
+
+cdef void load_states(
+    const Forward *p, real *work, const store *cs, const store *h, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """The states that rows b0 to b1 start from."""
+    cdef Py_ssize_t b
+    for b in range(b0, b1):
+        load_row(work + p.cs + b * p.Hs, cs + b * p.H, p.H)
+        load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
+        if marked(&p.steps, 0, b, FRESH):
+            clear(work + p.cs + b * p.Hs, p.Hs)
+            clear(work + p.h + b * p.Hs, p.Hs)
 
 
 cdef void forward_team(
@@ -249,16 +302,12 @@ cdef void forward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t j, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
-    load_rows(work + p.cs, p.Hs, cs_prev, p.H, p.B, p.B, b0, b1)
-    load_rows(work + p.h, p.Hs, h_prev, p.H, p.B, p.B, b0, b1)
-    if c.peephole:
-        for j in range(j0, j1):
-            load_peepholes(work + p.peep, wci, wcf, wco, p.H, j)
-    pack_bias(&p.w, work, b, j0, j1)
-    if p.T == 1:
-        load_rows(work + p.x, p.Is, x, p.I, p.B, p.B, b0, b1)
+    load_states(p, work, cs_prev, h_prev, b0, b1)
+    pack_rest(p, c, work, wci, wcf, wco, b, j0, j1)
+    if p.steps.T == 1:
+        load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
         meet(parts)
         single_step(p, c, work, w, out, j0, j1)
     else:
@@ -268,9 +317,13 @@ cdef void forward_team(
 
 
 cdef void forward(
-    const Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
+    cdef int gate
+    for gate in range(4):
+        p.w.column[gate] = c.column[gate]
+    use_panels(p, work)
     if p.threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, 0, 1)
         return
@@ -279,11 +332,11 @@ cdef void forward(
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+    return forward_of(1, B, I, H, itemsize, False, num_threads).total * itemsize + 64
 
 
 def block_lstm_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    return forward_of(T, B, I, H, itemsize, False, num_threads).total * itemsize + 64
 
 
 def lstm_cell(
@@ -294,7 +347,8 @@ def lstm_cell(
 ):
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
-    cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
+                                num_threads)
     out[0], out[1], out[2], out[3] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
     out[4], out[5], out[6] = &ci[0, 0], &co[0, 0], &h[0, 0]
     with nogil:
@@ -315,10 +369,8 @@ def block_lstm(
 ):
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
-    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
-    cdef int gate
-    for gate in range(4):
-        p.w.column[gate] = c.column[gate]
+    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
+                                num_threads)
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
     with nogil:
@@ -332,18 +384,20 @@ def block_lstm(
 
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
-    Py_ssize_t T, B, I, H  # T: the steps that are run
+    Steps steps  # those that are run
+    Py_ssize_t T, B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
     Py_ssize_t Hs, N, Ns  # stride of a row of H; gate gradients of a row (t, b) and their stride
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
-    Py_ssize_t w_h, w_x, w_grad, d, d_cs, peep, inputs, total  # where things begin in scratch, in reals; its size
+    Py_ssize_t w_h, w_x, w_grad, d, d_h, d_cs, peep, inputs, total  # where things begin in scratch, in reals; its size
 
 
 cdef Backward backward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ) noexcept nogil:
     cdef Backward p
+    p.steps = steps_of(T, B)
     p.T, p.B, p.I, p.H, p.N = T, B, I, H, 4 * H
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
@@ -354,7 +408,8 @@ cdef Backward backward_of(
     p.w_x = p.w_h + p.J * p.L * p.N
     p.w_grad = 0  # float16's weight gradient in float32 takes the place of the panels, which are done with by then
     p.d = p.w_x + (I + p.L - 1) // p.L * p.L * p.N
-    p.d_cs = p.d + T * B * p.Ns
+    p.d_h = p.d + T * B * p.Ns
+    p.d_cs = p.d_h + B * p.Hs
     p.peep = p.d_cs + B * p.Hs
     p.inputs = p.peep + 3 * p.J * p.L
     p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
@@ -372,80 +427,116 @@ cdef void backward_line(
     cdef real[LF] value
     cdef real[LF] d_h
     cdef Py_ssize_t k, l, at = r * p.H + j * p.L, n = p.H - j * p.L
+    cdef const store *before = input_row(&p.steps, cs_prev, saved[1], p.H, r)
     for k in range(6):
         load_line(y + k * p.L, saved[k] + at, n)
     load_line(value, h_grad + at, n)
     for l in range(p.L):
         d_h[l] = carry[l] + value[l]
-    load_line(value, cs_grad + at, n)
-    for l in range(p.L):
-        d_cs[l] = d_cs[l] + value[l]
-    load_line(value, input_row(cs_prev, saved[1], p.B, p.H, r) + j * p.L, n)
+    if cs_grad is not NULL:
+        load_line(value, cs_grad + at, n)
+        for l in range(p.L):
+            d_cs[l] = d_cs[l] + value[l]
+    if before is NULL:
+        clear(value, p.L)
+    else:
+        load_line(value, before + j * p.L, n)
     cell_grad(c, y, value, peep + 3 * j * p.L, d_h, d_cs, gates)
     for k in range(4):
         store_line(d + c.column[k] * p.H + j * p.L, gates + k * p.L, n)
+
+
+cdef void backward_rows(
+    const Backward *p, const Cell *c, real *work, const store **saved, const store *cs_prev, const store *cs_grad,
+    const store *h_grad, store *h_prev_grad, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """The gate gradients of the step processed as number k, from those of the next; for k = -1 that of h_prev.  Panel
+    j, batch rows b0 to b1."""
+    cdef real[TILE] acc
+    cdef Py_ssize_t b = b0, m, q, g, l, i, r, n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
+    cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
+    cdef real *carry
+    cdef real *d_h
+    cdef real *d_cs
+    cdef real *d
+    while b < b1:
+        m = row_group(b1 - b)
+        for q in range(m):
+            for l in range(n * p.L):
+                acc[q * LINES * p.L + l] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + l]
+        if k < p.T - 1:
+            product(acc, m, n, next_d + b * p.Ns, p.Ns, 1, work + p.w_h + j * PLAIN * p.L * p.N, p.N)
+        for q in range(m):
+            r = b + q
+            d = work + p.d + (t * p.B + r) * p.Ns
+            for g in range(n):
+                l = j * PLAIN + g
+                carry = acc + (q * LINES + g) * p.L
+                d_h = work + p.d_h + r * p.Hs + l * p.L
+                d_cs = work + p.d_cs + r * p.Hs + l * p.L
+                if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's states
+                    clear(carry, p.L)
+                    clear(d_cs, p.L)
+                if k < 0:
+                    store_line(h_prev_grad + r * p.H + l * p.L, carry, p.H - l * p.L)
+                elif marked(&p.steps, k, r, ENDED):
+                    for i in range(p.L):
+                        d_h[i] = carry[i]
+                    for i in range(4):
+                        clear(d + i * p.H + l * p.L, min(p.L, p.H - l * p.L))
+                else:
+                    clear(d_h, p.L)
+                    backward_line(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, l, t * p.B + r, carry, d_cs, d)
+        b += m
 
 
 cdef void backward_part(
     const Backward *p, const Cell *c, real *work, const store **saved, const store *cs_prev, const store *cs_grad,
     const store *h_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
-    """One thread's part of all steps, last step first; after the first step the carry is the gradient of h_prev."""
-    cdef Py_ssize_t panels = (p.J + PLAIN - 1) // PLAIN, b0 = 0, b1 = p.B, j0 = 0, j1 = panels
-    cdef Py_ssize_t s, t, j, b, m, n, q, g, l
-    cdef real *d = work + p.d
-    cdef real[TILE] acc
+    """One thread's part of all steps, last step first."""
+    cdef Py_ssize_t panels = (p.J + PLAIN - 1) // PLAIN, b0 = 0, b1 = p.B, j0 = 0, j1 = panels, k = p.T - 1, j
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
         j0, j1 = share(panels, part, parts), share(panels, part + 1, parts)
-    for s in range(p.T + 1):
-        t = p.T - 1 - s
+    while k >= -1:
         for j in range(j0, j1):
-            n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
-            b = b0
-            while b < b1:
-                m = row_group(b1 - b)
-                for l in range(m * LINES * p.L):
-                    acc[l] = 0
-                if s > 0:
-                    product(acc, m, n, d + ((t + 1) * p.B + b) * p.Ns, p.Ns, 1, work + p.w_h + j * PLAIN * p.L * p.N,
-                            p.N)
-                for q in range(m):
-                    for g in range(n):
-                        l = j * PLAIN + g
-                        if t < 0:
-                            store_line(h_prev_grad + (b + q) * p.H + l * p.L, acc + (q * LINES + g) * p.L,
-                                       p.H - l * p.L)
-                        else:
-                            backward_line(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, l, t * p.B + b + q,
-                                          acc + (q * LINES + g) * p.L, work + p.d_cs + (b + q) * p.Hs + l * p.L,
-                                          d + (t * p.B + b + q) * p.Ns)
-                b += m
+            backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, j, k, b0, b1)
         if not p.by_rows:
             meet(parts)
+        k -= 1
 
 
-cdef void clear_row(real *row, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t l
-    for l in range(n):
-        row[l] = 0
+cdef void load_carry(
+    const Backward *p, real *work, const store *cs_last_grad, const store *h_last_grad, Py_ssize_t b
+) noexcept nogil:
+    """The gradients of the states after the last step, for batch row b; NULL for zeros."""
+    if h_last_grad is NULL:
+        clear(work + p.d_h + b * p.Hs, p.Hs)
+    else:
+        load_row(work + p.d_h + b * p.Hs, h_last_grad + b * p.H, p.H)
+    if cs_last_grad is NULL:
+        clear(work + p.d_cs + b * p.Hs, p.Hs)
+    else:
+        load_row(work + p.d_cs + b * p.Hs, cs_last_grad + b * p.H, p.H)
 
 
 cdef void peephole_grad(
     const Backward *p, const Cell *c, const real *d, const store *cs_prev, const store *cs, store **out, Py_ssize_t j
 ) noexcept nogil:
     """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
-    cdef Py_ssize_t at = j * p.L, n = p.H - j * p.L, rows = p.T * p.B
-    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
-    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, rows, cs_prev + at, cs + at, p.B, p.H, n)
-    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, rows, cs + at, cs + p.B * p.H + at, p.B, p.H, n)
+    cdef Py_ssize_t at = j * p.L, n = p.H - j * p.L
+    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
+    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
+    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs + at, p.H, n)
 
 
 cdef void backward_team(
     const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
-    const store *cs_grad, const store *h_grad, store **out, Py_ssize_t part, Py_ssize_t parts
+    const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad, store **out,
+    Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, N_lines = (p.N + p.L - 1) // p.L
@@ -463,7 +554,7 @@ cdef void backward_team(
     for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
         pack_transposed(work + p.w_x, w, p.N, p.I, k)
     for k in range(b0, b1):
-        clear_row(work + p.d_cs + k * p.Hs, p.Hs)
+        load_carry(p, work, cs_last_grad, h_last_grad, k)
     meet(parts)
     backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
     meet(parts)
@@ -472,13 +563,13 @@ cdef void backward_team(
     for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
         input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
     for k in range(share(N_lines, part, parts), share(N_lines, part + 1, parts)):
-        column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, rows, <store *> NULL, <store *> NULL, 0, 0, p.N - k * p.L)
+        column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0, p.N - k * p.L)
     if c.peephole:
         for k in range(j0, j1):
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)
     meet(parts)
-    weight_grad(w_grad, p.N, x, x + p.B * p.I, <store *> NULL, p.B, p.I, d, p.Ns, rows, work + p.inputs, part, parts)
-    weight_grad(w_grad + p.I * p.N, p.N, h_prev, h, <store *> NULL, p.B, p.H, d, p.Ns, rows,
+    weight_grad(w_grad, p.N, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d, p.Ns, work + p.inputs, part, parts)
+    weight_grad(w_grad + p.I * p.N, p.N, &p.steps, h_prev, h, <store *> NULL, p.H, d, p.Ns,
                 work + p.inputs + weight_grad_work(p.I, rows, p.L, p.threads), part, parts)
     if store is half:
         meet(parts)
@@ -489,15 +580,16 @@ cdef void backward_team(
 cdef void backward(
     const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
-    const store *cs_grad, const store *h_grad, store **out
+    const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
     """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
     if p.threads == 1:
-        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, out, 0, 1)
+        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
+                      h_last_grad, out, 0, 1)
         return
     with nogil, parallel(num_threads=p.threads):
-        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, out, threadid(),
-                      team_size())
+        backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
+                      h_last_grad, out, threadid(), team_size())
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -527,10 +619,12 @@ def lstm_cell_vjp(
     with nogil:
         if store is double:
             backward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], out)
+                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
+                     <store *> NULL, out)
         else:
             backward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], out)
+                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
+                     <store *> NULL, out)
 
 
 def block_lstm_grad(
@@ -553,10 +647,12 @@ def block_lstm_grad(
     with nogil:
         if store is double:
             backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0], out)
+                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                     <store *> NULL, <store *> NULL, out)
         else:
             backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0], out)
+                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                     <store *> NULL, <store *> NULL, out)
 
 
 # ------------------------------------------------------------------------------- the cell's gradient without a product

@@ -1,26 +1,20 @@
 """What the backward passes of LSTM and GRU share: products of the gate gradients d with weights and with inputs.
 
-d has a row for every (t, b), r = t * B + b.  Rows of an input that belong to step t stand at `first` for t = 0 and at
-`rest` for t >= 1: the states that a step starts from are h_prev, then h[0], h[1], ...
+d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.
 Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.
 """
 from real cimport real
+from steps cimport Steps, input_row
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, line_of, lines_in, load_line, pack_line, pack_line_transposed, product,
-    row_group, store, store_line, widen
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, clear, line_of, lines_in, load_line, pack_line, pack_line_transposed,
+    product, row_group, store, store_line, widen
 )
 
 cdef enum:
     PLAIN = 2  # lines in a panel without gates
     CHUNK = 4  # tiles of rows that meet a panel while it is in cache
-
-
-cdef inline const store *input_row(
-    const store *first, const store *rest, Py_ssize_t B, Py_ssize_t ld, Py_ssize_t r
-) noexcept nogil:
-    return first + r * ld if r < B else rest + (r - B) * ld
 
 
 cdef inline void pack_transposed(
@@ -69,10 +63,13 @@ cdef inline Py_ssize_t weight_grad_work(Py_ssize_t M, Py_ssize_t rows, Py_ssize_
 cdef inline void pack_inputs(
     real *inputs, Py_ssize_t block, const store *row, const store *scale, Py_ssize_t M, Py_ssize_t g, Py_ssize_t k
 ) noexcept nogil:
-    """Row k of the tile of inputs g: ROWS columns, times those of `scale` where it is not NULL."""
+    """Row k of the tile of inputs g: ROWS columns, times those of `scale` where it is not NULL; zeros for no row."""
     cdef real *dst = inputs + (g * block + k) * ROWS
     cdef Py_ssize_t q, n = min(<Py_ssize_t> ROWS, M - g * ROWS)
     cdef real factor
+    if row is NULL:
+        clear(dst, n)
+        return
     for q in range(n):
         widen(dst + q, row + g * ROWS + q)
         if scale is not NULL:
@@ -101,11 +98,12 @@ cdef inline void weight_grad_tile(
 
 
 cdef inline void weight_grad(
-    real *out, Py_ssize_t N, const store *first, const store *rest, const store *scale, Py_ssize_t B, Py_ssize_t M,
-    const real *d, Py_ssize_t ldd, Py_ssize_t rows, real *work, Py_ssize_t part, Py_ssize_t parts
+    real *out, Py_ssize_t N, const Steps *s, const store *first, const store *rest, const store *scale, Py_ssize_t M,
+    const real *d, Py_ssize_t ldd, real *work, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's rows of out (M x N) := inputs.T @ d[:, :N]; `scale`, where not NULL, multiplies the inputs."""
-    cdef Py_ssize_t L = line_of(out), block = min(rows, <Py_ssize_t> ROW_BLOCK), lines = lines_in(out, N)
+    cdef Py_ssize_t L = line_of(out), rows = s.T * s.B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
+    cdef Py_ssize_t lines = lines_in(out, N)
     cdef Py_ssize_t groups = (M + ROWS - 1) // ROWS
     cdef Py_ssize_t g0 = share(groups, part, parts), g1 = share(groups, part + 1, parts)
     cdef real *panel = work + block * (groups * ROWS + part * PLAIN * L)
@@ -114,7 +112,7 @@ cdef inline void weight_grad(
         kb = min(block, rows - r0)
         for k in range(kb):
             for g in range(g0, g1):
-                pack_inputs(work, block, input_row(first, rest, B, M, r0 + k),
+                pack_inputs(work, block, input_row(s, first, rest, M, r0 + k),
                             <const store *> NULL if scale is NULL else scale + (r0 + k) * M, M, g, k)
         for j in range((lines + PLAIN - 1) // PLAIN):
             n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
@@ -129,23 +127,28 @@ cdef inline void weight_grad(
 
 # ------------------------------------------------------------------------------------------- b_grad and the peepholes
 cdef inline void column_sum(
-    store *out, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const store *first, const store *rest, Py_ssize_t B,
-    Py_ssize_t ld, Py_ssize_t n
+    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, const store *rest, Py_ssize_t ld,
+    Py_ssize_t n
 ) noexcept nogil:
-    """A line of n columns: the sum over rows of d, times the inputs of these columns where `first` is not NULL.  Summed
+    """A line of n columns: the sum over rows of d, times the inputs of these columns where `rest` is not NULL.  Summed
     in double for float too: it costs little, and these sums cancel more than products do."""
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain
     cdef real[LF] factor
     cdef real[LF] value
-    cdef Py_ssize_t L = line_of(value), r, l
+    cdef Py_ssize_t L = line_of(value), rows = s.T * s.B, r, l
+    cdef const store *inputs
     for l in range(L):
         total[l] = block[l] = chain[l] = 0
         factor[l] = 1
     for r in range(rows):
-        if first is not NULL:
-            load_line(factor, input_row(first, rest, B, ld, r), n)
+        if rest is not NULL:
+            inputs = input_row(s, first, rest, ld, r)
+            if inputs is NULL:
+                clear(factor, L)
+            else:
+                load_line(factor, inputs, n)
         load_line(value, d + r * ldd, n)
         for l in range(L):
             chain[l] = chain[l] + <double> value[l] * factor[l]

@@ -32,12 +32,12 @@ cdef inline bint splits_rows(
 
 cdef inline Py_ssize_t forward_threads(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t panels, bint by_rows,
-    Py_ssize_t threads
+    bint whole, Py_ssize_t threads
 ) noexcept nogil:
     """One where waking and waiting for others costs more than they do."""
     cdef double step = 2.0 * gates * B * H * (I + H)  # floating-point operations
-    cdef double packing = 16.0 * gates * H * (I + H) if T == 1 else 0.0  # of a single step, in as many operations
-    if step * T + packing < 1e6 or (T > 1 and not by_rows and step < 2e5):
+    cdef double packing = 16.0 * gates * H * (I + H) if not whole else 0.0  # block by block, in as many operations
+    if step * T + packing < 1e6 or (whole and not by_rows and step < 2e5):
         return 1
     return threads if by_rows else min(threads, panels)
 
@@ -52,12 +52,12 @@ cdef struct Panels:
     Py_ssize_t gates, units, count  # gates in w, lines of units in a panel, panels
     Py_ssize_t[4] column  # where each gate begins in a row of w, in units of H
     Py_ssize_t K  # rows of a packed panel; its bias follows as row K
-    Py_ssize_t first, size  # where panels begin in scratch; reals from one panel to the next
+    Py_ssize_t size  # reals from one panel to the next
+    void *base  # the first panel
 
 
-cdef inline Panels panels_of(
-    Py_ssize_t T, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, Py_ssize_t first
-) noexcept nogil:
+cdef inline Panels panels_of(bint whole, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+    """For `whole`, panels of all rows of w, else of one block at a time."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
@@ -65,8 +65,7 @@ cdef inline Panels panels_of(
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.column[g] = g
-    p.K = I + H if T > 1 else min(<Py_ssize_t> BLOCK, max(I, H))
-    p.first = first
+    p.K = I + H if whole else min(<Py_ssize_t> BLOCK, max(I, H))
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
 
@@ -86,13 +85,9 @@ cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noe
     return p.H - (j * p.units + u) * p.L
 
 
-cdef inline real *panel_at(const Panels *p, real *work, Py_ssize_t j) noexcept nogil:
-    return work + p.first + j * p.size
-
-
 # ------------------------------------------------------------------------------------------------------------- packing
 cdef inline void pack_block(
-    const Panels *p, real *work, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """kb <= BLOCK rows of w to row `at` of the panels j0 to j1, PACK rows at a time: each is a stream to read."""
     cdef Py_ssize_t k = 0, n, gate, j, u, g, lines
@@ -102,7 +97,7 @@ cdef inline void pack_block(
         for gate in range(p.gates):
             for j in range(j0, j1):
                 lines = p.gates * units_in(p, j)
-                panel = panel_at(p, work, j) + at * lines * p.L
+                panel = panels + j * p.size + at * lines * p.L
                 for u in range(units_in(p, j)):
                     g = u * p.gates + gate
                     load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
@@ -111,45 +106,49 @@ cdef inline void pack_block(
 
 
 cdef inline void pack_panels(
-    const Panels *p, real *work, const store *w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, const store *w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """All of w for the panels j0 to j1; blocks begin anew where x ends and h begins."""
     cdef Py_ssize_t k = 0, kb
     while k < I + p.H:
         kb = min(<Py_ssize_t> BLOCK, (I if k < I else I + p.H) - k)
-        pack_block(p, work, k, w + k * p.gates * p.H, kb, j0, j1)
+        pack_block(p, panels, k, w + k * p.gates * p.H, kb, j0, j1)
         k += kb
 
 
 cdef inline void pack_bias(
-    const Panels *p, real *work, const store *b, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, const store *b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     cdef Py_ssize_t j, u, gate
     cdef real *bias
     for j in range(j0, j1):
-        bias = panel_at(p, work, j) + p.K * p.gates * units_in(p, j) * p.L
+        bias = panels + j * p.size + p.K * p.gates * units_in(p, j) * p.L
         for u in range(units_in(p, j)):
             for gate in range(p.gates):
                 load_line(bias + (u * p.gates + gate) * p.L, b + column_of(p, j, u, gate), width_of(p, j, u))
 
 
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
-cdef inline void add_bias(const Panels *p, real *work, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
+cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
+    return <real *> p.base + j * p.size
+
+
+cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t q, l, n = p.gates * units_in(p, j) * p.L
-    cdef const real *bias = panel_at(p, work, j) + p.K * n
+    cdef const real *bias = panel_at(p, z, j) + p.K * n
     for q in range(rows):
         for l in range(n):
             z[q * LINES * p.L + l] = bias[l]
 
 
 cdef inline void add_product(
-    const Panels *p, real *work, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
+    const Panels *p, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z
 ) noexcept nogil:
     """z += a @ the K rows from `at` of panel j, for `rows` rows."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
-    cdef const real *panel = panel_at(p, work, j) + at * lines * p.L
+    cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     while r < rows:
         m = row_group(rows - r)
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K)
@@ -157,18 +156,18 @@ cdef inline void add_product(
 
 
 cdef inline void add_input_product(
-    const Panels *p, real *work, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
+    const Panels *p, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
     Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z := b + x @ w_x for the panels j0 to j1, which stand zs reals apart in z."""
     cdef Py_ssize_t j
     for j in range(j0, j1):
-        add_bias(p, work, j, rows, z + j * zs)
-        add_product(p, work, j, 0, I, x, stride, rows, z + j * zs)
+        add_bias(p, j, rows, z + j * zs)
+        add_product(p, j, 0, I, x, stride, rows, z + j * zs)
 
 
 cdef inline void add_block_unpacked(
-    const Panels *p, real *work, const store *w, Py_ssize_t kb, const real *a, Py_ssize_t stride, Py_ssize_t rows,
+    const Panels *p, const store *w, Py_ssize_t kb, const real *a, Py_ssize_t stride, Py_ssize_t rows,
     real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
@@ -176,7 +175,7 @@ cdef inline void add_block_unpacked(
     cdef real[PACK * LF] narrow
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first, whole = min(lines, p.H // p.L - first)
     cdef Py_ssize_t k = 0, n, gate, j, u, q, l, stride_z = lines * p.L
-    cdef real *block = panel_at(p, work, j0)
+    cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
     if store is half:  # has to be converted, a line at a time
@@ -203,7 +202,7 @@ cdef inline void add_block_unpacked(
 
 
 cdef inline void add_product_once(
-    const Panels *p, real *work, const store *w, Py_ssize_t K, const real *a, Py_ssize_t stride, Py_ssize_t rows,
+    const Panels *p, const store *w, Py_ssize_t K, const real *a, Py_ssize_t stride, Py_ssize_t rows,
     real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z += a @ w for the panels j0 to j1, where w is used once."""
@@ -211,9 +210,9 @@ cdef inline void add_product_once(
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
         if rows <= FEW and rows <= p.K:
-            add_block_unpacked(p, work, w + k * p.gates * p.H, kb, a + k, stride, rows, z, zs, j0, j1)
+            add_block_unpacked(p, w + k * p.gates * p.H, kb, a + k, stride, rows, z, zs, j0, j1)
         else:
-            pack_block(p, work, 0, w + k * p.gates * p.H, kb, j0, j1)
+            pack_block(p, <real *> p.base, 0, w + k * p.gates * p.H, kb, j0, j1)
             for j in range(j0, j1):
-                add_product(p, work, j, 0, kb, a + k, stride, rows, z + j * zs)
+                add_product(p, j, 0, kb, a + k, stride, rows, z + j * zs)
         k += kb

@@ -127,14 +127,16 @@ cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssiz
         load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
 
-cdef inline void load_rows(
-    real *dst, Py_ssize_t stride, const store *src, Py_ssize_t n, Py_ssize_t B, Py_ssize_t rows, Py_ssize_t r0,
-    Py_ssize_t r1
-) noexcept nogil:
-    """Rows r0 to r1 to scratch, of n values each, where `rows` batch rows follow one another in every step of B."""
-    cdef Py_ssize_t r
-    for r in range(r0, r1):
-        load_row(dst + r * stride, src + (r // rows * B + r % rows) * n, n)
+cdef inline void clear(real *dst, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t l
+    for l in range(n):
+        dst[l] = 0
+
+
+cdef inline void round_to_half(real *dst, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t l
+    for l in range(n):
+        dst[l] = half_to_float(float_to_half(<float> dst[l]))
 
 
 cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:

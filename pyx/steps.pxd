@@ -1,0 +1,63 @@
+"""The steps of a sequence: their order, and where a row of the batch ends or starts anew.
+
+Marks, where there are any, say for every row (t, b), r = t * B + b: that the row does not take part in this step, that
+the state which it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.
+Without marks every row takes part in all steps and starts from the initial state.
+"""
+from real cimport real
+from tile cimport load_row, store
+
+cdef enum:
+    ENDED = 1  # x is not looked at, outputs are zero, the state stays
+    FRESH = 2
+    FIRST = 4
+
+
+cdef struct Steps:
+    Py_ssize_t T, B
+    bint reverse  # the last step is processed first
+    const unsigned char *marks  # or NULL
+
+
+cdef inline Steps steps_of(Py_ssize_t T, Py_ssize_t B) noexcept nogil:
+    """All rows through all steps."""
+    cdef Steps s
+    s.T, s.B, s.reverse, s.marks = T, B, False, NULL
+    return s
+
+
+cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
+    """The step that is processed as number k."""
+    return s.T - 1 - k if s.reverse else k
+
+
+cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) noexcept nogil:
+    """Whether row b of the step processed as number k, if there is one, has the mark."""
+    return s.marks is not NULL and k < s.T and s.marks[step_at(s, k) * s.B + b] & mark != 0
+
+
+cdef inline void load_steps(
+    const Steps *s, real *dst, Py_ssize_t stride, const store *x, Py_ssize_t I, Py_ssize_t k, Py_ssize_t b,
+    Py_ssize_t rows, Py_ssize_t r0, Py_ssize_t r1
+) noexcept nogil:
+    """x of `rows` batch rows from b on to scratch, step after step from number k on; of these, the rows r0 to r1."""
+    cdef Py_ssize_t r
+    for r in range(r0, r1):
+        load_row(dst + r * stride, x + (step_at(s, k + r // rows) * s.B + b + r % rows) * I, I)
+
+
+cdef inline const store *input_row(
+    const Steps *s, const store *first, const store *rest, Py_ssize_t ld, Py_ssize_t r
+) noexcept nogil:
+    """What row r = (t, b) read: of x where `first` is NULL, else the state that it started from, which stands in
+    `first`, the initial one, or in `rest`, those that the steps gave.  NULL where that is nothing or zero."""
+    cdef int mark = s.marks[r] if s.marks is not NULL else 0
+    cdef Py_ssize_t t0
+    if mark & ENDED or (mark & FRESH and first is not NULL):
+        return <const store *> NULL
+    if first is NULL:
+        return rest + r * ld
+    t0 = step_at(s, 0)
+    if mark & FIRST or t0 * s.B <= r < (t0 + 1) * s.B:
+        return first + r % s.B * ld
+    return rest + (r + s.B if s.reverse else r - s.B) * ld
