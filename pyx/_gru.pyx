@@ -673,3 +673,115 @@ def block_gru_grad(
         else:
             backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
                      &h_grad[0, 0, 0], <store *> NULL, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+cdef void run_layer_part(
+    const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out, Py_ssize_t part,
+    Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    load_states(p, work, h, b0, b1)
+    meet(parts)
+    forward_part(p, work, x, out, part, parts)
+    for b in range(b0, b1):
+        store_row(h_last + b * p.H, work + p.h + b * p.Hs, p.H)
+
+
+cdef void run_layer(
+    const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out
+) noexcept nogil:
+    if p.threads == 1:
+        run_layer_part(p, work, x, h, h_last, out, 0, 1)
+        return
+    with nogil, parallel(num_threads=p.threads):
+        run_layer_part(p, work, x, h, h_last, out, threadid(), team_size())
+
+
+def gru_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Forward p = forward_of(1, 1, I, H, itemsize, True, 1)
+    return packed_size(&p) * itemsize + 64
+
+
+def gru_pack(
+    const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[::1] b_ru, const store[::1] b_c,
+    unsigned char[::1] packed
+):
+    """A layer's weights as its kernel reads them."""
+    cdef Py_ssize_t H = w_c.shape[1]
+    cdef Forward p = forward_of(1, 1, w_c.shape[0] - H, H, 8 if store is double else 4, True, 1)
+    if store is double:
+        use_panels(&p, <double *> aligned(packed))
+        pack_all(&p, <double *> p.ru.base, <double *> p.c.base, &w_ru[0, 0], &w_c[0, 0], &b_ru[0], &b_c[0])
+    else:
+        use_panels(&p, <float *> aligned(packed))
+        pack_all(&p, <float *> p.ru.base, <float *> p.c.base, &w_ru[0, 0], &w_c[0, 0], &b_ru[0], &b_c[0])
+
+
+cdef void pack_all(
+    const Forward *p, real *ru, real *c, const store *w_ru, const store *w_c, const store *b_ru, const store *b_c
+) noexcept nogil:
+    pack_panels(&p.ru, ru, w_ru, p.I, 0, p.P)
+    pack_bias(&p.ru, ru, b_ru, 0, p.P)
+    pack_panels(&p.c, c, w_c, p.I, 0, p.P)
+    pack_bias(&p.c, c, b_c, 0, p.P)
+
+
+def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+
+
+def gru_layer(
+    const store[:, :, ::1] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
+    store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
+    unsigned char[::1] work, int num_threads
+):
+    """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, r, u and c to it."""
+    cdef store *out[4]
+    cdef int k
+    cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
+                                num_threads)
+    for k in range(3):
+        out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
+    out[3] = &y[0, 0, 0]
+    p.ld = y.strides[1] // sizeof(store)
+    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    with nogil:
+        if store is double:
+            use_panels(&p, <double *> aligned(packed))
+            run_layer(&p, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+        else:
+            use_panels(&p, <float *> aligned(packed))
+            run_layer(&p, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+
+
+def gru_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def gru_layer_grad(
+    const store[:, :, ::1] x, const store[:, ::1] h, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, ::1] y_grad,
+    const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
+    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, const unsigned char[:, ::1] marks,
+    bint reverse, unsigned char[::1] work, int num_threads
+):
+    cdef const store *states[4]
+    cdef store *out[6]
+    cdef int k
+    cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
+                                  num_threads)
+    for k in range(3):
+        states[k] = &saved[k, 0, 0, 0]
+    states[3] = &y[0, 0, 0]
+    out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
+    out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
+    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    with nogil:
+        if store is double:
+            backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
+                     &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+        else:
+            backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
+                     &y_grad[0, 0, 0], &h_last_grad[0, 0], out)

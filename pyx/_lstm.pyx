@@ -152,6 +152,12 @@ cdef Forward forward_of(
     return p
 
 
+cdef void order_gates(Forward *p, const Cell *c) noexcept nogil:
+    cdef int gate
+    for gate in range(4):
+        p.w.column[gate] = c.column[gate]
+
+
 cdef void use_panels(Forward *p, real *panels) noexcept nogil:
     p.w.base = panels
     p.peep = panels + p.w.size * p.w.count
@@ -320,9 +326,7 @@ cdef void forward(
     Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
-    cdef int gate
-    for gate in range(4):
-        p.w.column[gate] = c.column[gate]
+    order_gates(p, c)
     use_panels(p, work)
     if p.threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, 0, 1)
@@ -744,3 +748,119 @@ def lstm_cell_grad(
         else:
             cell_backward(&p, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
                           &cs_grad[0, 0], &h_grad[0, 0], out)
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+cdef void run_layer_part(
+    const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
+    store *h_last, store **out, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """What each thread of the team does."""
+    cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
+    cdef const real *last = work + p.h + p.steps.T % 2 * p.B * p.Hs
+    load_states(p, work, cs, h, b0, b1)
+    meet(parts)
+    forward_part(p, c, work, x, out, part, parts)
+    for b in range(b0, b1):
+        store_row(cs_last + b * p.H, work + p.cs + b * p.Hs, p.H)
+        store_row(h_last + b * p.H, last + b * p.Hs, p.H)
+
+
+cdef void run_layer(
+    const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
+    store *h_last, store **out
+) noexcept nogil:
+    if p.threads == 1:
+        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, 0, 1)
+        return
+    with nogil, parallel(num_threads=p.threads):
+        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, threadid(), team_size())
+
+
+def lstm_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Forward p = forward_of(1, 1, I, H, itemsize, True, 1)
+    return packed_size(&p.w) * itemsize + 64
+
+
+def lstm_pack(
+    const store[:, ::1] w, const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
+    unsigned char[::1] packed, bint use_peephole, bint ifco
+):
+    """A layer's weights as its kernel reads them."""
+    cdef Cell c = cell_of(0, 0, use_peephole, ifco)
+    cdef Py_ssize_t H = w.shape[1] // 4
+    cdef Forward p = forward_of(1, 1, w.shape[0] - H, H, 8 if store is double else 4, True, 1)
+    order_gates(&p, &c)
+    if store is double:
+        pack_rest(&p, &c, <double *> aligned(packed), &wci[0], &wcf[0], &wco[0], &b[0], 0, p.J)
+        pack_panels(&p.w, <double *> aligned(packed), &w[0, 0], p.I, 0, p.J)
+    else:
+        pack_rest(&p, &c, <float *> aligned(packed), &wci[0], &wcf[0], &wco[0], &b[0], 0, p.J)
+        pack_panels(&p.w, <float *> aligned(packed), &w[0, 0], p.I, 0, p.J)
+
+
+def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+
+
+def lstm_layer(
+    const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
+    store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last, store[:, ::1] h_last,
+    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, double forget_bias, double cell_clip,
+    bint use_peephole, int num_threads
+):
+    """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, i, cs, f, o, ci, co to it."""
+    cdef store *out[7]
+    cdef int k
+    cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
+    cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
+                                num_threads)
+    for k in range(6):
+        out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
+    out[6] = &y[0, 0, 0]
+    p.ld = y.strides[1] // sizeof(store)
+    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    with nogil:
+        if store is double:
+            use_panels(&p, <double *> aligned(packed))
+            run_layer(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                      &h_last[0, 0], out)
+        else:
+            use_panels(&p, <float *> aligned(packed))
+            run_layer(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                      &h_last[0, 0], out)
+
+
+def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+
+
+def lstm_layer_grad(
+    const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w,
+    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[:, :, :, ::1] saved,
+    const store[:, :, ::1] y, const store[:, :, ::1] y_grad, const store[:, ::1] cs_last_grad,
+    const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_grad, store[:, ::1] h_grad,
+    store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
+    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, bint use_peephole, bint ifco,
+    int num_threads
+):
+    cdef const store *states[6]
+    cdef store *out[8]
+    cdef int k
+    cdef Cell c = cell_of(0, 0, use_peephole, ifco)
+    cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
+                                  num_threads)
+    for k in range(6):
+        states[k] = &saved[k, 0, 0, 0]
+    out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0], &w_grad[0, 0]
+    out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
+    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    with nogil:
+        if store is double:
+            backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
+                     &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0, 0],
+                     &h_last_grad[0, 0], out)
+        else:
+            backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
+                     &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0, 0],
+                     &h_last_grad[0, 0], out)
