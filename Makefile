@@ -2,8 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 BUILT := .venv/built
+# What the demo needs is less than that, and part of it.
+DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: test test-exhaustive test-mutants test-peers lint clean
+.PHONY: demo test test-exhaustive test-mutants test-peers lint clean
+
+demo: $(DEMO)
+	$(BIN)/blockcell demo
 
 test: $(BUILT)
 	$(BIN)/pytest
@@ -36,6 +41,9 @@ clean:
 	    'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 	touch $@
 
-$(BUILT): .venv/tools setup.py $(wildcard pyx/*)
-	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+$(BUILT): EXTRA := dev
+.venv/demo: EXTRA := demo
+$(BUILT) .venv/demo: .venv/tools setup.py $(wildcard pyx/*)
+	@echo 'Compiling the kernels takes a minute or two'
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@

@@ -492,3 +492,12 @@ def BlockLSTMGradV2(
 
 FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS}
 """All twelve by name."""
+
+
+def error_in_eps(result: NDArray[Any], exact: Float64, eps: float) -> float:
+    """The largest error of a result, in eps of the exact values' largest entry: the measure of every bound."""
+    error = float(np.abs(result.astype(np.float64) - exact).max(initial=0))
+    scale = float(np.abs(exact).max(initial=0))
+    if scale == 0:
+        return float("inf") if error else 0.0
+    return error / (eps * scale)

@@ -1,0 +1,436 @@
+"""`blockcell demo`: the ops at work on real data, from training to their last bits.
+
+scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
+steps of I = 8 pixels, and after every row a softmax readout of h says which digit this is: the belief.  They are
+trained through the sequence ops and their gradients.  Then all twelve ops run on the trained weights and on digits
+that were held out, and are compared with the float64 formulas.
+
+This module computes and draws; `blockcell.cli` talks to the user.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure, SubFigure
+from numpy.typing import DTypeLike
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from threadpoolctl import threadpool_limits
+
+from . import ops, raw_ops
+from .cli import Progress
+from .formulas import FORMULAS, error_in_eps
+from .optable import OPS, Array, GRUGrads, GRUStates, LSTMGrads, LSTMStates, sizes_of
+
+HIDDEN = 64
+EPOCHS = 60
+BATCH = 32
+LEARNING_RATE = 0.01  # at the start; it falls linearly to nothing
+NOISE = 0.2  # standard deviation, added to the pixels (0 to 1) in training: without it the networks learn by heart
+ROW_WEIGHTS = np.array([0.1] * 7 + [1.0]) / 1.7  # in the loss: the last row decides, but every belief is to be honest
+HELD_OUT = 0.2
+CHECKED = 64  # held-out digits that the ops run on
+BOUND_EPS = 5.0  # what the tests allow float32; here where the data do not amplify rounding more than that
+CHAIN = 64  # the kernels' products are sums of chains of so many terms
+ACTIVATION_EPS = 1.0  # the kernels' sigmoid and tanh are within 2 ulp, and an ulp below 1 is half an eps
+REQUIRED_ACCURACY = 0.95
+
+EPS = float(np.finfo(np.float32).eps)
+Arrays = dict[str, Array]
+
+
+class Digits(NamedTuple):
+    """Images as sequences of rows, [T,B,I] with values from 0 to 1, and which digits they are, [B]."""
+
+    x: Array
+    labels: Array
+
+    def take(self, which: Array | slice) -> Digits:
+        return Digits(np.ascontiguousarray(self.x[:, which]), self.labels[which])
+
+
+def load() -> tuple[Digits, Digits]:
+    """The digits to train on and those held out: always the same ones, with an equal share of each digit."""
+    images, labels = load_digits(return_X_y=True)
+    rows = (images / images.max()).astype(np.float32).reshape(len(images), 8, 8)
+    x, held_out_x, y, held_out_y = train_test_split(rows, labels, test_size=HELD_OUT, stratify=labels, random_state=0)
+    return Digits(x.swapaxes(0, 1), y), Digits(held_out_x.swapaxes(0, 1), held_out_y)
+
+
+# --------------------------------------------------------------------------------------------------------- the networks
+class Classifier:
+    """A recurrent cell and a softmax readout of its h; what the cells have in common."""
+
+    name: str
+    op: str
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, rng: np.random.Generator, hidden: int = HIDDEN, dtype: DTypeLike = np.float32) -> None:
+        sizes = {"I": 8, "H": hidden}
+        shapes = {
+            tensor.name: sizes_of(tensor.shape, sizes) for tensor in OPS[self.op].inputs if tensor.name[0] in "wb"
+        }
+        shapes |= {"readout_w": (hidden, 10), "readout_b": (10,)}
+        self.weights: Arrays = {
+            name: (rng.uniform(-1, 1, shape) / np.sqrt(hidden) if len(shape) == 2 else np.zeros(shape)).astype(dtype)
+            for name, shape in shapes.items()
+        }
+        self.initial = [tensor.name for tensor in OPS[self.op].inputs if tensor.name.endswith("_prev")]
+        self.hidden = hidden
+
+    def inputs(self, x: Array) -> dict[str, Any]:
+        """The arguments of the cell's op: zero states at the start."""
+        initial = {name: np.zeros((x.shape[1], self.hidden), x.dtype) for name in self.initial}
+        weights = {name: value for name, value in self.weights.items() if not name.startswith("readout")}
+        return {"seq_len_max": len(x), "x": x, **initial, **weights}
+
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def backward(self, inputs: dict[str, Any], states: Any, h_grad: Array) -> Any:
+        raise NotImplementedError
+
+    def log_belief(self, h: Array) -> Array:
+        """The logarithm of each digit's probability."""
+        z = h @ self.weights["readout_w"] + self.weights["readout_b"]
+        z -= z.max(axis=-1, keepdims=True)
+        log_belief: Array = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        return log_belief
+
+    def belief(self, x: Array) -> Array:
+        """Each digit's probability after each row, [T,B,10]."""
+        belief: Array = np.exp(self.log_belief(self.forward(self.inputs(x)).h))
+        return belief
+
+    def loss(self, digits: Digits, h: Array) -> tuple[float, Array]:
+        """Mean cross-entropy over the batch, weighted by rows, and its gradient to the readout's pre-activations."""
+        log_belief = self.log_belief(h)
+        right = (slice(None), np.arange(len(digits.labels)), digits.labels)
+        loss = -float(ROW_WEIGHTS @ log_belief[right].mean(axis=1))
+        grad = np.exp(log_belief)
+        grad[right] -= 1
+        grad *= (ROW_WEIGHTS / len(digits.labels)).astype(grad.dtype)[:, None, None]
+        return loss, grad
+
+    def h_grad(self, d_z: Array) -> Array:
+        """From the readout's pre-activations back to h."""
+        h_grad: Array = d_z @ self.weights["readout_w"].T
+        return h_grad
+
+    def loss_and_grads(self, digits: Digits) -> tuple[float, Arrays]:
+        """The loss and its gradient to every weight, by the weights' names."""
+        inputs = self.inputs(digits.x)
+        states = self.forward(inputs)
+        loss, d_z = self.loss(digits, states.h)
+        grads = self.backward(inputs, states, self.h_grad(d_z))._asdict()
+        grads["readout_w_grad"] = np.tensordot(states.h, d_z, ((0, 1), (0, 1)))
+        grads["readout_b_grad"] = d_z.sum(axis=(0, 1))
+        return loss, {name: grads[f"{name}_grad"] for name in self.weights}
+
+
+class GRU(Classifier):
+    name = "GRU"
+    op = "block_gru"
+
+    def forward(self, inputs: dict[str, Any]) -> GRUStates:
+        return ops.block_gru(**inputs)
+
+    def backward(self, inputs: dict[str, Any], states: GRUStates, h_grad: Array) -> GRUGrads:
+        return ops.block_gru_grad(**inputs, **states._asdict(), h_grad=h_grad)
+
+
+class LSTM(Classifier):
+    """With peepholes, and without the clip, which the gradient would not know of."""
+
+    name = "LSTM"
+    op = "BlockLSTM"
+    options: ClassVar[dict[str, Any]] = {"forget_bias": 1.0, "cell_clip": 0.0, "use_peephole": True}
+
+    def forward(self, inputs: dict[str, Any]) -> LSTMStates:
+        return raw_ops.BlockLSTM(**inputs, **self.options)
+
+    def backward(self, inputs: dict[str, Any], states: LSTMStates, h_grad: Array) -> LSTMGrads:
+        cs_grad = np.zeros_like(h_grad)  # the loss does not see cs
+        given = {"cs_grad": cs_grad, "h_grad": h_grad, "use_peephole": self.options["use_peephole"]}
+        return raw_ops.BlockLSTMGrad(**inputs, **states._asdict(), **given)
+
+
+# --------------------------------------------------------------------------------------------------------- the training
+@dataclass(frozen=True)
+class Training:
+    """How a network came to its weights: the loss and the held-out accuracy by epoch."""
+
+    network: str
+    weights: int
+    losses: list[float]
+    accuracies: list[float]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.accuracies[-1] >= REQUIRED_ACCURACY
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015): steps of the mean gradient over its root mean square."""
+
+    def __init__(self, weights: Arrays) -> None:
+        self.weights = weights
+        self.means = {name: np.zeros_like(value) for name, value in weights.items()}
+        self.squares = {name: np.zeros_like(value) for name, value in weights.items()}
+        self.steps = 0
+
+    def step(self, grads: Arrays, rate: float) -> None:
+        self.steps += 1
+        rate *= np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+        for name, grad in grads.items():
+            self.means[name] += 0.1 * (grad - self.means[name])
+            self.squares[name] += 0.001 * (grad * grad - self.squares[name])
+            self.weights[name] -= rate * self.means[name] / (np.sqrt(self.squares[name]) + 1e-8)
+
+
+def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.Generator, tell: Progress) -> Training:
+    """Train the network in place."""
+    start = time.perf_counter()
+    optimizer = Adam(network.weights)
+    losses: list[float] = []
+    accuracies: list[float] = []
+    count = len(digits.labels)
+    for epoch in range(EPOCHS):
+        total = 0.0
+        order = rng.permutation(count)
+        for first in range(0, count, BATCH):
+            batch = digits.take(order[first : first + BATCH])
+            noise = np.float32(NOISE) * rng.standard_normal(batch.x.shape, np.float32)
+            loss, grads = network.loss_and_grads(batch._replace(x=batch.x + noise))
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"the {network.name}'s loss became {loss} in epoch {epoch + 1} of {EPOCHS}")
+            optimizer.step(grads, LEARNING_RATE * (1 - (epoch + first / count) / EPOCHS))
+            total += loss * len(batch.labels)
+        losses.append(total / count)
+        guesses = network.belief(held_out.x)[-1].argmax(axis=1)
+        accuracies.append(float((guesses == held_out.labels).mean()))
+        tell(f"training the {network.name}", epoch + 1, EPOCHS)
+    weights = sum(value.size for value in network.weights.values())
+    return Training(network.name, weights, losses, accuracies, time.perf_counter() - start)
+
+
+# -------------------------------------------------------------------------------------------------------------- the ops
+@dataclass(frozen=True)
+class Check:
+    """An op against its formula: the largest error of any output, in eps of that output's largest entry.
+
+    Every output has a bound of its own; the one shown is one that breaks it, if there is any.
+    """
+
+    op: str
+    error_eps: float
+    output: str
+    bound_eps: float
+    time_us: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error_eps <= self.bound_eps
+
+
+def arguments(gru: GRU, lstm: LSTM, digits: Digits) -> dict[str, dict[str, Any]]:
+    """Arguments for every op out of the trained networks: their weights and states, and the gradients of their loss."""
+    found = {}
+    for name, op in OPS.items():
+        network: Classifier = lstm if "LSTM" in name.upper() else gru
+        values = (over_rows if op.sequence else at_one_row)(network, digits)
+        values["d_h"] = values["h_grad"]  # its name in the GRU's cell
+        if op.gates == OPS["BlockLSTMV2"].gates:
+            values |= for_v2(values)
+        taken = (
+            {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
+        )
+        found[name] = {key: value for key, value in values.items() if key in taken}
+    return found
+
+
+def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
+    """All that the sequence ops take, forward and backward."""
+    inputs = network.inputs(digits.x)
+    states = network.forward(inputs)
+    h_grad = network.h_grad(network.loss(digits, states.h)[1])
+    grads = {"h_grad": h_grad, "cs_grad": np.zeros_like(h_grad)}
+    return {**inputs, **network.options, **states._asdict(), **grads}
+
+
+def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
+    """All that the cells take at the middle row, with what comes to it from the rows before and after."""
+    row = len(digits.x) // 2
+    values = over_rows(network, digits)
+    step = {key: value[row] if np.ndim(value) == 3 else value for key, value in values.items() if key != "seq_len_max"}
+    before = {name: values[name.removesuffix("_prev")][row - 1] for name in network.initial}
+    later = network.inputs(digits.x[row + 1 :]) | {name: step[name.removesuffix("_prev")] for name in network.initial}
+    after = network.backward(later, network.forward(later), values["h_grad"][row + 1 :])._asdict()
+    grads = {"h_grad": step["h_grad"] + after["h_prev_grad"], "cs_grad": after.get("cs_prev_grad")}
+    return step | before | grads
+
+
+def for_v2(values: dict[str, Any]) -> dict[str, Any]:
+    """The LSTM's weights with the gates in BlockLSTMV2's order, and the forget bias, which V2 lacks, in its bias."""
+    gates = OPS["BlockLSTM"].gates
+    reordered = {}
+    for name in ("w", "b"):
+        parts = dict(zip(gates, np.split(values[name], len(gates), axis=-1), strict=True))
+        if name == "b":
+            parts["f"] = parts["f"] + np.float32(values["forget_bias"])
+        reordered[name] = np.concatenate([parts[gate] for gate in OPS["BlockLSTMV2"].gates], axis=-1)
+    return reordered
+
+
+def check(name: str, values: dict[str, Any]) -> Check:
+    """Run an op, compare it with its formula and take the time of it."""
+    op = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)
+    results = op(**values)._asdict()
+    exact = FORMULAS[name](**values)._asdict()
+    errors = {}
+    for output, result in results.items():
+        if not np.isfinite(result).all():
+            raise FloatingPointError(f"{name}: {output} is not finite")
+        errors[output] = error_in_eps(result, exact[output], EPS)
+    moved = sensitivity(name, values, exact)
+    bounds = {output: max(BOUND_EPS, CHAIN**0.5 / 2 * moved[output] + ACTIVATION_EPS) for output in errors}
+    worst = max(errors, key=lambda output: (errors[output] > bounds[output], errors[output]))
+    return Check(name, errors[worst], worst, bounds[worst], 1e6 * seconds(lambda: op(**values)))
+
+
+def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
+    """How far each output goes, by the float64 formula, when every input is off by float32's rounding, in eps.
+
+    Trained weights are large and eight steps add up: that alone is several eps.  A kernel rounds inside its sums too.
+    A chain of n random terms does so n times, at sums that grow with the root of the length: together this is
+    root(n) / 2 times what the rounding of the terms makes.
+    """
+    rng = np.random.default_rng(0)
+    most = dict.fromkeys(exact, 0.0)
+    for _ in range(4):
+        rounded = {
+            key: value * (1 + EPS / 2 * rng.uniform(-1, 1, value.shape)) if isinstance(value, np.ndarray) else value
+            for key, value in values.items()
+        }
+        for output, moved in FORMULAS[name](**rounded)._asdict().items():
+            most[output] = max(most[output], error_in_eps(moved, exact[output], EPS))
+    return most
+
+
+def seconds(function: Callable[[], object], budget: float = 0.05) -> float:
+    """The median of the calls that fit into the budget, at least five."""
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+# ------------------------------------------------------------------------------------------------------------ the whole
+@dataclass(frozen=True)
+class Result:
+    """What the demo found."""
+
+    seed: int
+    trained_on: int
+    held_out: int
+    trainings: list[Training]
+    checks: list[Check]
+    networks: tuple[GRU, LSTM]
+    digits: Digits
+    """Those held out."""
+
+    @property
+    def ok(self) -> bool:
+        return all(part.ok for part in self.trainings) and all(part.ok for part in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All the figures, for JSON."""
+        return {
+            "seed": self.seed,
+            "trained_on": self.trained_on,
+            "held_out": self.held_out,
+            "required_accuracy": REQUIRED_ACCURACY,
+            "networks": [asdict(training) | {"ok": training.ok} for training in self.trainings],
+            "sizes": {"T": 8, "B": CHECKED, "I": 8, "H": HIDDEN},
+            "ops": [asdict(check) | {"ok": check.ok} for check in self.checks],
+            "ok": self.ok,
+        }
+
+
+def run(seed: int = 0, tell: Progress = lambda what, done, of: None) -> Result:
+    """Train both networks and check all ops."""
+    digits, held_out = load()
+    gru, lstm = GRU(np.random.default_rng(seed)), LSTM(np.random.default_rng(seed))
+    checks = []
+    with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads spin and take a core from the ops
+        trainings = [
+            train(gru, digits, held_out, np.random.default_rng(seed), tell),
+            train(lstm, digits, held_out, np.random.default_rng(seed), tell),
+        ]
+        for name, values in arguments(gru, lstm, held_out.take(slice(CHECKED))).items():
+            checks.append(check(name, values))
+            tell("checking the ops", len(checks), len(OPS))
+    return Result(seed, len(digits.labels), len(held_out.labels), trainings, checks, (gru, lstm), held_out)
+
+
+# ---------------------------------------------------------------------------------------------------------- the picture
+def draw(result: Result, path: Path) -> None:
+    """Write the picture: how the training went, and a few held-out digits with the beliefs row by row."""
+    figure = Figure(figsize=(13, 10.5), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2), hspace=0.03)
+    top, bottom = parts
+    draw_training(top, result)
+    beliefs = [network.belief(result.digits.x) for network in result.networks]
+    right = sum(belief[-1][np.arange(len(result.digits.labels)), result.digits.labels] for belief in beliefs)
+    chosen = [int(np.argmax(result.digits.labels == digit)) for digit in (3, 5, 8)] + [int(np.argmin(right))]
+    panels = bottom.subfigures(2, 2, hspace=0.04, wspace=0.04)
+    for panel, index in zip(panels.flat, chosen, strict=True):
+        title = f"Digit {result.digits.labels[index]}" + (
+            ", of all the one believed least" if index == chosen[-1] else ""
+        )
+        panel.suptitle(title, fontweight="bold")
+        draw_digit(panel, result, beliefs, index)
+    figure.savefig(path, format="png", dpi=110)
+
+
+def draw_training(figure: SubFigure, result: Result) -> None:
+    loss, accuracy = figure.subplots(1, 2)
+    for training in result.trainings:
+        epochs = range(1, len(training.losses) + 1)
+        loss.plot(epochs, training.losses, label=training.network)
+        accuracy.plot(
+            epochs,
+            [100 * value for value in training.accuracies],
+            label=f"{training.network}: {100 * training.accuracies[-1]:.1f} % at the end",
+        )
+    loss.set(title="Loss in training", xlabel="epoch", ylabel="cross-entropy", ylim=(0, None))
+    accuracy.set(title="Accuracy on held-out digits", xlabel="epoch", ylabel="right, %")
+    accuracy.axhline(100 * REQUIRED_ACCURACY, color="grey", linestyle="--", label=f"{REQUIRED_ACCURACY:.0%} required")
+    for axes in (loss, accuracy):
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+def draw_digit(figure: SubFigure, result: Result, beliefs: list[Array], index: int) -> None:
+    """The image beside what each network believes after each of its rows."""
+    label = int(result.digits.labels[index])
+    image, *maps = figure.subplots(1, 3, sharey=True, width_ratios=(9, 10, 10))
+    image.imshow(result.digits.x[:, index], cmap="gray_r", aspect="auto")  # as high as its neighbours, row beside row
+    image.set(title="image", xticks=[], yticks=range(8), yticklabels=range(1, 9), ylabel="row")
+    for axes, network, belief in zip(maps, result.networks, beliefs, strict=True):
+        shown = axes.imshow(belief[:, index], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set(title=f"{network.name}'s belief", xticks=range(10), xlabel="digit")
+        axes.tick_params(left=False)
+        axes.get_xticklabels()[label].set(color="tab:red", fontweight="bold")
+    figure.colorbar(shown, ax=maps, label="probability")
