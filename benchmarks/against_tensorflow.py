@@ -71,6 +71,27 @@ def worker(candidate: str) -> None:
         print(seconds_per_call(lambda op=op, args=args: op(**args)), flush=True)
 
 
+def start_worker(candidate: str, **environment: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--worker", candidate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | environment,
+    )
+    if process.stdout.readline().strip() != "ready":
+        sys.exit(f"{candidate} cannot be imported here")
+    return process
+
+
+def ask(worker: subprocess.Popen[str], name: str, sizes: dict[str, int], dtype: str = "float32") -> float:
+    """A worker's seconds per call of an op."""
+    worker.stdin.write(json.dumps([name, sizes, dtype]) + "\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a fraction of the grid")
@@ -83,28 +104,14 @@ def main() -> None:
     if options.worker:
         return worker(options.worker)
 
-    workers = {}
-    for candidate in ("blockcell", "tensorflow"):
-        workers[candidate] = subprocess.Popen(
-            [sys.executable, __file__, "--worker", candidate],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        if workers[candidate].stdout.readline().strip() != "ready":
-            sys.exit(f"{candidate} cannot be imported here")
+    workers = {candidate: start_worker(candidate) for candidate in ("blockcell", "tensorflow")}
     rows = []
     for name, sizes in grid(options.quick):
         if name not in options.ops:
             continue
         rounds = []
         for _ in range(options.rounds):
-            times = {}
-            for candidate, process in workers.items():
-                process.stdin.write(json.dumps([name, sizes, options.dtype]) + "\n")
-                process.stdin.flush()
-                times[candidate] = float(process.stdout.readline())
+            times = {candidate: ask(process, name, sizes, options.dtype) for candidate, process in workers.items()}
             rounds.append(times)
             if times["tensorflow"] > 3:
                 break
