@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-mutants test-peers lint clean
+.PHONY: demo test test-exhaustive test-mutants test-peers test-packages lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -21,6 +21,9 @@ test-mutants: $(BUILT)
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers
+
+test-packages:
+	$(PYTHON) tests/packages.py
 
 lint: $(BUILT)
 	$(BIN)/ruff check

@@ -29,7 +29,7 @@ def test_native_code_uses_no_c_interface_of_numpy(source):
     assert not re.search(r"^\s*cimport numpy|^\s*from numpy\S* cimport", source.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("source", sorted(ROOT.glob("tests/*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", sorted(ROOT.glob("tests/test_*.py")), ids=lambda path: path.name)
 def test_no_test_takes_the_time(source):
     """A test that compares times fails on a busy machine; that is what benchmarks are for."""
     imported = set()
