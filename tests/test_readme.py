@@ -1,15 +1,27 @@
-"""The README's example runs and is right, and its table of ops is that of the code."""
+"""The README's example runs and is right, its table of ops is that of the code, and the documents' code runs."""
 
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 TABLE = re.compile(r"(?<=<!-- ops -->\n).*?(?=<!-- /ops -->)", re.DOTALL)
+
+
+def code_blocks():
+    """Every block of Python in the documents, with the line that it begins at."""
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, block.start(1))
+            yield pytest.param("\n" * line + block[1], document, id=f"{document.name}:{line + 1}")
 
 
 def row(op: Op) -> str:
@@ -41,6 +53,27 @@ def test_example(capsys):
     for name, value in expected._asdict().items():
         bound = 1e-5 * max(1, np.abs(value).max(initial=0))
         np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("code, document", list(code_blocks()))
+def test_code_runs(code, document):
+    """As a reader would run it: each block by itself."""
+    exec(compile(code, document, "exec"), {})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    text = document.read_text()
+    headings = {
+        path: {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+               for heading in re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)}
+        for path in DOCUMENTS
+    }  # fmt: skip
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, heading = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{document.name} refers to {target}"
+        assert not heading or heading in headings[file], f"{document.name} refers to {target}"
 
 
 if __name__ == "__main__":
