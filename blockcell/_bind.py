@@ -6,23 +6,17 @@ the methods here, which convert it or say in words what is wrong. Both work from
 
 from __future__ import annotations
 
-import operator
-import reprlib
 import sys
 from collections.abc import Sequence
 from math import prod
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _kernels
 from ._args import Binder
+from ._read import Reader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
-
-# Byte-swapped arrays are taken too, and converted.
-NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
-ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
 
 Bound = tuple[int, int, int, int, int, Sequence[Array]]  # number of the dtype, T, B, I, H, output arrays
 
@@ -34,64 +28,19 @@ class Sizes(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
 
 
-class Call(Binder):
+class Call(Binder, Reader):
     """Calls one op's kernel with a user's arguments: ``run`` is the way, the methods here are for its exceptions."""
 
     op: Op
 
     def __init__(self, op: Op) -> None:
         super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel], _kernels.num_threads)
+        self.caller = op.name
         self.sources = op.sources
-
-    # --------------------------------------------------------------------------------------------- numbers and switches
-    def thread_number(self, value: Any) -> int:
-        try:
-            return _kernels.num_threads(value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.op.name}: {error}") from None
-
-    def switch(self, name: str, value: Any) -> bool:
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected True or False")
-        return bool(value)
-
-    def number(self, name: str, value: Any) -> float:
-        if not isinstance(value, Real):
-            raise TypeError(f"{self.op.name}: {name} is {_short(value)}; expected a real number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(
-                f"{self.op.name}: {name} is {_short(value)}; expected a number that a float holds"
-            ) from None
-
-    @staticmethod
-    def half(value: float) -> float:
-        """Rounded to float16, as TensorFlow does with the attributes."""
-        with np.errstate(over="ignore"):
-            return float(np.float16(value))
-
-    def integer(self, name: str, value: Any) -> int:
-        """What ``operator.index`` takes (so also True, which is 1), or a 0-d array of integers."""
-        expected = "expected an integer or a 0-d array of integers"
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(f"{self.op.name}: {name} is a masked array; {expected}")
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-        if not isinstance(value, np.generic) and _is_array(value):
-            array = self._array(name, value)
-            if array.dtype.kind not in "iu":
-                raise TypeError(f"{self.op.name}: {name} has dtype {array.dtype}; {expected}")
-            if array.ndim > 0:
-                raise ValueError(f"{self.op.name}: {name} has shape {array.shape}; {expected}")
-            return int(array)
-        raise TypeError(f"{self.op.name}: {name} is {_short(value)}; {expected}")
 
     def wrong_steps(self, seq_len_max: int, T: int, x: Array) -> ValueError:
         return ValueError(
-            f"{self.op.name}: seq_len_max is {_short(seq_len_max)}; expected 0 <= seq_len_max <= T = {T}"
+            f"{self.op.name}: seq_len_max is {short(seq_len_max)}; expected 0 <= seq_len_max <= T = {T}"
             f" from x (shape {x.shape})"
         )
 
@@ -102,7 +51,8 @@ class Call(Binder):
         """Arrays that the kernel can take and the outputs, after every check; or the error."""
         op = self.op
         arrays = [self._tensor(tensor, value, use_peephole) for tensor, value in zip(op.inputs, values, strict=True)]
-        number = self._dtype_number(values, arrays)
+        names = [tensor.name for tensor in op.inputs]
+        number = self.dtype_number(zip(names, values, arrays, strict=True))
         sizes = self._sizes(arrays, use_peephole)
         if seq_len_max is not None and not 0 <= seq_len_max <= sizes.values["T"]:
             assert arrays[0] is not None
@@ -111,7 +61,7 @@ class Call(Binder):
         if out is not None:
             self._check_out(out, arrays, shapes, sizes, DTYPES[number])
         converted = tuple(
-            _as_kernels_take(array, DTYPES[number])
+            as_kernels_take(array, DTYPES[number])
             if array is not None and tensor.read and (use_peephole or not tensor.peephole)
             else array
             for tensor, array in zip(op.inputs, arrays, strict=True)
@@ -130,44 +80,9 @@ class Call(Binder):
                 return None
             reason = " because use_peephole is True" if tensor.peephole else ""
             raise TypeError(
-                f"{self.op.name}: {tensor.name} is None; expected an array of shape {_form(tensor)}{reason}"
+                f"{self.op.name}: {tensor.name} is None; expected an array of shape {form(tensor.shape)}{reason}"
             )
-        return self._array(tensor.name, value)
-
-    def _array(self, name: str, value: Any) -> Array:
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise TypeError(f"{self.op.name}: {name} has masked entries, which have no value; fill them first")
-        try:
-            return np.asarray(value)
-        except MemoryError:
-            raise
-        except Exception as error:
-            kind = ValueError if isinstance(error, ValueError) else TypeError
-            raise kind(f"{self.op.name}: {name} cannot be read as an array: {error}") from error
-
-    def _dtype_number(self, values: Sequence[Any], arrays: Sequence[Array | None]) -> int:
-        """That of the first array; float32 where all are lists and numbers."""
-        number, source = None, ""
-        for tensor, value, array in zip(self.op.inputs, values, arrays, strict=True):
-            if array is None:
-                continue
-            if not _is_array(value):
-                if array.dtype.kind not in "fiu":
-                    what = _short(value) if array.dtype.kind == "O" else f"made of {array.dtype}"
-                    raise TypeError(f"{self.op.name}: {tensor.name} is {what}; expected an array of real numbers")
-                continue
-            found = NUMBERS.get(array.dtype)
-            if found is None:
-                what = f"has dtype {array.dtype}; expected float32, float64 or float16"
-                if array.dtype == object and not isinstance(value, np.ndarray):
-                    what = f"is {_short(value)}; expected an array of float32, float64 or float16"
-                raise TypeError(f"{self.op.name}: {tensor.name} {what}")
-            if number is None:
-                number, source = found, tensor.name
-            elif found != number:
-                expected = f"expected {DTYPES[number]}, that of {source}"
-                raise TypeError(f"{self.op.name}: {tensor.name} has dtype {array.dtype}; {expected}")
-        return number or 0
+        return self.array(tensor.name, value)
 
     def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> Sizes:
         """The letters' values, after a check of every shape."""
@@ -178,7 +93,7 @@ class Call(Binder):
                 assert array is not None
                 words = tensor.shape.split()
                 if array.ndim != len(words):
-                    expected = f"expected rank {len(words)}, {_form(tensor)}"
+                    expected = f"expected rank {len(words)}, {form(tensor.shape)}"
                     raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
                 fixed = (
                     pair for pair in zip(words, array.shape, strict=True) if self.sources.get(pair[0]) == tensor.name
@@ -233,13 +148,13 @@ class Call(Binder):
         op = self.op
         names = ", ".join(tensor.name for tensor in op.outputs)
         if not isinstance(out, tuple):
-            raise TypeError(f"{op.name}: out is {_short(out)}; expected a tuple of the arrays ({names})")
+            raise TypeError(f"{op.name}: out is {short(out)}; expected a tuple of the arrays ({names})")
         if len(out) != len(shapes):
             raise ValueError(f"{op.name}: out has {len(out)} arrays; expected {len(shapes)}: ({names})")
         for k, (tensor, shape, output) in enumerate(zip(op.outputs, shapes, out, strict=True)):
             what = f"{op.name}: out[{k}] ({tensor.name})"
             if not isinstance(output, np.ndarray) or isinstance(output, np.ma.MaskedArray):
-                raise TypeError(f"{what} is {_short(output)}; expected a numpy array")
+                raise TypeError(f"{what} is {short(output)}; expected a numpy array")
             if output.dtype != dtype:
                 raise TypeError(f"{what} has dtype {output.dtype}; expected {dtype}, that of the inputs")
             if output.shape != shape:
@@ -258,38 +173,6 @@ class Call(Binder):
                     raise ValueError(f"{what} overlaps out[{m}] ({op.outputs[m].name}); expected memory of its own")
 
 
-def _is_array(value: Any) -> bool:
-    """Whether the value is an array with a dtype of its own, not a list or a number."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return isinstance(value, np.ndarray)
-    if any(hasattr(value, protocol) for protocol in ARRAY_PROTOCOLS):
-        return True
-    try:
-        memoryview(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _as_kernels_take(array: Array, dtype: np.dtype[Any]) -> Array:
-    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
-        return array
-    return np.array(array, dtype, order="C", copy=True)
-
-
-def _form(tensor: Tensor) -> str:
-    """``(I+H, 4H)``."""
-    words = tensor.shape.split()
-    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
-
-
 def _expected(tensor: Tensor, shape: tuple[int, ...]) -> str:
     """``(I+H, 4H) = (8, 20)``."""
-    return f"{_form(tensor)} = {shape}"
-
-
-def _short(value: Any) -> str:
-    """The value, or as much of it as a message bears, and its type where that does not show."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return reprlib.repr(value)
-    return f"of type {type(value).__name__}"
+    return f"{form(tensor.shape)} = {shape}"

@@ -42,6 +42,7 @@ class AtLevel(Call):
     def __init__(self, op, level):
         kernels, work = _kernels.load(level)
         Binder.__init__(self, op, kernels[op.kernel], work[op.kernel], _kernels.num_threads)
+        self.caller = op.name
         self.sources = op.sources
 
 

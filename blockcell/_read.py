@@ -1,0 +1,143 @@
+"""One argument of a user's: as an array, a number or a switch, or in words what is wrong with it."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from . import _kernels
+from .optable import DTYPES, Array
+
+# Byte-swapped arrays are taken too, and converted.
+NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
+ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
+
+
+class Reader:
+    """Reads the arguments of a call; its messages begin with ``caller``."""
+
+    caller: str
+
+    def __init__(self, caller: str) -> None:
+        self.caller = caller
+
+    # --------------------------------------------------------------------------------------------- numbers and switches
+    def thread_number(self, value: Any) -> int:
+        try:
+            return _kernels.num_threads(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.caller}: {error}") from None
+
+    def switch(self, name: str, value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{self.caller}: {name} is {short(value)}; expected True or False")
+        return bool(value)
+
+    def number(self, name: str, value: Any) -> float:
+        if not isinstance(value, Real):
+            raise TypeError(f"{self.caller}: {name} is {short(value)}; expected a real number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{self.caller}: {name} is {short(value)}; expected a number that a float holds") from None
+
+    @staticmethod
+    def half(value: float) -> float:
+        """Rounded to float16, as TensorFlow does with the attributes."""
+        with np.errstate(over="ignore"):
+            return float(np.float16(value))
+
+    def integer(self, name: str, value: Any) -> int:
+        """What ``operator.index`` takes (so also True, which is 1), or a 0-d array of integers."""
+        expected = "expected an integer or a 0-d array of integers"
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{self.caller}: {name} is a masked array; {expected}")
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+        if not isinstance(value, np.generic) and is_array(value):
+            array = self.array(name, value)
+            if array.dtype.kind not in "iu":
+                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}")
+            if array.ndim > 0:
+                raise ValueError(f"{self.caller}: {name} has shape {array.shape}; {expected}")
+            return int(array)
+        raise TypeError(f"{self.caller}: {name} is {short(value)}; {expected}")
+
+    # ----------------------------------------------------------------------------------------------------------- arrays
+    def array(self, name: str, value: Any) -> Array:
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise TypeError(f"{self.caller}: {name} has masked entries, which have no value; fill them first")
+        try:
+            return np.asarray(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{self.caller}: {name} cannot be read as an array: {error}") from error
+
+    def dtype_number(
+        self, values: Iterable[tuple[str, Any, Array | None]], number: int | None = None, source: str = ""
+    ) -> int:
+        """That of the first array, unless `number`, that of `source`, is given; float32 for lists and numbers alone.
+
+        `values` are names, values, and these read by `array`, or None for one that is not there.
+        """
+        for name, value, array in values:
+            if array is None:
+                continue
+            if not is_array(value):
+                if array.dtype.kind not in "fiu":
+                    what = short(value) if array.dtype.kind == "O" else f"made of {array.dtype}"
+                    raise TypeError(f"{self.caller}: {name} is {what}; expected an array of real numbers")
+                continue
+            found = NUMBERS.get(array.dtype)
+            if found is None:
+                what = f"has dtype {array.dtype}; expected float32, float64 or float16"
+                if array.dtype == object and not isinstance(value, np.ndarray):
+                    what = f"is {short(value)}; expected an array of float32, float64 or float16"
+                raise TypeError(f"{self.caller}: {name} {what}")
+            if number is None:
+                number, source = found, name
+            elif found != number:
+                expected = f"expected {DTYPES[number]}, that of {source}"
+                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}")
+        return number or 0
+
+
+def is_array(value: Any) -> bool:
+    """Whether the value is an array with a dtype of its own, not a list or a number."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return isinstance(value, np.ndarray)
+    if any(hasattr(value, protocol) for protocol in ARRAY_PROTOCOLS):
+        return True
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+def as_kernels_take(array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype, order="C", copy=True)
+
+
+def form(shape: str) -> str:
+    """``(I+H, 4H)``."""
+    words = shape.split()
+    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+
+
+def short(value: Any) -> str:
+    """The value, or as much of it as a message bears, and its type where that does not show."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return reprlib.repr(value)
+    return f"of type {type(value).__name__}"
