@@ -23,6 +23,26 @@ def test_import_loads_numpy_and_the_standard_library_alone():
     assert not {name for name in others if "cython" not in name and name != "_cyutility"}
 
 
+def _imported(source: Path) -> set[str]:
+    """The modules that a source file names in its imports."""
+    imported = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
+    return imported
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)
+def test_onnx_export_imports_no_kernels(source):
+    """It knows the ops from the table; and one module alone needs onnxruntime."""
+    imported = _imported(source)
+    private = {name for name in imported if name.startswith("blockcell._") and name != "blockcell.__version__"}
+    assert not {name for name in private if not name.startswith("blockcell._read")}
+    assert source.name == "session.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
+
+
 @pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/*.p[yx][xd]")), ids=lambda path: path.name)
 def test_native_code_uses_no_c_interface_of_numpy(source):
     """Arrays come in through the buffer protocol: there is no version of numpy to build against."""

@@ -1,0 +1,409 @@
+"""From an op's name and configuration to its ONNX model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from blockcell import __version__
+from blockcell.optable import DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
+
+from . import gru, lstm
+from .loops import (
+    Live,
+    Nodes,
+    Steps,
+    divided,
+    last,
+    loop,
+    needed,
+    node,
+    reads,
+    renamed,
+    scan,
+    unroll,
+    with_time,
+    writes,
+)
+from .text import Program, Reader
+
+DOMAIN = "blockcell"
+LOOPS = {"scan": scan, "unroll": unroll, "loop": loop}
+OLDEST_OPSET = 15  # functions; Shape with a start
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an op's graph depends on, after every check."""
+
+    op: Op
+    dtype: np.dtype[Any]
+    sizes: Mapping[str, int]
+    attrs: Mapping[str, float | bool]
+    loop: str
+    opset: int
+
+    @property
+    def half(self) -> bool:
+        return self.dtype == np.float16
+
+    @property
+    def compute(self) -> np.dtype[Any]:
+        """The dtype within a step: float16 is for storage."""
+        return np.dtype(np.float32) if self.half else self.dtype
+
+    def attribute(self, name: str) -> float:
+        """An attribute as the step uses it: float16 rounds it to half, as TensorFlow does."""
+        with np.errstate(over="ignore"):
+            return float(self.dtype.type(self.attrs.get(name, 0.0)))
+
+    @property
+    def forward(self) -> bool:
+        return "grad" not in self.op.kernel and "vjp" not in self.op.kernel
+
+    @property
+    def module(self) -> ModuleType:
+        """The one with the op's text."""
+        return gru if "r" in self.op.gates else lstm
+
+    @property
+    def conditions(self) -> set[str]:
+        """The words that may stand in the text's margin, those that hold."""
+        clip = self.attribute("cell_clip")
+        holds = {
+            "cell": not self.op.sequence,
+            "sequence": self.op.sequence,
+            "peephole": bool(self.attrs.get("use_peephole")),
+            "bias": self.attribute("forget_bias") != 0,
+            "clip": 0 < clip < np.inf,
+            "rounded": self.half and self.op.sequence,
+        }
+        return {word for word, there in holds.items() if there}
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+def config(
+    op: str,
+    dtype: DTypeLike = "float32",
+    sizes: Mapping[str, int | None] | None = None,
+    attrs: Mapping[str, float | bool] | None = None,
+    loop: str = "scan",
+    opset: int = 18,
+) -> Config:
+    """The checked configuration."""
+    if op not in OPS:
+        raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
+    row = OPS[op]
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind not in DTYPES:
+        raise ValueError(f"{op}: dtype is {dtype!r}; expected float32, float64 or float16")
+    assert kind is not None
+    given = _sizes(row, sizes or {})
+    values = _attributes(row, attrs or {})
+    if loop not in LOOPS:
+        raise ValueError(f"{op}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
+    if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
+        newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
+        raise ValueError(f"{op}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
+    checked = Config(row, kind, given, values, loop, opset)
+    if row.sequence and loop == "unroll" and "T" not in given:
+        raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
+    return checked
+
+
+def _sizes(op: Op, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    given = {}
+    for letter, size in sizes.items():
+        if letter not in tuple(LETTERS):
+            raise ValueError(f"{op.name}: sizes has {letter!r}; expected the letters {', '.join(LETTERS)}")
+        if size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise ValueError(f"{op.name}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
+        if letter in op.sources:  # a cell has no T
+            given[letter] = int(size)
+    return given
+
+
+def _attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, float | bool]:
+    names = [attribute.name for attribute in op.attributes]
+    for name in attrs:
+        if name not in names:
+            expected = f"expected {', '.join(names)}" if names else "the op has none"
+            raise ValueError(f"{op.name}: attrs has {name!r}; {expected}")
+    values: dict[str, float | bool] = {}
+    for attribute in op.attributes:
+        value = attrs.get(attribute.name, attribute.default)
+        if attribute.name == "use_peephole":
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
+            values[attribute.name] = bool(value)
+        else:
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
+            values[attribute.name] = float(value)
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------- the op's body
+def body(c: Config) -> tuple[Nodes, list[str]]:
+    """The op's nodes and those of its arguments that they read."""
+    empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
+    nodes, results = _zeros(c, c.op.outputs) if empty else _computed(c)
+    arguments = ["seq_len_max"] * c.op.sequence + [tensor.name for tensor in c.op.inputs]
+    nodes = _finished(c, nodes, results)
+    nodes = [*_given(c, reads(nodes)), *nodes]
+    read = reads(nodes)
+    return nodes, [name for name in arguments if name in read]
+
+
+def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """The nodes that compute the outputs, and the names of those in them."""
+    program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
+    reader = Reader(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
+    before, step, after = map(reader.nodes, (program.before, program.step, program.after))
+    zero = [tensor for tensor in c.op.outputs if tensor.peephole and "peephole" not in c.conditions]
+    nodes, results = _zeros(c, zero)
+    values = {t.name: reader.name(_in_text(c, t.name)) for t in c.op.outputs if t not in zero}
+    if not c.op.sequence:
+        return [*nodes, *before, *step, *after], results | values
+
+    carried = {name: reader.name(value) for name, value in program.carried.items()}
+    live = Live(scatter=c.loop == "scan")
+    finals = {t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")}
+    wanted = reads(after) | {value for name, value in values.items() if name not in finals}
+    ahead, inside, behind = divided(step, carried, wanted)
+    timed = with_time([*before, *ahead], (t.name for t in c.op.inputs if t.shape.startswith("T ")))
+    steps = Steps(
+        inside,
+        carried,
+        each=sorted(reads(inside) & timed),
+        collected=sorted(writes(inside) & (reads(behind) | wanted)),
+        reverse=not c.forward,
+        dtype=helper.np_dtype_to_tensor_dtype(c.compute),
+    )
+    nodes += live.shared()
+    if not c.forward:
+        nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
+        nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
+    nodes += [*before, *ahead]
+    nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0))
+    nodes += behind
+    for each in after:
+        nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
+    for tensor in c.op.outputs:
+        if tensor.name in results:
+            continue
+        value, results[tensor.name] = values[tensor.name], f"{tensor.name}_result"
+        if tensor.shape.startswith("T "):
+            nodes += live(value, results[tensor.name])
+        elif tensor.name in finals:
+            nodes.append(node("Where", ["any_live", last(value), "zero"], [results[tensor.name]]))
+        else:
+            results[tensor.name] = value
+    nodes.insert(0, node("Greater", ["seq_len_max", "int_0"], ["any_live"]))
+    return nodes, results
+
+
+def _in_text(c: Config, output: str) -> str:
+    """The output's name in the text, which is that of the cell's gradient to all arguments."""
+    if output == "dicfo":
+        return "d_bars"
+    if "r" in c.op.gates and output.endswith("_grad"):
+        return f"d_{output.removesuffix('_grad')}"
+    return output
+
+
+def _zeros(c: Config, outputs: Iterable[Tensor]) -> tuple[Nodes, dict[str, str]]:
+    """Zeros of the outputs' shapes; sizes that are not fixed are those of the inputs."""
+    nodes = []
+    for tensor in outputs:
+        nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
+        nodes.append(node("Expand", ["zero", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+
+
+def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
+    """A vector of sizes such as I, H and 4H, from the inputs where they are not fixed."""
+    if all(letter in c.sizes for word in words for letter in word if letter in LETTERS):
+        return [constant(name, np.array(sizes_of(" ".join(words), dict(c.sizes)), np.int64))]
+    nodes: Nodes = []
+    parts = {}
+    for word in dict.fromkeys(words):
+        parts[word] = f"{name}_{word.replace('+', '_')}"
+        if source := _source(c.op, word):
+            nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
+        else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
+            nodes += [*_shape(c, f"{name}_rows", ["I+H"]), *_shape(c, f"{name}_cells", ["H"])]
+            nodes.append(node("Sub", [f"{name}_rows", f"{name}_cells"], [parts[word]]))
+    return [*nodes, node("Concat", [parts[word] for word in words], [name], axis=0)]
+
+
+def _source(op: Op, word: str) -> tuple[str, int] | None:
+    """An input that has a dimension of this size, and which; one whose values matter, too."""
+    for tensor in op.inputs:
+        if tensor.read and not tensor.peephole and word in tensor.shape.split():
+            return tensor.name, tensor.shape.split().index(word)
+    return None
+
+
+def _finished(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
+    """What the outputs need, under their names; float16 is converted on the way in and out."""
+    nodes = needed(nodes, results.values())
+    if c.half:
+        arrays = [tensor.name for tensor in c.op.inputs if tensor.name in reads(nodes)]
+        inner = {name: f"{name}_float" for name in [*arrays, *results]}
+        nodes = renamed(nodes, inner)
+        casts = [node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in arrays]
+        back = [node("Cast", [inner.get(v, v)], [name], to=TensorProto.FLOAT16) for name, v in results.items()]
+        return [*casts, *nodes, *back]
+    names = {name: f"{name}_all" for name in results} | {value: name for name, value in results.items()}
+    return renamed(nodes, names)
+
+
+def constant(name: str, value: Any) -> NodeProto:
+    return node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value), f"{name}_value"))
+
+
+def _given(c: Config, names: set[str]) -> Nodes:
+    """The numbers and sizes that the texts take for granted, those of them that are read."""
+    clip = c.attribute("cell_clip")
+    floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
+    integers = {"at_0": [0], "at_last": [-1], "at_1_2": [1, 2], "at_minimum": [-(2**31)], "int_0": 0, "int_1": 1}
+    sizes = {"T_1": "T", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
+    return [
+        *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
+        *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
+        *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
+        *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+def function(c: Config, name: str | None = None) -> FunctionProto:
+    """The op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
+    nodes, inputs = body(c)
+    outputs = [tensor.name for tensor in c.op.outputs]
+    opset = [helper.make_opsetid("", c.opset)]
+    made: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
+    made.doc_string = _doc(c)
+    return made
+
+
+def build(
+    op: str,
+    *,
+    dtype: DTypeLike = "float32",
+    sizes: Mapping[str, int | None] | None = None,
+    attrs: Mapping[str, float | bool] | None = None,
+    loop: str = "scan",
+    functions: bool = True,
+    opset: int = 18,
+) -> ModelProto:
+    """An op as an ONNX model.
+
+    The graph's inputs and outputs have the op's argument and result names. Arguments that cannot influence the results
+    (the peephole weights without ``use_peephole``, say) are not inputs; attributes are constants in the graph.
+    ``seq_len_max`` is an int64 scalar input; any value from 0 to T is right when T >= 1.
+
+    Parameters
+    ----------
+    op : str
+        Any of the twelve: ``"BlockLSTM"``, ``"block_gru_grad"``, ...
+    dtype : str or numpy dtype
+        float32, float64 or float16. float16 is for storage: a step computes in float32, as `blockcell.raw_ops` does.
+    sizes : dict, optional
+        Any of T, B, I and H that are to be fixed; those missing or None stay symbolic. A cell ignores T.
+        With T = 0, which has no step to run, the model is a constant.
+    attrs : dict, optional
+        The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
+        gradient has no default.
+    loop : {"scan", "unroll", "loop"}
+        What runs the steps of a sequence: a Scan, no loop at all but every step written out (needs ``sizes["T"]``), or
+        a Loop. The results are the same.
+    functions : bool
+        True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
+        for runtimes that know no functions.
+    opset : int
+        The version of ONNX's operators, 15 or newer.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Its metadata say which version of blockcell made it of which op, with which attributes.
+
+    Raises
+    ------
+    ValueError
+        An argument is not what is listed above; the message says what is possible.
+
+    Notes
+    -----
+    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`.
+    """
+    c = config(op, dtype, sizes, attrs, loop, opset)
+    imports = [helper.make_opsetid("", opset)]
+    made: list[FunctionProto] = []
+    if functions:
+        made = [function(c)]
+        inputs = list(made[0].input)
+        nodes = [node(made[0].name, inputs, made[0].output, domain=DOMAIN)]
+        imports.append(helper.make_opsetid(DOMAIN, 1))
+    else:
+        nodes, inputs = body(c)
+    graph = helper.make_graph(
+        nodes,
+        c.op.name,
+        [_typed(c, tensor) for tensor in _arguments(c.op) if tensor.name in inputs],
+        [_typed(c, tensor) for tensor in c.op.outputs],
+        doc_string=_doc(c),
+    )
+    model: ModelProto = helper.make_model(
+        graph,
+        opset_imports=imports,
+        functions=made,
+        ir_version=max(8, helper.find_min_ir_version_for(imports[:1])),
+        producer_name="blockcell",
+        producer_version=__version__,
+    )
+    provenance = {"version": __version__, "op": op, "attributes": json.dumps(c.attrs), "loop": loop}
+    helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
+    return model
+
+
+def _arguments(op: Op) -> list[Tensor]:
+    return [Tensor("seq_len_max", "")] * op.sequence + list(op.inputs)
+
+
+def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
+    """The tensor's type and shape, sizes that are not fixed as symbols such as ``I+H`` and ``4*H``."""
+    if tensor.name == "seq_len_max":
+        return helper.make_tensor_value_info(tensor.name, TensorProto.INT64, [])
+    shape: list[int | str] = []
+    for word in tensor.shape.split():
+        # onnxruntime 1.31's fusion of MatMul and Add fails on a size that it knows to be 0: that one stays unknown.
+        free = [letter for letter in word if letter in LETTERS and not c.sizes.get(letter)]
+        if free:
+            parts = re.sub(r"(\d)([A-Z])", r"\1*\2", word)
+            shape.append("".join(str(c.sizes.get(letter, letter)) for letter in parts))
+        else:
+            shape.append(sizes_of(word, dict(c.sizes))[0])
+    return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(c.dtype), shape)
+
+
+def _doc(c: Config) -> str:
+    """What the text stands beside: the equations."""
+    return f"{c.op.name} of TensorFlow's block RNN ops.\n\n{c.module.__doc__}"

@@ -1,0 +1,268 @@
+"""A step as a sequence: what needs no other step before or after the loop, the rest in a Scan, in a Loop or written
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+node = helper.make_node
+Nodes = list[NodeProto]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What must run step by step."""
+
+    nodes: Nodes
+    carried: Mapping[str, str]
+    """The name that a step reads to the name under which the step before computed it."""
+    each: list[str]
+    """Arrays of which a step reads its row."""
+    collected: list[str]
+    """Values of which all steps' rows are wanted as arrays."""
+    reverse: bool
+    """Whether the last step runs first; its arrays are then zero past seq_len_max, where nothing comes back from."""
+    dtype: int
+    """ONNX's number of the values' type."""
+
+    def named(self, rename: Callable[[str], str]) -> Nodes:
+        """The nodes with new names for all that differs from step to step."""
+        return renamed(self.nodes, {name: rename(name) for name in {*self.carried, *self.each, *writes(self.nodes)}})
+
+
+def last(name: str) -> str:
+    """The name of a carried value after the last step."""
+    return f"{name}_last"
+
+
+# ---------------------------------------------------------------------------------------------------- dividing a step
+def reads(nodes: Iterable[NodeProto]) -> set[str]:
+    """The names that nodes read, those that their bodies take from outside among them."""
+    names: set[str] = set()
+    for each in nodes:
+        names.update(name for name in each.input if name)
+        for attribute in each.attribute:
+            if attribute.HasField("g"):
+                body = attribute.g
+                inside = {value.name for value in body.input} | writes(body.node)
+                names |= (reads(body.node) | {value.name for value in body.output}) - inside
+    return names
+
+
+def writes(nodes: Iterable[NodeProto]) -> set[str]:
+    """The names that nodes give values."""
+    return {name for each in nodes for name in each.output if name}
+
+
+def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
+    """The nodes with other names, in bodies too."""
+    copies = []
+    for each in nodes:
+        copy = NodeProto()
+        copy.CopyFrom(each)
+        copy.input[:] = [names.get(name, name) for name in each.input]
+        copy.output[:] = [names.get(name, name) for name in each.output]
+        for attribute in copy.attribute:
+            if attribute.HasField("g"):
+                inner = renamed(attribute.g.node, names)
+                del attribute.g.node[:]
+                attribute.g.node.extend(inner)
+        copies.append(copy)
+    return copies
+
+
+def needed(nodes: Iterable[NodeProto], wanted: Iterable[str]) -> Nodes:
+    """The nodes that the wanted names need."""
+    names, kept = set(wanted), []
+    for each in reversed(list(nodes)):
+        if names.intersection(each.output):
+            kept.append(each)
+            names |= reads([each])
+    return kept[::-1]
+
+
+def with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
+    """The names that have a time axis, when these have one."""
+    names = set(timed)
+    for each in nodes:
+        if each.op_type != "Shape" and names.intersection(each.input):
+            names.update(each.output)
+    return names
+
+
+def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
+    """The nodes of a step that can run before the loop, must run in it, and can run after it."""
+    nodes = needed(nodes, {*wanted, *carried.values()})
+    waiting = set(carried)
+    before, rest = [], []
+    for each in nodes:
+        if waiting.isdisjoint(each.input):
+            before.append(each)
+        else:
+            waiting.update(each.output)
+            rest.append(each)
+    readers = {each.output[0] for each in rest if not carried.keys().isdisjoint(each.input)}
+    inside = needed(rest, {*carried.values(), *readers})
+    return before, inside, [each for each in rest if each not in inside]
+
+
+# ----------------------------------------------------------------------------------------------------- past seq_len_max
+class Live:
+    """Makes the rows of steps from seq_len_max on zero, whatever they held: NaN times zero would not do.
+
+    With ``scatter`` it overwrites them, which onnxruntime does in place and for next to nothing, but other runtimes
+    do not take an array of none or some rows; otherwise it selects.
+    """
+
+    def __init__(self, scatter: bool) -> None:
+        self.scatter = scatter
+
+    def shared(self) -> Nodes:
+        """What all uses share."""
+        T = node("Squeeze", ["T_1"], ["T"])
+        if self.scatter:
+            return [
+                T,
+                node("Range", ["seq_len_max", "T", "int_1"], ["past"]),
+                node("Unsqueeze", ["past", "at_last"], ["past_rows"]),
+                node("Sub", ["T", "seq_len_max"], ["past_count"]),
+                node("Range", ["int_0", "past_count", "int_1"], ["past_back"]),
+                node("Unsqueeze", ["past_back", "at_last"], ["past_back_rows"]),
+                node("Shape", ["past"], ["past_shape"]),
+            ]
+        return [
+            T,
+            node("Range", ["int_0", "T", "int_1"], ["steps"]),
+            node("Less", ["steps", "seq_len_max"], ["live_steps"]),
+            node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),
+            _reversed("live", "live_back"),
+        ]
+
+    def __call__(self, array: str, result: str, back: str = "") -> Nodes:
+        """``result`` is ``array`` with zeros; ``back`` is "_back" for one that has been reversed."""
+        if not self.scatter:
+            return [node("Where", [f"live{back}", array, "zero"], [result])]
+        return [
+            node("Shape", [array], [f"{result}_tail"], start=1),
+            node("Concat", ["past_shape", f"{result}_tail"], [f"{result}_past"], axis=0),
+            node("Expand", ["zero", f"{result}_past"], [f"{result}_zeros"]),
+            node("ScatterND", [array, f"past{back}_rows", f"{result}_zeros"], [result]),
+        ]
+
+
+# --------------------------------------------------------------------------------------------------------- three loops
+def _now(name: str) -> str:
+    return f"{name}_t"
+
+
+def _back(name: str) -> str:
+    return f"{name}_back"
+
+
+def _value(name: str, dtype: int, shape: Sequence[int] | None = None) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def _reversed(array: str, result: str) -> NodeProto:
+    return node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
+
+
+def _around(steps: Steps, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
+    """The loop with its arrays reversed before and after where the last step runs first.
+
+    Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` gets the arrays' names.
+    """
+    if not steps.reverse:
+        return [loop(lambda name: name)]
+    nodes = []
+    for name in steps.each:
+        nodes += [_reversed(name, f"{name}_turned"), *live(f"{name}_turned", _back(name), "_back")]
+    return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in steps.collected)]
+
+
+def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], more: Nodes) -> GraphProto:
+    """The graph of one step. Each output has a name of its own, also where two are one value."""
+    inner = [*rows, *steps.named(_now), *more]
+    outputs = [_value(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
+    taken: set[str] = set()
+    for value in map(_now, [*steps.carried.values(), *steps.collected]):
+        output = value
+        if value in taken:
+            output = f"{value}_row"
+            inner.append(node("Identity", [value], [output]))
+        taken.add(output)
+        outputs.append(_value(output, steps.dtype))
+    return helper.make_graph(inner, name, inputs, outputs)
+
+
+def scan(steps: Steps, live: Live, T: int) -> Nodes:
+    """One Scan."""
+    inputs = [_value(_now(name), steps.dtype) for name in [*steps.carried, *steps.each]]
+    body = _body(steps, "step", [], inputs, [])
+    finals = [last(name) for name in steps.carried.values()]
+    return _around(
+        steps,
+        live,
+        lambda array: node(
+            "Scan",
+            [*steps.carried, *map(array, steps.each)],
+            [*finals, *map(array, steps.collected)],
+            body=body,
+            num_scan_inputs=len(steps.each),
+        ),
+    )
+
+
+def loop(steps: Steps, live: Live, T: int) -> Nodes:
+    """One Loop."""
+    array = _back if steps.reverse else lambda name: name
+    rows = [node("Gather", [array(name), "step"], [_now(name)]) for name in steps.each]
+    inputs = [
+        _value("step", TensorProto.INT64, []),
+        _value("go_on", TensorProto.BOOL, []),
+        *(_value(_now(name), steps.dtype) for name in steps.carried),
+    ]
+    body = _body(steps, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
+    finals = [last(name) for name in steps.carried.values()]
+    return _around(
+        steps,
+        live,
+        lambda array: node("Loop", ["T", "true", *steps.carried], [*finals, *map(array, steps.collected)], body=body),
+    )
+
+
+def unroll(steps: Steps, live: Live, T: int) -> Nodes:
+    """Every step's nodes one after the other, on arrays of one row."""
+    rows = helper.make_tensor("rows_value", TensorProto.INT64, [T], [1] * T)
+    nodes = [node("Constant", [], ["rows"], value=rows)]
+    for name in steps.each:
+        array = name
+        if steps.reverse:
+            array = f"{name}_live"
+            nodes += live(name, array)
+        nodes.append(node("Split", [array, "rows"], [f"{name}_{t}" for t in range(T)], axis=0))
+    order = [*range(T)[::-1]] if steps.reverse else [*range(T)]
+    previous = dict(zip(order, ["first", *order], strict=False))
+    nodes += [node("Unsqueeze", [name, "at_0"], [f"{after}_first"]) for name, after in steps.carried.items()]
+    for t in order:
+
+        def name_at(name: str, t: int = t) -> str:
+            return f"{steps.carried[name]}_{previous[t]}" if name in steps.carried else f"{name}_{t}"
+
+        nodes += [part for each in steps.named(name_at) for part in _of_any_rank(each)]
+    nodes += [node("Squeeze", [f"{name}_{order[-1]}", "at_0"], [last(name)]) for name in steps.carried.values()]
+    nodes += [node("Concat", [f"{name}_{t}" for t in range(T)], [name], axis=0) for name in steps.collected]
+    return nodes
+
+
+def _of_any_rank(each: NodeProto) -> Nodes:
+    """Gemm takes matrices only."""
+    if each.op_type != "Gemm":
+        return [each]
+    left, right, addend = each.input
+    product = f"{each.output[0]}_product"
+    return [node("MatMul", [left, right], [product]), node("Add", [product, addend], each.output)]

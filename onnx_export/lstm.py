@@ -1,0 +1,138 @@
+"""The LSTM's graph text: one step forward, one step backward, for cells and sequences.
+
+Forward, as in `blockcell.formulas`::
+
+    bar = [x, h_prev] @ w + b                             (1)   the pre-activations of the four gates
+    i   = sigmoid(i_bar [+ cs_prev * wci])                (2)
+    f   = sigmoid(f_bar + forget_bias [+ cs_prev * wcf])  (3)
+    ci  = tanh(ci_bar)                                    (4)
+    cs  = i * ci + f * cs_prev                            (5)
+    cs  = clip(cs, -cell_clip, cell_clip)                 (6)
+    co  = tanh(cs)                                        (7)
+    o   = sigmoid(o_bar [+ cs * wco])                     (8)
+    h   = o * co                                          (9)
+
+Backward, from (9) to (1); every ``a_from_b`` is what the gradient to a has of that to b, and needs no other step::
+
+    d_o_bar  = h_grad  * o_from_h     o_from_h   = co * o * (1 - o)            (9), (8)
+    d_cs     = h_grad  * cs_from_h    cs_from_h  = o * (1 - co * co) [+ o_from_h * wco]
+             + cs_grad                                                         (9), (7), (8)
+    d_i_bar  = d_cs    * i_from_cs    i_from_cs  = ci * i * (1 - i)            (5), (2)
+    d_ci_bar = d_cs    * ci_from_cs   ci_from_cs = i * (1 - ci * ci)           (5), (4)
+    d_f_bar  = d_cs    * f_from_cs    f_from_cs  = cs_prev * f * (1 - f)       (5), (3)
+    cs_prev_grad = d_cs * cs_from_cs  cs_from_cs = f [+ i_from_cs * wci + f_from_cs * wcf]
+    x_grad, h_prev_grad = d_bars @ w^T                                         (1)
+
+`onnx_export.text` says how to read the margin and the brackets.
+"""
+
+from .text import Program
+
+FORWARD = Program(
+    carried={"cs_prev": "cs", "h_prev": "h"},
+    before="""
+sequence | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
+bias     | [b_i, b_ci, b_f, b_o] = Split <axis = 0> (b, H_H_H_H)
+bias     | b_f_biased = Add (b_f, forget_bias)
+bias     | b_all = Concat <axis = 0> ([b_i, b_ci, b_f_biased, b_o])
+""",
+    step="""
+cell     | x_h = Concat <axis = -1> (x, h_prev)
+cell     | bar = Gemm (x_h, w, b_all)                                       # (1)
+sequence | x_w = MatMul (x, w_x)                                            # (1) for all steps at once
+sequence | x_bar = Add (x_w, b_all)
+sequence | bar = Gemm (h_prev, w_h, x_bar)
+         | [i_bar, ci_bar, f_bar, o_bar] = Split <axis = -1> (bar, H_H_H_H)
+peephole | i_see = Mul (cs_prev, wci)
+peephole | i_sum = Add (i_bar, i_see)
+         | i = Sigmoid (i_sum)                                              # (2)
+peephole | f_see = Mul (cs_prev, wcf)
+peephole | f_sum = Add (f_bar, f_see)
+         | f = Sigmoid (f_sum)                                              # (3)
+         | ci = Tanh (ci_bar)                                               # (4)
+         | i_ci = Mul (i, ci)
+         | f_cs = Mul (f, cs_prev)
+         | cs_sum = Add (i_ci, f_cs)                                        # (5)
+clip     | cs_new = Clip (cs_sum, clip_low, clip_high)                      # (6)
+         | co = Tanh (cs_new)                                               # (7)
+peephole | o_see = Mul (cs_new, wco)
+peephole | o_sum = Add (o_bar, o_see)
+         | o = Sigmoid (o_sum)                                              # (8)
+         | h_new = Mul (o, co)                                              # (9)
+rounded  | cs_half = Cast <to = 10> (cs_new)                                # the next step sees the states in half
+rounded  | cs = Cast <to = 1> (cs_half)
+rounded  | h_half = Cast <to = 10> (h_new)
+rounded  | h = Cast <to = 1> (h_half)
+""",
+)
+
+BACKWARD = Program(
+    carried={"cs_grad_next": "cs_prev_grad", "h_grad_next": "h_prev_grad"},
+    before="""
+sequence | w_T = Transpose <perm = [1, 0]> (w)
+sequence | w_x_T, w_h_T = Split <axis = 1> (w_T, I_H)
+sequence | cs_first = Unsqueeze (cs_prev, at_0)
+sequence | cs_rest = Slice (cs, at_0, at_last, at_0)
+sequence | cs_before = Concat <axis = 0> (cs_first, cs_rest)                # cs_prev of every step
+sequence | h_first = Unsqueeze (h_prev, at_0)
+sequence | h_rest = Slice (h, at_0, at_last, at_0)
+sequence | h_before = Concat <axis = 0> (h_first, h_rest)
+""",
+    step="""
+sequence | d_h = Add (h_grad, h_grad_next)
+sequence | d_cs_here = Add (cs_grad, cs_grad_next)
+         | o_not = Sub (one, o)
+         | o_slope = Mul (o, o_not)
+         | o_from_h = Mul (co, o_slope)                                     # (9), (8)
+         | co_co = Mul (co, co)
+         | co_slope = Sub (one, co_co)
+         | cs_through_co = Mul (o, co_slope)                                # (9), (7)
+peephole | cs_through_o = Mul (o_from_h, wco)                               # (8)
+peephole | cs_from_h = Add (cs_through_co, cs_through_o)
+         | d_cs_h = Mul (d_h, cs_from_h)
+         | d_cs = Add (d_cs_here, d_cs_h)
+         | i_not = Sub (one, i)
+         | i_slope = Mul (i, i_not)
+         | i_from_cs = Mul (ci, i_slope)                                    # (5), (2)
+         | ci_ci = Mul (ci, ci)
+         | ci_slope = Sub (one, ci_ci)
+         | ci_from_cs = Mul (i, ci_slope)                                   # (5), (4)
+         | f_not = Sub (one, f)
+         | f_slope = Mul (f, f_not)
+         | f_from_cs = Mul (cs_before, f_slope)                             # (5), (3)
+         | bars_from = Concat <axis = -1> ([i_from_cs, ci_from_cs, f_from_cs, o_from_h])
+         | d_from = Concat <axis = -1> (d_cs, d_cs, d_cs, d_h)
+         | d_bars = Mul (d_from, bars_from)
+peephole | cs_through_i = Mul (i_from_cs, wci)                              # (2)
+peephole | cs_through_f = Mul (f_from_cs, wcf)                              # (3)
+peephole | cs_through_f_i = Add (f, cs_through_i)
+peephole | cs_from_cs = Add (cs_through_f_i, cs_through_f)
+         | cs_prev_grad = Mul (d_cs, cs_from_cs)                            # (5)
+cell     | d_x_h = Gemm <transB = 1> (d_bars, w)                            # (1)
+cell     | x_grad, h_prev_grad = Split <axis = 1> (d_x_h, I_H)
+sequence | x_grad = MatMul (d_bars, w_x_T)
+sequence | h_prev_grad = MatMul (d_bars, w_h_T)
+""",
+    after="""
+sequence | d_bars_live = Live (d_bars)
+sequence | d_rows = Flatten <axis = -1> (d_bars_live)                       # a row for every step and row of the batch
+         | x_h = Concat <axis = -1> (x, h_before)
+sequence | x_h_live = Live (x_h)
+sequence | x_h_rows = Flatten <axis = -1> (x_h_live)
+         | w_grad = Gemm <transA = 1> (x_h_rows, d_rows)                    # (1)
+         | b_grad = ReduceSum <keepdims = 0> (d_rows, at_0)
+         | [d_i, d_ci, d_f, d_o] = Split <axis = -1> (d_bars, H_H_H_H)
+         | d_wci = Mul (d_i, cs_before)                                     # (2)
+sequence | d_wci_live = Live (d_wci)
+sequence | d_wci_rows = Flatten <axis = -1> (d_wci_live)
+         | wci_grad = ReduceSum <keepdims = 0> (d_wci_rows, at_0)
+         | d_wcf = Mul (d_f, cs_before)                                     # (3)
+sequence | d_wcf_live = Live (d_wcf)
+sequence | d_wcf_rows = Flatten <axis = -1> (d_wcf_live)
+         | wcf_grad = ReduceSum <keepdims = 0> (d_wcf_rows, at_0)
+         | d_wco = Mul (d_o, cs)                                            # (8)
+sequence | d_wco_live = Live (d_wco)
+sequence | d_wco_rows = Flatten <axis = -1> (d_wco_live)
+         | wco_grad = ReduceSum <keepdims = 0> (d_wco_rows, at_0)
+""",
+)

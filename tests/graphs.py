@@ -1,0 +1,88 @@
+"""Running models, and how far what they give is from the formulas."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime
+from cases import arguments
+from onnx.reference import ReferenceEvaluator
+
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS
+
+onnxruntime.set_default_logger_severity(3)
+EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
+SEQUENCES = [name for name, op in OPS.items() if op.sequence]
+CELLS = [name for name, op in OPS.items() if not op.sequence]
+FLOAT64 = 1e-13
+
+
+def bound(op, dtype):
+    """In units of the outputs' largest entries."""
+    dtype = np.dtype(dtype)
+    if dtype == np.float64:
+        return FLOAT64
+    return (24 if dtype == np.float32 and OPS[op].sequence else 8) * EPS[dtype]
+
+
+def attributes(op, args):
+    """Those of the arguments that are attributes."""
+    return {attribute.name: args[attribute.name] for attribute in OPS[op].attributes if attribute.name in args}
+
+
+def feeds(model, args):
+    return {value.name: np.asarray(args[value.name]) for value in model.graph.input}
+
+
+def on_onnxruntime(model, args):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds(model, args))
+
+
+def on_reference(model, args):
+    with np.errstate(all="ignore"):
+        return ReferenceEvaluator(model).run(None, feeds(model, args))
+
+
+@cache
+def _checked(serialized):
+    onnx.checker.check_model(onnx.load_from_string(serialized), full_check=True)
+
+
+def checked(model):
+    """The model, after ONNX's own strict check."""
+    _checked(model.SerializeToString())
+    return model
+
+
+def exact(op, args):
+    """The formulas' results, of the very numbers in the arguments."""
+    formula = FORMULAS[op]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return formula(**args)
+
+
+def compare(op, results, expected, limit):
+    """Every output within the limit, which counts in its largest entry, and of the formulas' shape."""
+    for tensor, result, right in zip(OPS[op].outputs, results, expected, strict=True):
+        assert result.shape == right.shape, tensor.name
+        largest = np.abs(right).max(initial=0)
+        error = np.abs(result - right).max(initial=0)
+        assert error <= limit * largest, f"{tensor.name}: {error / (largest or 1):.2e} > {limit:.2e}"
+
+
+def poisoned(op, args):
+    """The arguments with NaN past seq_len_max, where nothing may be read."""
+    n = args["seq_len_max"]
+    dirty = dict(args)
+    for tensor in OPS[op].inputs:
+        if tensor.shape.startswith("T "):
+            dirty[tensor.name] = args[tensor.name].copy()
+            dirty[tensor.name][n:] = np.nan
+    return dirty
+
+
+__all__ = ["arguments"]
