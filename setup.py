@@ -15,7 +15,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PLAIN = ("_args", "_cpu")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+PLAIN = ("_args", "_cpu", "_stream")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and how each is compiled; left alone, clang uses half of a v4 register and takes twice as long
     "base": ["-march=x86-64"],

@@ -11,6 +11,7 @@ that a panel without gates fills the tile.  A sequence splits its work over batc
 (threads never meet), else over pairs (threads meet twice a step: forward when h_prev * r and h are complete, backward
 when d_c and d_r are).  A single step packs its weights block by block where they are used.
 """
+from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
@@ -785,3 +786,49 @@ def gru_layer_grad(
         else:
             backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
                      &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+
+
+# --------------------------------------------------------------------------------------------------------------- streams
+cdef void run_stream(const Forward *p, real *work, const store *x, store *y) noexcept nogil:
+    """The next steps from the state in scratch, which it leaves there."""
+    cdef store *out[4]
+    out[0], out[1], out[2], out[3] = NULL, NULL, NULL, y
+    if p.threads == 1:
+        forward_part(p, work, x, out, 0, 1)
+        return
+    with nogil, parallel(num_threads=p.threads):
+        forward_part(p, work, x, out, threadid(), team_size())
+
+
+cdef void stream_float(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Forward *> plan, <float *> work, <const float *> x, <float *> y)
+
+
+cdef void stream_double(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Forward *> plan, <double *> work, <const double *> x, <double *> y)
+
+
+cdef void stream_half(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Forward *> plan, <float *> work, <const half *> x, <half *> y)
+
+
+def gru_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+
+
+def gru_stream(
+    const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
+    int num_threads
+):
+    """What `_stream.Stream` calls for T steps, and the plan that it passes to it."""
+    cdef Forward p = forward_of(T, B, I, H, 8 if store is double else 4, True, num_threads)
+    if store is double:
+        use_panels(&p, <double *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_double, NULL, NULL)
+    elif store is half:
+        use_panels(&p, <float *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_half, NULL, NULL)
+    else:
+        use_panels(&p, <float *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_float, NULL, NULL)
+    return run, (<char *> &p)[:sizeof(Forward)]

@@ -11,6 +11,7 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
 brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
 meet), else over hidden units (threads meet once a step).
 """
+from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
@@ -864,3 +865,63 @@ def lstm_layer_grad(
             backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
                      &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0, 0],
                      &h_last_grad[0, 0], out)
+
+
+# --------------------------------------------------------------------------------------------------------------- streams
+cdef struct Stream:
+    Forward p
+    Cell c
+
+
+cdef void run_stream(const Stream *s, real *work, const store *x, store *y) noexcept nogil:
+    """The next steps from the states in scratch, which it leaves there."""
+    cdef store *out[7]
+    cdef const Forward *p = &s.p
+    cdef Py_ssize_t k
+    for k in range(6):
+        out[k] = NULL
+    out[6] = y
+    if p.threads == 1:
+        forward_part(p, &s.c, work, x, out, 0, 1)
+    else:
+        with nogil, parallel(num_threads=p.threads):
+            forward_part(p, &s.c, work, x, out, threadid(), team_size())
+    if p.steps.T % 2 == 1:
+        for k in range(p.B * p.Hs):
+            work[p.h + k] = work[p.h + p.B * p.Hs + k]
+
+
+cdef void stream_float(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Stream *> plan, <float *> work, <const float *> x, <float *> y)
+
+
+cdef void stream_double(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Stream *> plan, <double *> work, <const double *> x, <double *> y)
+
+
+cdef void stream_half(const void *plan, void *work, const void *x, void *y) noexcept nogil:
+    run_stream(<const Stream *> plan, <float *> work, <const half *> x, <half *> y)
+
+
+def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+
+
+def lstm_stream(
+    const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
+    double forget_bias, double cell_clip, bint use_peephole, int num_threads
+):
+    """What `_stream.Stream` calls for T steps, and the plan that it passes to it."""
+    cdef Stream s
+    s.c = cell_of(forget_bias, cell_clip, use_peephole, False)
+    s.p = forward_of(T, B, I, H, 8 if store is double else 4, True, num_threads)
+    if store is double:
+        use_panels(&s.p, <double *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_double, NULL, NULL)
+    elif store is half:
+        use_panels(&s.p, <float *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_half, NULL, NULL)
+    else:
+        use_panels(&s.p, <float *> aligned(packed))
+        run = PyCapsule_New(<void *> stream_float, NULL, NULL)
+    return run, (<char *> &s)[:sizeof(Stream)]

@@ -41,9 +41,15 @@ cdef inline void load_steps(
     Py_ssize_t rows, Py_ssize_t r0, Py_ssize_t r1
 ) noexcept nogil:
     """x of `rows` batch rows from b on to scratch, step after step from number k on; of these, the rows r0 to r1."""
-    cdef Py_ssize_t r
+    cdef Py_ssize_t r, q
+    if r0 == r1:
+        return
+    k, q = k + r0 // rows, r0 % rows
     for r in range(r0, r1):
-        load_row(dst + r * stride, x + (step_at(s, k + r // rows) * s.B + b + r % rows) * I, I)
+        load_row(dst + r * stride, x + (step_at(s, k) * s.B + b + q) * I, I)
+        q += 1
+        if q == rows:
+            k, q = k + 1, 0
 
 
 cdef inline const store *input_row(

@@ -266,6 +266,31 @@ cdef inline called tile_rows(
             else: tile(12, SUB * VECTORS, out, a, rs, ks, p, K)
 
 
+cdef inline called tile_one(
+    vec *restrict out, const void *a, Py_ssize_t ks, const vec *restrict p, Py_ssize_t K
+) noexcept nogil:
+    """The tile for one row and LINES lines: all sub-panels at once, as a chain waits for each of its additions."""
+    cdef vec acc[LINES * VECTORS]
+    cdef Py_ssize_t k = 0, s, v
+    for v in range(LINES * VECTORS):
+        if vec is vecf:
+            acc[v] = ZEROF
+        else:
+            acc[v] = ZEROD
+    while True:
+        for s in range(LINES // SUB):
+            for v in range(SUB * VECTORS):
+                if vec is vecf:
+                    acc[s * SUB * VECTORS + v] += p[(s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k * ks]
+                else:
+                    acc[s * SUB * VECTORS + v] += p[(s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k * ks]
+        k += 1
+        if k == K:
+            break
+    for v in range(LINES * VECTORS):
+        out[v] += acc[v]
+
+
 cdef inline void product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *panel,
     Py_ssize_t K
@@ -275,6 +300,12 @@ cdef inline void product(
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
+        if rows == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
+            if real is float:
+                tile_one(<vecf *> acc, a + k0 * ks, ks, <const vecf *> (panel + k0 * lines * lanes), kb)
+            else:
+                tile_one(<vecd *> acc, a + k0 * ks, ks, <const vecd *> (panel + k0 * lines * lanes), kb)
+            continue
         for s in range((lines + SUB - 1) // SUB):
             g = s * SUB
             n = min(<Py_ssize_t> SUB, lines - g)
@@ -352,5 +383,8 @@ cdef inline void chain_rows(
 
 cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:
     """How many of the remaining rows the next tile takes: groups of nearly equal size, none above ROWS."""
-    cdef Py_ssize_t groups = (rows + ROWS - 1) // ROWS
+    cdef Py_ssize_t groups
+    if rows <= ROWS:  # spares a small step the divisions
+        return rows
+    groups = (rows + ROWS - 1) // ROWS
     return (rows + groups - 1) // groups
