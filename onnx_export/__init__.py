@@ -1,5 +1,18 @@
-"""The ops of `blockcell` as ONNX graphs."""
+"""The ops of `blockcell` as ONNX graphs: `build` makes models, `Session` runs them on onnxruntime."""
+
+from typing import TYPE_CHECKING, Any
 
 from .build import build
 
-__all__ = ["build"]
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Session", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":  # onnxruntime is loaded by those who run graphs, not by those who only make them
+        from .session import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from .loops import (
     loop,
     needed,
     node,
+    of_any_rank,
     reads,
     renamed,
     scan,
@@ -38,7 +39,7 @@ from .loops import (
 from .text import Program, Reader
 
 DOMAIN = "blockcell"
-LOOPS = {"scan": scan, "unroll": unroll, "loop": loop}
+LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
 OLDEST_OPSET = 15  # functions; Shape with a start
 
 
@@ -52,6 +53,7 @@ class Config:
     attrs: Mapping[str, float | bool]
     loop: str
     opset: int
+    static: bool
 
     @property
     def half(self) -> bool:
@@ -81,9 +83,10 @@ class Config:
         """The words that may stand in the text's margin, those that hold."""
         clip = self.attribute("cell_clip")
         holds = {
-            "cell": not self.op.sequence,
-            "sequence": self.op.sequence,
+            "cell": not self.op.sequence or self.loop == "native",
+            "sequence": self.op.sequence and self.loop != "native",
             "peephole": bool(self.attrs.get("use_peephole")),
+            "plain": not self.attrs.get("use_peephole"),
             "bias": self.attribute("forget_bias") != 0,
             "clip": 0 < clip < np.inf,
             "rounded": self.half and self.op.sequence,
@@ -99,6 +102,7 @@ def config(
     attrs: Mapping[str, float | bool] | None = None,
     loop: str = "scan",
     opset: int = 18,
+    static: bool = False,
 ) -> Config:
     """The checked configuration."""
     if op not in OPS:
@@ -118,10 +122,33 @@ def config(
     if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
         newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
         raise ValueError(f"{op}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
-    checked = Config(row, kind, given, values, loop, opset)
+    checked = Config(row, kind, given, values, loop, opset, static)
     if row.sequence and loop == "unroll" and "T" not in given:
         raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
+    if loop == "native" and (reason := _not_native(checked)):
+        raise ValueError(f"{op}: loop='native' {reason}")
     return checked
+
+
+def _not_native(c: Config) -> str:
+    """Why ONNX's LSTM or GRU does not compute the same, if so."""
+    cell = "GRU" if c.module is gru else "LSTM"
+    if not c.forward:
+        return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
+    if not c.op.sequence:
+        return "is not possible: a cell has no loop; expected 'scan', the default"
+    if "clip" in c.conditions:
+        return (
+            "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
+            f"expected attrs={{'cell_clip': 0}}, not {c.attrs['cell_clip']}, or another loop"
+        )
+    if c.half:
+        return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
+    if c.sizes.get("I") == 0:
+        return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
+    if "H" not in c.sizes:
+        return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
+    return ""
 
 
 def _sizes(op: Op, sizes: Mapping[str, int | None]) -> dict[str, int]:
@@ -163,11 +190,12 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     """The op's nodes and those of its arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     nodes, results = _zeros(c, c.op.outputs) if empty else _computed(c)
-    arguments = ["seq_len_max"] * c.op.sequence + [tensor.name for tensor in c.op.inputs]
     nodes = _finished(c, nodes, results)
     nodes = [*_given(c, reads(nodes)), *nodes]
+    for each in nodes:
+        _named(c, each)
     read = reads(nodes)
-    return nodes, [name for name in arguments if name in read]
+    return nodes, [tensor.name for tensor in arguments_of(c.op) if tensor.name in read]
 
 
 def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
@@ -182,7 +210,11 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         return [*nodes, *before, *step, *after], results | values
 
     carried = {name: reader.name(value) for name, value in program.carried.items()}
-    live = Live(scatter=c.loop == "scan")
+    if c.loop == "native":  # which knows the h that every step reads: the cell's text does for all of them
+        before += reader.nodes(c.module.NATIVE)
+        step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
+        values["h"] = "h_native"
+        del carried["h_prev"]
     finals = {t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")}
     wanted = reads(after) | {value for name, value in values.items() if name not in finals}
     ahead, inside, behind = divided(step, carried, wanted)
@@ -195,12 +227,14 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
     )
+    live = Live(scatter=c.loop == "scan" and not c.static)
     nodes += live.shared()
     if not c.forward:
         nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
         nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
     nodes += [*before, *ahead]
-    nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0))
+    if inside:
+        nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0))
     nodes += behind
     for each in after:
         nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
@@ -282,7 +316,15 @@ def _given(c: Config, names: set[str]) -> Nodes:
     """The numbers and sizes that the texts take for granted, those of them that are read."""
     clip = c.attribute("cell_clip")
     floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
-    integers = {"at_0": [0], "at_last": [-1], "at_1_2": [1, 2], "at_minimum": [-(2**31)], "int_0": 0, "int_1": 1}
+    integers = {
+        "at_0": [0],
+        "at_last": [-1],
+        "at_1": [1],
+        "at_1_2": [1, 2],
+        "at_minimum": [-(2**31)],
+        "int_0": 0,
+        "int_1": 1,
+    }
     sizes = {"T_1": "T", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
     return [
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
@@ -290,6 +332,16 @@ def _given(c: Config, names: set[str]) -> Nodes:
         *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
         *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
     ]
+
+
+def _named(c: Config, each: NodeProto) -> None:
+    """A node is called like its first output, for those who look at graphs and profiles."""
+    each.name = each.output[0]
+    if each.op_type in ("LSTM", "GRU"):
+        each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
+    for attribute in each.attribute:
+        for inner in attribute.g.node:
+            _named(c, inner)
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
@@ -312,6 +364,7 @@ def build(
     loop: str = "scan",
     functions: bool = True,
     opset: int = 18,
+    static: bool = False,
 ) -> ModelProto:
     """An op as an ONNX model.
 
@@ -331,14 +384,18 @@ def build(
     attrs : dict, optional
         The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
         gradient has no default.
-    loop : {"scan", "unroll", "loop"}
-        What runs the steps of a sequence: a Scan, no loop at all but every step written out (needs ``sizes["T"]``), or
-        a Loop. The results are the same.
+    loop : {"scan", "unroll", "native", "loop"}
+        What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
+        own LSTM or GRU (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a Loop.
+        The results are the same.
     functions : bool
         True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
         for runtimes that know no functions.
     opset : int
         The version of ONNX's operators, 15 or newer.
+    static : bool
+        True: no shape within the graph depends on the value of ``seq_len_max``, which compilers and CUDA ask for. So it
+        always is in the other loops; a Scan on onnxruntime's CPU provider is a little faster without.
 
     Returns
     -------
@@ -354,20 +411,20 @@ def build(
     -----
     Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`.
     """
-    c = config(op, dtype, sizes, attrs, loop, opset)
+    c = config(op, dtype, sizes, attrs, loop, opset, static)
     imports = [helper.make_opsetid("", opset)]
     made: list[FunctionProto] = []
     if functions:
         made = [function(c)]
         inputs = list(made[0].input)
-        nodes = [node(made[0].name, inputs, made[0].output, domain=DOMAIN)]
+        nodes = [node(made[0].name, inputs, made[0].output, name=op, domain=DOMAIN)]
         imports.append(helper.make_opsetid(DOMAIN, 1))
     else:
         nodes, inputs = body(c)
     graph = helper.make_graph(
         nodes,
         c.op.name,
-        [_typed(c, tensor) for tensor in _arguments(c.op) if tensor.name in inputs],
+        [_typed(c, tensor) for tensor in arguments_of(c.op) if tensor.name in inputs],
         [_typed(c, tensor) for tensor in c.op.outputs],
         doc_string=_doc(c),
     )
@@ -384,7 +441,8 @@ def build(
     return model
 
 
-def _arguments(op: Op) -> list[Tensor]:
+def arguments_of(op: Op) -> list[Tensor]:
+    """The op's tensors, seq_len_max among them."""
     return [Tensor("seq_len_max", "")] * op.sequence + list(op.inputs)
 
 

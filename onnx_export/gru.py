@@ -109,3 +109,24 @@ sequence | x_hr_rows = Flatten <axis = -1> (x_hr_live)
          | d_b_c = ReduceSum <keepdims = 0> (d_c_rows, at_0)
 """,
 )
+
+NATIVE = """
+         | w_ru_T = Transpose <perm = [1, 0]> (w_ru)
+         | w_c_T = Transpose <perm = [1, 0]> (w_c)
+         | w_r, w_u = Split <axis = 0> (w_ru_T, H_H)
+         | w_urc = Concat <axis = 0> (w_u, w_r, w_c_T)                          # ONNX's order of the gates
+         | w_one = Unsqueeze (w_urc, at_0)                                      # one direction
+         | w_x_one, w_h_one = Split <axis = 2> (w_one, I_H)
+         | b_r, b_u = Split <axis = 0> (b_ru, H_H)
+         | b_urc = Concat <axis = 0> (b_u, b_r, b_c)
+         | b_shape = Shape (b_urc)
+         | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
+         | b_both = Concat <axis = 0> (b_urc, b_none)
+         | b_one = Unsqueeze (b_both, at_0)
+         | h_first = Unsqueeze (h_prev, at_0)
+         | h_one = GRU <linear_before_reset = 0> (x, w_x_one, w_h_one, b_one, , h_first)
+         | h_native = Squeeze (h_one, at_1)
+         | h_rest = Slice (h_native, at_0, at_last, at_0)
+         | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
+"""
+"""ONNX's own GRU gives h alone; with h known, `FORWARD` gives the rest of all steps at once."""

@@ -114,8 +114,8 @@ def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -
 class Live:
     """Makes the rows of steps from seq_len_max on zero, whatever they held: NaN times zero would not do.
 
-    With ``scatter`` it overwrites them, which onnxruntime does in place and for next to nothing, but other runtimes
-    do not take an array of none or some rows; otherwise it selects.
+    With ``scatter`` it overwrites them, which costs onnxruntime less; but how many rows these are depends on a value,
+    which compilers do not take. Otherwise it selects.
     """
 
     def __init__(self, scatter: bool) -> None:
@@ -253,14 +253,14 @@ def unroll(steps: Steps, live: Live, T: int) -> Nodes:
         def name_at(name: str, t: int = t) -> str:
             return f"{steps.carried[name]}_{previous[t]}" if name in steps.carried else f"{name}_{t}"
 
-        nodes += [part for each in steps.named(name_at) for part in _of_any_rank(each)]
+        nodes += [part for each in steps.named(name_at) for part in of_any_rank(each)]
     nodes += [node("Squeeze", [f"{name}_{order[-1]}", "at_0"], [last(name)]) for name in steps.carried.values()]
     nodes += [node("Concat", [f"{name}_{t}" for t in range(T)], [name], axis=0) for name in steps.collected]
     return nodes
 
 
-def _of_any_rank(each: NodeProto) -> Nodes:
-    """Gemm takes matrices only."""
+def of_any_rank(each: NodeProto) -> Nodes:
+    """The same without Gemm, which takes matrices only."""
     if each.op_type != "Gemm":
         return [each]
     left, right, addend = each.input

@@ -136,3 +136,26 @@ sequence | d_wco_rows = Flatten <axis = -1> (d_wco_live)
          | wco_grad = ReduceSum <keepdims = 0> (d_wco_rows, at_0)
 """,
 )
+
+NATIVE = """
+         | w_T = Transpose <perm = [1, 0]> (w)
+         | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, H_H_H_H)
+         | w_iofc = Concat <axis = 0> (w_i, w_o, w_f, w_ci)                     # ONNX's order of the gates
+         | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
+         | w_x_one, w_h_one = Split <axis = 2> (w_one, I_H)
+         | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, H_H_H_H)
+         | b_shape = Shape (b)
+         | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
+         | b_both = Concat <axis = 0> (b_all_i, b_all_o, b_all_f, b_all_ci, b_none)
+         | b_one = Unsqueeze (b_both, at_0)
+         | cs_first = Unsqueeze (cs_prev, at_0)
+         | h_first = Unsqueeze (h_prev, at_0)
+peephole | p_iof = Concat <axis = 0> (wci, wco, wcf)
+peephole | p_one = Unsqueeze (p_iof, at_0)
+peephole | h_one = LSTM (x, w_x_one, w_h_one, b_one, , h_first, cs_first, p_one)
+plain    | h_one = LSTM (x, w_x_one, w_h_one, b_one, , h_first, cs_first)
+         | h_native = Squeeze (h_one, at_1)
+         | h_rest = Slice (h_native, at_0, at_last, at_0)
+         | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
+"""
+"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest and only cs runs step by step."""

@@ -1,9 +1,9 @@
 """Graph text: ONNX's own textual syntax, one op a line, with two additions.
 
-The margin, left of the bar, says when a line is there: ``cell`` or ``sequence``, the kind of op; ``peephole``,
-``clip``, ``bias`` (a forget bias that is not zero), ``rounded`` (a float16 sequence).  **A line that is not there hands
-its first input on under the names of its outputs.**  A list of four names in brackets is in the order i, ci, f, o and
-is brought into the order of the op's gates.
+The margin, left of the bar, says when a line is there: ``cell`` or ``sequence``, the kind of op; ``peephole`` or
+``plain``, without; ``clip``; ``bias``, a forget bias that is not zero; ``rounded``, a float16 sequence. **A line that
+is not there hands its first input on under the names of its outputs.** A list of four names in brackets is in the order
+i, ci, f, o and is brought into the order of the op's gates.
 """
 
 from __future__ import annotations

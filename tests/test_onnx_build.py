@@ -29,6 +29,7 @@ from blockcell.optable import OPS
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
+NATIVE = [(op, "native") for op in ("BlockLSTM", "BlockLSTMV2", "block_gru")]
 DTYPES = [np.float64, np.float32, np.float16]
 
 
@@ -42,18 +43,21 @@ def draw(op, loop, seed):
         "cell_clip": [3.0, 0.0, 0.3, -1.0],
         "use_peephole": [True, False],
     }
+    if loop == "native":
+        dtype, choices["cell_clip"] = np.float32, [0.0, -1.0]
     names = {attribute.name for attribute in OPS[op].attributes}
     attrs = {name: values[g.integers(len(values))] for name, values in choices.items() if name in names}
     n = int(g.integers(0, sizes["T"] + 1)) if OPS[op].sequence else None
-    fixed = {letter: size if g.random() < 0.5 or (loop == "unroll" and letter == "T") else None
-             for letter, size in sizes.items()}  # fmt: skip
+    must = {"unroll": "T", "native": "H"}.get(loop)
+    fixed = {letter: size if g.random() < 0.5 or letter == must else None for letter, size in sizes.items()}
     options = {"sizes": fixed, "functions": bool(g.integers(2)), "opset": int(g.integers(15, 22)), "loop": loop}
+    options["static"] = bool(g.integers(2))
     args = arguments(op, sizes, dtype=dtype, seed=seed, seq_len_max=n, **{"use_peephole": False, **attrs})
     return np.dtype(dtype), attrs, options, args
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("op", "loop"), FORMS)
+@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE)
 def test_random_configurations(op, loop, seed):
     dtype, attrs, options, args = draw(op, loop, seed)
     print(f"seed {seed}: {dtype}, {attrs}, {options}, seq_len_max={args.get('seq_len_max')}")
@@ -65,14 +69,15 @@ def test_random_configurations(op, loop, seed):
 
 
 @pytest.mark.parametrize("functions", [True, False])
-@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"])
+@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"] + NATIVE)
 def test_reference(op, loop, functions):
     """Not the Loop: onnx.reference concatenates what the standard says to stack."""
     g = rng("reference", op, loop)
     for use_peephole in [True, False] if OPS[op].attributes else [False]:
         sizes = {"T": 3, "B": int(g.integers(1, 4)), "I": int(g.integers(1, 5)), "H": int(g.integers(1, 6))}
         n = int(g.integers(1, 4)) if OPS[op].sequence else None
-        args = arguments(op, sizes, dtype=np.float64, seq_len_max=n, use_peephole=use_peephole)
+        clip = {"cell_clip": 0.0} if loop == "native" and OPS[op].attributes else {}
+        args = arguments(op, sizes, dtype=np.float64, seq_len_max=n, use_peephole=use_peephole, **clip)
         model = onnx_export.build(
             op, dtype="float64", sizes=sizes, attrs=attributes(op, args), loop=loop, functions=functions
         )
@@ -80,12 +85,14 @@ def test_reference(op, loop, functions):
         compare(op, on_reference(model, given), exact(op, args), FLOAT64)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "static"), [("scan", False), ("scan", True), ("unroll", True), ("loop", True)])
 @pytest.mark.parametrize("op", SEQUENCES)
-def test_every_seq_len_max(op, loop):
+def test_every_seq_len_max(op, loop, static):
     """One model; what lies past seq_len_max is never read, and the results are exactly zero there."""
     use_peephole = {"use_peephole": True} if OPS[op].attributes else {}
-    model = onnx_export.build(op, dtype="float64", sizes={"T": SIZES["T"]}, attrs=use_peephole, loop=loop)
+    model = onnx_export.build(
+        op, dtype="float64", sizes={"T": SIZES["T"]}, attrs=use_peephole, loop=loop, static=static
+    )
     for n in range(SIZES["T"] + 1):
         args = arguments(op, dtype=np.float64, seq_len_max=n)
         results = on_onnxruntime(model, poisoned(op, args))
@@ -250,6 +257,20 @@ def test_shapes_are_those_of_the_table():
     assert [dim.dim_param for dim in w.type.tensor_type.shape.dim] == ["I+H", "4*H"]
 
 
+def test_native_leaves_only_what_it_must_to_a_loop():
+    """ONNX's LSTM gives h; of the rest only cs needs the step before, and of the GRU nothing."""
+    attrs = {"cell_clip": 0.0}
+    model = onnx_export.build("BlockLSTM", attrs=attrs, loop="native", sizes={"H": 5}, functions=False)
+    (node,) = (node for node in model.graph.node if node.op_type == "Scan")
+    inside = [inner.op_type for inner in onnx.helper.get_node_attr_value(node, "body").node]
+    assert inside == ["Mul", "Add", "Identity"]
+    assert "LSTM" in {node.op_type for node in model.graph.node}
+    model = onnx_export.build("block_gru", loop="native", sizes={"H": 5}, functions=False)
+    assert not {"Scan", "Loop"} & {node.op_type for node in model.graph.node}
+    (node,) = (node for node in model.graph.node if node.op_type == "GRU")
+    assert onnx.helper.get_node_attr_value(node, "linear_before_reset") == 0
+
+
 @pytest.mark.parametrize(("op", "loop"), [("BlockLSTM", "scan"), ("BlockLSTMGrad", "scan"), ("block_gru_grad", "scan")])
 def test_only_what_must_runs_in_the_loop(op, loop):
     """The product with x, the derivatives' factors and the weights' gradients are outside."""
@@ -282,7 +303,21 @@ def test_only_what_must_runs_in_the_loop(op, loop):
         ("BlockLSTM", {"attrs": {"cell_clip": "3"}}, r"attrs\['cell_clip'\] is '3'; expected a real number"),
         ("BlockLSTM", {"attrs": {"use_peephole": 1}}, r"attrs\['use_peephole'\] is 1; expected True or False"),
         ("BlockLSTMGrad", {}, r"attrs\['use_peephole'\] is None; expected True or False"),
-        ("BlockLSTM", {"loop": "while"}, "loop is 'while'; expected one of scan, unroll"),
+        ("BlockLSTM", {"loop": "while"}, "loop is 'while'; expected one of scan, unroll, native, loop"),
+        (
+            "BlockLSTM",
+            {"loop": "native"},
+            r"is not exact: ONNX's clip bounds .*; expected attrs=\{'cell_clip': 0\}, not 3.0",
+        ),
+        ("BlockLSTMV2", {"loop": "native"}, r"loop='native' needs sizes\['H'\]: it is an attribute of ONNX's LSTM"),
+        (
+            "block_gru",
+            {"loop": "native", "dtype": "float16", "sizes": {"H": 2}},
+            "is not exact: the states would not be",
+        ),
+        ("block_gru", {"loop": "native", "sizes": {"H": 2, "I": 0}}, r"expected sizes\['I'\] > 0"),
+        ("block_gru_grad", {"loop": "native"}, "ONNX's GRU has no gradient; expected 'scan', 'unroll' or 'loop'"),
+        ("GRUBlockCell", {"loop": "native"}, "a cell has no loop; expected 'scan', the default"),
         ("BlockLSTM", {"loop": "unroll"}, r"loop='unroll' writes every step out and so needs sizes\['T'\]"),
         ("BlockLSTM", {"opset": 14}, "opset is 14; expected an integer from 15 to"),
         ("BlockLSTM", {"opset": 1000}, f"to {onnx.defs.onnx_opset_version()}, the newest that onnx"),

@@ -1,0 +1,237 @@
+"""Running graphs on onnxruntime. The only module that imports it."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from blockcell._read import Reader, form, is_array
+from blockcell.optable import LETTERS, OPS, sizes_of
+
+from .build import arguments_of, build
+
+Array = NDArray[Any]
+Running = Any  # an onnxruntime.InferenceSession, which has no types
+PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),  # TF32 has ten bits of fraction
+}
+
+
+class Placed(NamedTuple):
+    """A node of the graph that onnxruntime made of the model, and the provider that runs it."""
+
+    op_type: str
+    name: str
+    provider: str
+
+
+class Session:
+    """An op, or a model, to be called with arrays.
+
+    Parameters
+    ----------
+    op_or_model : str or onnx.ModelProto
+        The name of an op, for which `build` makes the model, or a model.
+    provider : {"cpu", "cuda"}
+        Where it runs. With "cuda", a node that the CUDA provider cannot run is an error instead of a silent detour
+        over the CPU, and float32 products are computed in float32, not TF32. An op gets a graph of its own for every
+        set of sizes it is called with, so that no sizes are left to compute.
+    **build_options
+        For an op: what `build` takes, such as ``dtype`` and ``attrs``.
+
+    Raises
+    ------
+    TypeError
+        ``op_or_model`` is neither a name nor a model, or there are options for a model.
+    ValueError
+        The provider is unknown, or `build` cannot make the model.
+    RuntimeError
+        onnxruntime has no such provider here, or it cannot run all of the model.
+    """
+
+    def __init__(self, op_or_model: str | ModelProto, *, provider: str = "cpu", **build_options: Any) -> None:
+        if provider not in PROVIDERS:
+            raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
+        available = onnxruntime.get_available_providers()
+        if PROVIDERS[provider][0] not in available:
+            raise RuntimeError(
+                f"provider is {provider!r}, but onnxruntime {onnxruntime.__version__} has only {', '.join(available)} "
+                "here; the package onnxruntime-gpu has CUDA"
+            )
+        if isinstance(op_or_model, str):
+            self.model = build(op_or_model, **build_options)
+        elif not isinstance(op_or_model, ModelProto):
+            kind = type(op_or_model).__name__
+            raise TypeError(f"op_or_model is of type {kind}; expected an op's name or an onnx.ModelProto")
+        elif build_options:
+            raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
+        else:
+            self.model = op_or_model
+        facts = {entry.key: entry.value for entry in self.model.metadata_props}
+        self.op = OPS.get(facts.get("blockcell.op", ""))
+        self.provider = provider
+        self.attributes: dict[str, Any] = json.loads(facts.get("blockcell.attributes", "{}"))
+        self.dtype = _dtype(self.model)
+        self._native = facts.get("blockcell.loop") == "native"
+        self._name = self.op.name if self.op else self.model.graph.name
+        self._reader = Reader(self._name)
+        self._inputs = [value.name for value in self.model.graph.input]
+        outputs = [value.name for value in self.model.graph.output]
+        self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
+        self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
+        self._running: dict[tuple[tuple[str, int], ...], Running] = {}
+        if self._native and provider == "cpu" and self.dtype == np.float64:
+            raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
+        if provider == "cpu" or self._rebuilt is None:
+            self._running[()] = _started(self.model, provider)
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._name} on {self.provider}>"
+
+    @property
+    def placement(self) -> list[Placed]:
+        """Where every node runs, those in loops too. On CUDA, an op must have been called once before."""
+        if not self._running:
+            raise RuntimeError(f"{self._name}: on CUDA there is a graph for every set of sizes; call the session first")
+        return [
+            Placed(node.op_type, node.name, part.ep_name)
+            for part in [*self._running.values()][-1].get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run it.
+
+        Takes all of the op's arguments by name. Those that cannot influence the results may be left out, as may
+        ``name`` and the attributes; an attribute that is given must be the one that the model was built with.
+
+        Returns
+        -------
+        tuple
+            The op's named tuple of numpy arrays; for another model, a named tuple of its outputs.
+
+        Raises
+        ------
+        TypeError
+            An argument is missing or unknown, or an array's dtype is not the model's.
+        ValueError
+            A rank, size or range is wrong, or an attribute is not the model's.
+        """
+        self._check_names(arguments)
+        feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
+        sizes = self._check_sizes(feeds)
+        if self.op and "T" in self.op.sources and sizes.get("T", 1) == 0:
+            sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
+            return self._result(*_started(sizes_only, "cpu").run(None, {}))
+        running = self._running_for(sizes)
+        if self.provider == "cpu":
+            return self._result(*running.run(None, feeds))
+        bound = running.io_binding()
+        for name, array in feeds.items():
+            if array.ndim == 0:
+                bound.bind_cpu_input(name, array)
+            else:
+                bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0))
+        for value in self.model.graph.output:
+            bound.bind_output(value.name, self.provider)
+        running.run_with_iobinding(bound)
+        return self._result(*bound.copy_outputs_to_cpu())
+
+    def _running_for(self, sizes: dict[str, int]) -> Running:
+        if self.provider == "cpu" or self._rebuilt is None:
+            return self._running[()]
+        key = tuple(sorted(sizes.items()))
+        if key not in self._running:
+            model = build(**{**self._rebuilt, "sizes": sizes, "static": True})
+            self._running[key] = _started(model, self.provider)
+        return self._running[key]
+
+    # -------------------------------------------------------------------------------------------------------- arguments
+    def _check_names(self, arguments: Mapping[str, Any]) -> None:
+        if missing := [name for name in self._inputs if arguments.get(name) is None]:
+            raise TypeError(f"{self._name}: {', '.join(missing)} missing; expected {', '.join(self._inputs)}")
+        ignored = [tensor.name for tensor in arguments_of(self.op)] if self.op else []
+        known = {*self._inputs, *ignored, *self.attributes, "name"}
+        if unknown := [name for name in arguments if name not in known]:
+            raise TypeError(f"{self._name}: {', '.join(unknown)} unknown; expected {', '.join(self._inputs)}")
+        for name, built in self.attributes.items():
+            given = arguments.get(name, built)
+            if given != built and not (np.isnan(given) and np.isnan(built)):
+                raise ValueError(f"{self._name}: {name} is {given!r}; expected {built!r}, as the model was built")
+
+    def _read(self, name: str, value: Any) -> Array:
+        if name == "seq_len_max":
+            return np.array(self._reader.integer(name, value), np.int64)
+        array = self._reader.array(name, value)
+        if not is_array(value):
+            self._reader.dtype_number([(name, value, array)])
+        elif array.dtype.newbyteorder("=") != self.dtype and self.op:
+            raise TypeError(
+                f"{self._name}: {name} has dtype {array.dtype}; expected {self.dtype}, as the model was built"
+            )
+        dtype = self.dtype if self.op else array.dtype
+        return np.ascontiguousarray(array, dtype)
+
+    def _check_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        """The sizes of this call, after a check of every shape against the table and the model."""
+        sizes: dict[str, int] = {}
+        if self.op is None:
+            return sizes
+        sources: dict[str, str] = {}
+        tensors = [(tensor, feeds[tensor.name]) for tensor in self.op.inputs if tensor.name in feeds]
+        for tensor, array in tensors:
+            words = tensor.shape.split()
+            if array.ndim != len(words):
+                expected = f"expected rank {len(words)}, {form(tensor.shape)}"
+                raise ValueError(f"{self._name}: {tensor.name} has shape {array.shape}; {expected}")
+            for word, size in zip(words, array.shape, strict=True):
+                if word in LETTERS and word not in sizes:
+                    sizes[word], sources[word] = size, tensor.name
+        if "I" not in sizes and "w_ru" in feeds:  # GRUBlockCellGrad does not need x
+            sizes["I"], sources["I"] = max(0, len(feeds["w_ru"]) - sizes["H"]), "w_ru"
+        for tensor, array in tensors:
+            right = sizes_of(tensor.shape, sizes)
+            if array.shape != right:
+                origin = [f"{k}={sizes[k]} from {sources[k]}" for k in sources if k in tensor.shape]
+                expected = f"expected {form(tensor.shape)} = {right} with {', '.join(origin)}"
+                raise ValueError(f"{self._name}: {tensor.name} has shape {array.shape}; {expected}")
+        for value in self.model.graph.input:
+            built = [dim.dim_value for dim in value.type.tensor_type.shape.dim]  # 0 where it is not fixed
+            shape = feeds[value.name].shape
+            if any(fixed not in (0, size) for fixed, size in zip(built, shape, strict=True)):
+                expected = f"expected ({', '.join(str(fixed or 'any') for fixed in built)}), as the model was built"
+                raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
+        if self._native and sizes["I"] == 0:
+            raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
+        if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes["T"]:
+            expected = f"expected 0 <= seq_len_max <= T = {sizes['T']} from x"
+            raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")
+        return sizes
+
+
+def _dtype(model: ModelProto) -> np.dtype[Any]:
+    """That of the first output."""
+    return helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
+
+
+def _started(model: ModelProto, provider: str) -> Running:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if provider == "cuda":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+    running = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[provider]])
+    active = running.get_providers()
+    if active[0] != PROVIDERS[provider][0]:
+        raise RuntimeError(f"provider is {provider!r}, but onnxruntime fell back to {', '.join(active)}")
+    return running
