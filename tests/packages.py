@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = "test_kernels.py::test_tensorflow"
 MOST_SECONDS = 180  # to install from source
 MOST_BYTES = 6 << 20  # of a wheel
 
@@ -124,12 +125,12 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
     print(f"    {wheel.name}: {size / 2**20:.2f} MiB, {len(wanted)} compiled modules")
 
 
-def check_installed(python: Path, place: Path, levels: list[str], tests: Path, selection: str) -> None:
+def check_installed(python: Path, place: Path, levels: list[str], tests: Path, *selection: str) -> None:
     empty = tests.parent / "elsewhere"
     empty.mkdir(exist_ok=True)
     print(run(python, "-c", INSTALLED, place.resolve(), ",".join(levels), cwd=empty), end="", flush=True)
-    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-k", selection]
-    print("   ", run(python, "-m", "pytest", *options, tests, cwd=empty).splitlines()[-1], flush=True)
+    command = [python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *(tests / s for s in selection)]
+    print("   ", run(*command, cwd=empty).splitlines()[-1], flush=True)
 
 
 def check_types(python: Path, folder: Path) -> None:
@@ -167,7 +168,8 @@ def main() -> None:
         python = environment(folder / "wheel")
         run(python, "-m", "pip", "install", "--quiet", f"{wheel}[test]", cwd=folder)
         print("   ", run(python.parent / "blockcell", "--version", cwd=folder).strip())
-        check_installed(python, folder / "wheel", levels, tests, "test_kernels or test_formulas or test_validation")
+        files = [f"test_{what}.py" for what in ("kernels", "formulas", "validation", "cli")]
+        check_installed(python, folder / "wheel", levels, tests, *files)
         check_types(python, folder / "elsewhere")
 
         python = environment(folder / "installed")
@@ -175,13 +177,13 @@ def main() -> None:
             run(python, "-m", "pip", "install", "--quiet", sdist, cwd=folder)
         assert seconds[0] < MOST_SECONDS, f"took more than {MOST_SECONDS} s"
         run(python, "-m", "pip", "install", "--quiet", "blockcell[test]", cwd=folder)  # only what tests need
-        check_installed(python, folder / "installed", levels, tests, "test_tensorflow")
+        check_installed(python, folder / "installed", levels, tests, GOLDEN)
 
         with timed("editable install, one CPU level"):
             python = environment(folder / "editable")
             run(python, "-m", "pip", "install", "--quiet", "--editable", f"{source}[test]", cwd=folder,
                 BLOCKCELL_LEVELS="base")  # fmt: skip
-        check_installed(python, source, ["base"], tests, "test_tensorflow")
+        check_installed(python, source, ["base"], tests, GOLDEN)
     print("all packages are as they should be")
 
 
