@@ -676,7 +676,7 @@ def block_gru_grad(
                      &h_grad[0, 0, 0], <store *> NULL, out)
 
 
-# ---------------------------------------------------------------------------------------------------------------- layers
+# --------------------------------------------------------------------------------------------------------------- layers
 cdef void run_layer_part(
     const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out, Py_ssize_t part,
     Py_ssize_t parts
@@ -747,7 +747,9 @@ def gru_layer(
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[3] = &y[0, 0, 0]
     p.ld = y.strides[1] // sizeof(store)
-    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
@@ -778,7 +780,9 @@ def gru_layer_grad(
     states[3] = &y[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
     out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
-    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
             backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
@@ -788,7 +792,7 @@ def gru_layer_grad(
                      &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
 
 
-# --------------------------------------------------------------------------------------------------------------- streams
+# -------------------------------------------------------------------------------------------------------------- streams
 cdef void run_stream(const Forward *p, real *work, const store *x, store *y) noexcept nogil:
     """The next steps from the state in scratch, which it leaves there."""
     cdef store *out[4]

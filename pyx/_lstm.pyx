@@ -751,7 +751,7 @@ def lstm_cell_grad(
                           &cs_grad[0, 0], &h_grad[0, 0], out)
 
 
-# ---------------------------------------------------------------------------------------------------------------- layers
+# --------------------------------------------------------------------------------------------------------------- layers
 cdef void run_layer_part(
     const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
     store *h_last, store **out, Py_ssize_t part, Py_ssize_t parts
@@ -820,7 +820,9 @@ def lstm_layer(
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[6] = &y[0, 0, 0]
     p.ld = y.strides[1] // sizeof(store)
-    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
@@ -855,7 +857,9 @@ def lstm_layer_grad(
         states[k] = &saved[k, 0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
-    p.steps.reverse, p.steps.marks = reverse, NULL if marks is None else &marks[0, 0]
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
             backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
@@ -867,7 +871,7 @@ def lstm_layer_grad(
                      &h_last_grad[0, 0], out)
 
 
-# --------------------------------------------------------------------------------------------------------------- streams
+# -------------------------------------------------------------------------------------------------------------- streams
 cdef struct Stream:
     Forward p
     Cell c

@@ -34,6 +34,15 @@ cdef extern from *:
            ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+    typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef double twin __attribute__((vector_size(16), aligned(8), may_alias));
+    #if defined(__clang__) || __GNUC__ >= 12
+    #define shuffled4(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+    #define shuffled2(a, b, i, j) __builtin_shufflevector(a, b, i, j)
+    #else
+    #define shuffled4(a, b, i, j, k, l) __builtin_shuffle(a, b, (int __attribute__((vector_size(16)))) {i, j, k, l})
+    #define shuffled2(a, b, i, j) __builtin_shuffle(a, b, (long long __attribute__((vector_size(16)))) {i, j})
+    #endif
     #define for_writing(address) __builtin_prefetch(address, 1)
     static const vecf ZEROF;
     static const vecd ZEROD;
@@ -50,6 +59,10 @@ cdef extern from *:
     void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
+    ctypedef float quad  # 16 bytes at every level
+    ctypedef double twin
+    quad shuffled4(quad a, quad b, int i, int j, int k, int l) noexcept nogil  # elements by their numbers in a, b
+    twin shuffled2(twin a, twin b, int i, int j) noexcept nogil
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
     ctypedef double vecd
     const vecf ZEROF
@@ -184,22 +197,53 @@ cdef inline void pack_line(
             load_line(dst + k * step, w + (k0 + k) * ld, n)
 
 
+cdef inline void transpose_square(
+    real *restrict dst, Py_ssize_t step, const real *restrict src, Py_ssize_t ld
+) noexcept nogil:
+    """16 bytes of as many rows: dst[i, j] := src[j, i]."""
+    cdef quad a, b, c, d, ab, cd
+    cdef twin e, f
+    if real is float:
+        a, b = (<const quad *> src)[0], (<const quad *> (src + ld))[0]
+        c, d = (<const quad *> (src + 2 * ld))[0], (<const quad *> (src + 3 * ld))[0]
+        ab, cd = shuffled4(a, b, 0, 4, 1, 5), shuffled4(c, d, 0, 4, 1, 5)
+        (<quad *> dst)[0] = shuffled4(ab, cd, 0, 1, 4, 5)
+        (<quad *> (dst + step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
+        ab, cd = shuffled4(a, b, 2, 6, 3, 7), shuffled4(c, d, 2, 6, 3, 7)
+        (<quad *> (dst + 2 * step))[0] = shuffled4(ab, cd, 0, 1, 4, 5)
+        (<quad *> (dst + 3 * step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
+    else:
+        e, f = (<const twin *> src)[0], (<const twin *> (src + ld))[0]
+        (<twin *> dst)[0] = shuffled2(e, f, 0, 2)
+        (<twin *> (dst + step))[0] = shuffled2(e, f, 1, 3)
+
+
 cdef inline void pack_line_transposed(
     real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Line g of a panel of w transposed := the n rows of w that start at `w`, K values each, zeros beyond."""
-    cdef Py_ssize_t q, k0, k, l, kb, lanes = line_of(panel), step = packed_step(panel, lines, g)
+    cdef Py_ssize_t q, k0, k, l, kb, squares, lanes = line_of(panel), step = packed_step(panel, lines, g)
+    cdef Py_ssize_t side = 16 // sizeof(real), whole = min(n, lanes) // side
     cdef real *dst
+    if store is half:
+        whole = 0
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
+        squares = kb // side
         dst = packed_at(panel, lines, g, k0, kb)
-        for l in range(lanes):
+        for l in range(whole):
+            for k in range(squares):
+                transpose_square(dst + k * side * step + l * side, step,
+                                 <const real *> w + l * side * ld + k0 + k * side, ld)
+            for k in range(squares * side * side, kb * side):  # columns that fill no square
+                widen(dst + k // side * step + l * side + k % side, w + (l * side + k % side) * ld + k0 + k // side)
+        for l in range(whole * side, min(n, lanes)):
             for k in range(kb):
-                if l >= n:
-                    dst[k * step + l] = 0
-                else:
-                    widen(dst + k * step + l, w + l * ld + k0 + k)
+                widen(dst + k * step + l, w + l * ld + k0 + k)
+        for l in range(min(n, lanes), lanes):
+            for k in range(kb):
+                dst[k * step + l] = 0
 
 
 # --------------------------------------------------------------------------------------------------------------- tile

@@ -1,0 +1,190 @@
+"""Streams: the bits of one call over all steps, state handling, no allocation."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Stack
+
+T, B, I, H = 40, 3, 5, 19  # noqa: E741
+LAYERS = {
+    "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True, cell_clip=0.5),
+    "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
+    "Stack": lambda dtype: Stack([LSTM.init(I, 33, seed=3, dtype=dtype), GRU.init(33, H, seed=4, dtype=dtype)]),
+}
+DTYPES = [np.float32, np.float64, np.float16]
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def inputs(dtype=np.float32, steps=T):
+    return np.random.default_rng(7).normal(size=(steps, B, I)).astype(dtype)
+
+
+def arrays(state):
+    """The arrays of a state, of a stack's too."""
+    return [state] if isinstance(state, np.ndarray) else [array for part in state for array in arrays(part)]
+
+
+def same(a, b):
+    return all(np.array_equal(p, q) and p.dtype == q.dtype for p, q in zip(arrays(a), arrays(b), strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_layer
+def test_same_bits_as_one_call(name, dtype):
+    layer, x = LAYERS[name](dtype), inputs(dtype)
+    y, last = layer(x)
+    steps, blocks = layer.stream(B), layer.stream(B)
+    out = np.empty((B, H), dtype)
+    for t in range(T):
+        if t % 2:
+            assert steps.step(x[t], out=out) is out
+        else:
+            out = steps.step(x[t])
+        assert np.array_equal(out, y[t]), t
+    cuts = [0, 1, 2, 9, 10, 33, T]
+    parts = [blocks.run(x[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    assert np.array_equal(np.concatenate(parts), y)
+    assert same(steps.state, last) and same(blocks.state, last)
+
+
+@every_layer
+def test_many_steps(name):
+    """A long stream in blocks and single steps has the bits of one call, in the same memory."""
+    layer, x = LAYERS[name](np.float32), inputs(steps=20000)
+    y, last = layer(x)
+    stream, block = layer.stream(B), np.empty((100, B, H), np.float32)
+    for t in range(0, len(x), 100):
+        stream.run(x[t : t + 100], out=block)
+        assert np.array_equal(block, y[t : t + 100])
+    assert same(stream.state, last)
+
+
+@every_layer
+def test_out_allocates_nothing(name):
+    stream, x, out = LAYERS[name](np.float32).stream(B), inputs(), np.empty((B, H), np.float32)
+    rows = list(x)
+    for row in rows:
+        stream.step(row, out=out)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for row in rows:
+            stream.step(row, out=out)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 1000  # Python's own objects, of a few hundred bytes; no array, whose header is 112
+
+
+@every_layer
+def test_state(name):
+    layer, x = LAYERS[name](np.float32), inputs()
+    stream = layer.stream(B)
+    stream.run(x[:10])
+    kept = stream.state
+    first = stream.run(x[10:])
+    for array in arrays(stream.state):
+        array[:] = 9  # a copy: the stream does not see it
+    assert not any((array == 9).any() for array in arrays(stream.state))
+    stream.state = kept
+    assert np.array_equal(stream.run(x[10:]), first)
+    other = layer.stream(B)
+    other.state = kept
+    assert np.array_equal(other.run(x[10:]), first)
+
+
+@pytest.mark.parametrize("rows", [[1], np.array([False, True, False]), [-2], [1, 1]], ids=str)
+@every_layer
+def test_reset_of_rows(name, rows):
+    layer, x = LAYERS[name](np.float32), inputs()
+    stream = layer.stream(B)
+    stream.run(x[:10])
+    stream.reset(rows)
+    reset = np.zeros((30, B), bool)
+    reset[0, 1] = True
+    y, _ = layer(x, reset=np.concatenate([np.zeros((10, B), bool), reset]))
+    assert np.array_equal(stream.run(x[10:]), y[10:])
+    stream.reset()
+    assert np.array_equal(stream.run(x), layer(x)[0])
+
+
+@every_layer
+def test_refresh_takes_new_weights_and_keeps_the_state(name):
+    layer, x = LAYERS[name](np.float32), inputs()
+    stream = layer.stream(B)
+    old = layer(x)[0]
+    stream.run(x[:10])
+    layer.set_weights(**{key: 0.5 * array for key, array in layer.weights.items()})
+    copy = pickle.loads(pickle.dumps(stream))
+    assert np.array_equal(stream.run(x[10:20]), old[10:20])
+    assert np.array_equal(copy.run(x[10:20]), old[10:20])
+    state = stream.state
+    stream.refresh()
+    expected, _ = layer(x[20:], state)
+    assert np.array_equal(stream.run(x[20:]), expected)
+
+
+def test_conversions_and_empty_blocks():
+    layer, x = LAYERS["LSTM"](np.float32), inputs()
+    expected = layer.stream(B).run(x)
+    stream = layer.stream(B)
+    assert np.array_equal(stream.step(x[0].tolist()), expected[0])
+    assert np.array_equal(stream.step(np.asfortranarray(x[1])), expected[1])
+    assert np.array_equal(stream.step(x[2].astype(">f4")), expected[2])
+    assert stream.run(x[:0]).shape == (0, B, H)
+    assert np.array_equal(stream.run(x[3:].tolist()), expected[3:])
+
+
+def test_errors():
+    layer, x = LAYERS["LSTM"](np.float32), inputs()
+    stream, out = layer.stream(B), np.empty((B, H), np.float32)
+    before = stream.state
+    with pytest.raises(ValueError, match=r"x has shape \(2, 5\).*\(3, 5\)"):
+        stream.step(x[0, :2])
+    with pytest.raises(TypeError, match="x has dtype float64.*float32"):
+        stream.step(x[0].astype(np.float64))
+    with pytest.raises(ValueError, match=r"x has shape \(3, 5\)"):
+        stream.run(x[0])
+    with pytest.raises(ValueError, match=r"out.*\(3, 19\)"):
+        stream.step(x[0], out=out[:2])
+    with pytest.raises(TypeError, match="out.*float32"):
+        stream.step(x[0], out=out.astype(np.float64))
+    with pytest.raises(TypeError, match="out"):
+        stream.step(x[0], out=[1.0])
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out.*writeable"):
+        stream.step(x[0], out=out)
+    memory = np.zeros(B * (I + H), np.float32)
+    with pytest.raises(ValueError, match="overlap"):
+        stream.step(memory[: B * I].reshape(B, I), out=memory[3 : 3 + B * H].reshape(B, H))
+    with pytest.raises(ValueError, match="rows"):
+        stream.reset([3])
+    with pytest.raises(ValueError, match="h has shape"):
+        stream.state = before.cs, before.h[:1]
+    assert same(stream.state, before)
+    with pytest.raises(ValueError, match="batch"):
+        layer.stream(0)
+    with pytest.raises(TypeError, match="batch"):
+        layer.stream(1.5)
+    with pytest.raises(TypeError, match="Bidirectional.*last step"):
+        Bidirectional(layer, layer).stream()
+
+
+def test_threads_do_not_change_bits():
+    layer, x = LSTM.init(64, 300, seed=5), np.random.default_rng(8).normal(size=(5, 40, 64)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3):
+        blockcell.set_num_threads(threads)
+        try:
+            stream = layer.stream(40)
+            found.append([*stream.run(x[:4]), stream.step(x[4])])
+        finally:
+            blockcell.set_num_threads(None)
+    assert all(np.array_equal(found[0], other) for other in found[1:])
