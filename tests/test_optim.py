@@ -1,0 +1,218 @@
+"""The optimizers against their formulas written once more for single numbers, and against PyTorch's and Keras's."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+
+from blockcell import optim
+
+STEPS = 6
+SHAPES = {"w": (3, 4), "fw.b": (4,), "scalar": (), "empty": (0, 2)}
+
+
+def by_hand(name, w, grads, **settings):
+    """One number's way through the steps, in Python floats."""
+    m = v = 0.0
+    for t, g in enumerate(grads, start=1):
+        rate = settings.get("learning_rate", 0.001)
+        if name == "sgd":
+            w -= rate * g
+        elif name == "momentum":
+            v = settings.get("momentum", 0.9) * v + g
+            w -= rate * v
+        else:
+            beta1, beta2 = settings.get("beta1", 0.9), settings.get("beta2", 0.999)
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+            w -= rate * (m / (1 - beta1**t)) / (math.sqrt(v / (1 - beta2**t)) + settings.get("epsilon", 1e-8))
+    return w
+
+
+def problem(dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    weights = {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+    grads = [
+        {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()} for _ in range(STEPS)
+    ]
+    for arrays in (weights, *grads):
+        for array in arrays.values():
+            array.flags.writeable = False
+    return weights, grads
+
+
+def train(name, weights, grads, **settings):
+    state = None
+    for step in grads:
+        weights, state = getattr(optim, name)(weights, step, state, **settings)
+    return weights, state
+
+
+CASES = [
+    ("sgd", {"learning_rate": 0.1}),
+    ("momentum", {"learning_rate": 0.1}),
+    ("momentum", {"learning_rate": 0.02, "momentum": 0.5}),
+    ("adam", {}),
+    ("adam", {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.95, "epsilon": 0.01}),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_formula(name, settings, dtype):
+    weights, grads = problem(dtype)
+    before = {key: value.copy() for key, value in weights.items()}
+    result, state = train(name, weights, grads, **settings)
+    # float16 weights are rounded at each step, to half a unit in the last place of at most 4
+    bound = {np.float64: 1e-14, np.float32: 2e-6, np.float16: STEPS * 2.0**-10}[dtype]
+    for key, weight in before.items():
+        np.testing.assert_array_equal(weights[key], weight)  # not modified
+        assert type(result[key]) is np.ndarray and result[key].dtype == dtype and result[key].shape == weight.shape
+        for index in np.ndindex(weight.shape):
+            expected = by_hand(name, float(weight[index]), [float(step[key][index]) for step in grads], **settings)
+            assert abs(float(result[key][index]) - expected) <= bound, (key, index)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    assert all(value.dtype == wide for key, value in state.items() if key != "step")
+
+
+def test_state_is_flat_and_can_be_saved(tmp_path):
+    """A run that is saved in the middle goes on as if it had not been."""
+    weights, grads = problem(np.float32)
+    expected, _ = train("adam", weights, grads)
+    weights, state = train("adam", weights, grads[:3])
+    assert sorted(state) == sorted(["step"] + [f"{slot}.{name}" for slot in "mv" for name in SHAPES])
+    assert state["step"] == 3 and all(isinstance(value, np.ndarray) for value in state.values())
+    np.savez(tmp_path / "state.npz", **state)
+    with np.load(tmp_path / "state.npz") as saved:
+        state = dict(saved)
+    for step in grads[3:]:
+        weights, state = optim.adam(weights, step, state)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value)
+
+
+def test_half_weights_learn_from_small_gradients():
+    """1e-4 squared is nothing in half, where v would stay 0."""
+    weights, _ = optim.adam({"w": np.ones(1, np.float16)}, {"w": np.full(1, 1e-4, np.float16)}, learning_rate=0.25)
+    assert weights["w"] == np.float16(0.75)
+
+
+def test_no_gradient_and_no_epsilon():
+    weights, _ = optim.adam({"w": np.ones(2)}, {"w": np.array([0.0, 1.0])}, learning_rate=0.25, epsilon=0)
+    np.testing.assert_allclose(weights["w"], [1, 0.75], rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_clip_global_norm(dtype):
+    grads = {"a": np.array([[3.0, 0.0]], dtype), "b": np.array([-4.0], dtype), "none": np.zeros((0, 3), dtype)}
+    clipped, norm = optim.clip_global_norm(grads, 2.5)
+    assert norm == 5 and isinstance(norm, float)
+    for name, value in grads.items():
+        assert clipped[name].dtype == dtype
+        np.testing.assert_array_equal(clipped[name], value / 2)
+    assert grads["b"] == -4
+    for limit in (5, 7.0):
+        unchanged, norm = optim.clip_global_norm(grads, limit)
+        assert norm == 5 and unchanged["a"] is not grads["a"]
+        np.testing.assert_array_equal(unchanged["a"], grads["a"])
+
+
+def test_norm_does_not_overflow():
+    clipped, norm = optim.clip_global_norm({"a": np.full(4, 60000, np.float16)}, 1)
+    assert norm == 120000 and np.all(clipped["a"] == np.float16(0.5))
+    _, norm = optim.clip_global_norm({"a": np.full(4, 1e30, np.float32)}, 1)
+    assert norm == pytest.approx(2e30, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_norm_that_is_not_finite(bad):
+    clipped, norm = optim.clip_global_norm({"a": np.array([1.0, bad]), "b": np.ones(2)}, 1)
+    assert not math.isfinite(norm) and all(np.isnan(value).all() for value in clipped.values())
+    assert optim.clip_global_norm({}, 1) == ({}, 0.0)
+
+
+W = {"w": np.ones(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: optim.sgd(W, {}, learning_rate=1), ValueError, r"missing \['w'\], unknown \[\]"),
+        (lambda: optim.sgd(W, W | {"b": np.ones(1)}, learning_rate=1), ValueError, r"missing \[\], unknown \['b'\]"),
+        (lambda: optim.sgd(W, {"w": np.ones(1)}, learning_rate=1), ValueError, r"grads\['w'\] has shape \(1,\)"),
+        (lambda: optim.sgd([1], W, learning_rate=1), TypeError, "weights is of type list; expected a dict"),
+        (lambda: optim.sgd(W, {"w": [1, 2]}, learning_rate=1), TypeError, r"grads\['w'\] has dtype int64"),
+        (
+            lambda: optim.sgd(W, W, learning_rate=-1),
+            ValueError,
+            "sgd: learning_rate is -1; expected 0 <= learning_rate",
+        ),
+        (lambda: optim.sgd(W, W, learning_rate=math.nan), ValueError, "learning_rate is nan"),
+        (lambda: optim.sgd(W, W, learning_rate="1"), TypeError, "learning_rate is of type str"),
+        (lambda: optim.sgd(W, W, 0.1, learning_rate=1), TypeError, "state is of type float"),
+        (lambda: optim.momentum(W, W, learning_rate=1, momentum=1), ValueError, "expected 0 <= momentum < 1"),
+        (lambda: optim.adam(W, W, beta2=1.0), ValueError, "expected 0 <= beta2 < 1"),
+        (lambda: optim.adam(W, W, {"step": 1}), ValueError, r"adam: state\['m.w'\] is missing"),
+        (lambda: optim.adam(W, W, {"m.w": W["w"]}), ValueError, r"state\['step'\] is no count"),
+        (lambda: optim.adam(W, W, {"step": 1, "m.w": np.ones(3)}), ValueError, r"state\['m.w'\] has shape \(3,\)"),
+        (lambda: optim.clip_global_norm(W, 0), ValueError, "max_norm is 0; expected a number above 0"),
+        (lambda: optim.clip_global_norm(W, True), TypeError, "max_norm is of type bool"),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ------------------------------------------------------------------------------------------------------------ the peers
+@pytest.mark.peers
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_against_pytorch(name, settings):
+    torch = pytest.importorskip("torch")
+    weights, grads = problem(np.float64)
+    parameters = {key: torch.nn.Parameter(torch.tensor(value)) for key, value in weights.items()}
+    if name == "adam":
+        options = {"lr": settings.get("learning_rate", 0.001), "eps": settings.get("epsilon", 1e-8)}
+        betas = settings.get("beta1", 0.9), settings.get("beta2", 0.999)
+        theirs = torch.optim.Adam(parameters.values(), betas=betas, **options)
+    else:
+        kept = settings.get("momentum", 0.9) if name == "momentum" else 0
+        theirs = torch.optim.SGD(parameters.values(), lr=settings["learning_rate"], momentum=kept)
+    for step in grads:
+        for key, parameter in parameters.items():
+            parameter.grad = torch.tensor(step[key])
+        theirs.step()
+    for key, value in train(name, weights, grads, **settings)[0].items():
+        np.testing.assert_allclose(value, parameters[key].detach().numpy(), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.peers
+def test_clip_against_pytorch():
+    torch = pytest.importorskip("torch")
+    _, (grads, *_) = problem(np.float64)
+    parameters = {key: torch.nn.Parameter(torch.zeros(value.shape)) for key, value in grads.items()}
+    for key, parameter in parameters.items():
+        parameter.grad = torch.tensor(grads[key]).float()
+    clipped, norm = optim.clip_global_norm(grads, 1.5)
+    assert float(torch.nn.utils.clip_grad_norm_(parameters.values(), 1.5)) == pytest.approx(norm, rel=1e-6)
+    for key, value in clipped.items():
+        np.testing.assert_allclose(value, parameters[key].grad.numpy(), rtol=1e-5)
+
+
+@pytest.mark.peers
+def test_adam_against_keras():
+    """Keras adds epsilon to the root of v before its correction."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    keras = pytest.importorskip("keras")
+    weights, grads = problem(np.float32)
+    variables = {key: keras.Variable(value) for key, value in weights.items()}
+    theirs = keras.optimizers.Adam(0.1, beta_1=0.8, beta_2=0.9, epsilon=0.25)
+    state = None
+    for t, step in enumerate(grads, start=1):
+        theirs.apply_gradients([(keras.ops.convert_to_tensor(step[key]), variables[key]) for key in weights])
+        settings = {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.9, "epsilon": 0.25 / math.sqrt(1 - 0.9**t)}
+        weights, state = optim.adam(weights, step, state, **settings)
+    for key, value in weights.items():
+        np.testing.assert_allclose(value, variables[key].numpy(), rtol=2e-6, atol=2e-6)
