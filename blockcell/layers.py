@@ -98,7 +98,7 @@ class _Steps:
         lengths = np.full(self.B, self.T) if self.lengths is None else self.lengths
         t = np.arange(self.T)[:, None]
         ended = t >= lengths
-        marks = np.where(t == (lengths - 1 if reverse else 0), np.uint8(FIRST), np.uint8(0))
+        marks = FIRST * (t == (lengths - 1 if reverse else np.zeros_like(lengths))).astype(np.uint8)
         if self.reset is not None and reverse:  # an episode that starts at t + 1 hands no state back to t
             marks[:-1][self.reset[1:] & ~ended[1:]] |= FRESH
         elif self.reset is not None:
