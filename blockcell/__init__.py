@@ -1,11 +1,13 @@
 """TensorFlow's fused RNN block cells, forward and backward, without TensorFlow.
 
 `raw_ops` has TensorFlow's eight ops, `ops` four more in the same style; `LSTM`, `GRU`, `Bidirectional` and `Stack` are
-whole layers.  numpy arrays in, numpy arrays out.
+whole layers, `convert` brings them weights from other packages, `optim` trains them, `load` reads their files.  numpy
+arrays in, numpy arrays out.
 """
 
-from . import ops, raw_ops
+from . import convert, ops, optim, raw_ops
 from ._kernels import build_info, get_num_threads, set_num_threads
+from .files import load
 from .layers import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
 
 __all__ = [
@@ -16,8 +18,11 @@ __all__ = [
     "LSTMState",
     "Stack",
     "build_info",
+    "convert",
     "get_num_threads",
+    "load",
     "ops",
+    "optim",
     "raw_ops",
     "set_num_threads",
 ]

@@ -16,6 +16,7 @@ nothing else: states are arguments and results.  Several threads may use one lay
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -205,6 +206,12 @@ class Layer(ABC):
                 if given:
                     new[cell] = cell._replaced(reader, prefix, current[cell], given)
             self._shared.weights = new
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the layer to a file, ``.npz`` or ``.safetensors``, which `blockcell.load` reads: `blockcell.files`."""
+        from .files import save
+
+        save(self, path)
 
     # ---------------------------------------------------------------------------------------------------------- calls
     def __call__(

@@ -56,8 +56,9 @@ def test_example(capsys):
 
 
 @pytest.mark.parametrize("code, document", list(code_blocks()))
-def test_code_runs(code, document):
+def test_code_runs(code, document, tmp_path, monkeypatch):
     """As a reader would run it: each block by itself."""
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, document, "exec"), {})
 
 
