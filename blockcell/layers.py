@@ -99,7 +99,7 @@ class _Steps:
         lengths = np.full(self.B, self.T) if self.lengths is None else self.lengths
         t = np.arange(self.T)[:, None]
         ended = t >= lengths
-        marks = FIRST * (t == (lengths - 1 if reverse else np.zeros_like(lengths))).astype(np.uint8)
+        marks: Array = FIRST * (t == (lengths - 1 if reverse else np.zeros_like(lengths))).astype(np.uint8)
         if self.reset is not None and reverse:  # an episode that starts at t + 1 hands no state back to t
             marks[:-1][self.reset[1:] & ~ended[1:]] |= FRESH
         elif self.reset is not None:
@@ -330,8 +330,8 @@ class Layer(ABC):
         T, B, _ = x.shape
         steps = _Steps(T, B, _read_lengths(reader, lengths, T, B), _read_reset(reader, reset, T, B))
         first = self._read_state(reader, "state", state, B, keep=training)
-        y = np.empty((T, B, self.output_size), self.dtype)
-        last, content = self._forward(_Call(weights, steps, training), x, first, False, y)
+        y = np.empty((T, B, self.output_size), self.dtype) if training else None  # the user's, not the tape's
+        y, last, content = self._forward(_Call(weights, steps, training), x, first, False, y)
         return y, last, Tape(self, T, B, content)
 
     @abstractmethod
@@ -339,8 +339,11 @@ class Layer(ABC):
         """A state as the kernels take it; where it is to be kept, in memory of our own."""
 
     @abstractmethod
-    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array) -> tuple[State, Any]:
-        """Fill y, whose rows may be part of longer ones; the final state, and what the tape keeps."""
+    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
+        """y, the final state, and what the tape keeps.
+
+        The given y, whose rows may be part of longer ones, is filled and returned; a new one may be part of the tape.
+        """
 
     @abstractmethod
     def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
@@ -545,25 +548,26 @@ class _Cell(Layer):
             )
         )
 
-    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array) -> tuple[State, Any]:
+    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
         T, B, _ = x.shape
         arrays, packed = call.weights[self]
         marks, threads = call.steps.marks(reverse), _kernels.num_threads(None)
         last = self._state(*map(np.empty_like, state))
-        h, saved = y, None
-        if call.training:
-            h = np.empty(y.shape, self.dtype)
-            saved = np.empty((len(self._op.outputs) - 1, *y.shape), self.dtype)
-        if y.size:
+        shape = T, B, self.hidden_size
+        h = np.empty(shape, self.dtype) if y is None or call.training else y
+        saved = np.empty((len(self._op.outputs) - 1, *shape), self.dtype) if call.training else None
+        if h.size:
             work = self._scratch("layer", T, B, threads)
             options = self._forward_options()
             self._run("layer", x, *state, packed, h, saved, *last, marks, reverse, work, *options, threads)
         else:
             _copy(last, state)
-        if not call.training:
-            return last, None
-        y[...] = h
-        return last, _CellTape(arrays, x, state, saved, h, marks, reverse)
+        if y is None:
+            y = h
+        elif y is not h:
+            y[...] = h
+        tape = _CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
+        return y, last, tape
 
     def _backward(self, tape: _CellTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
         T, B, _ = tape.x.shape
@@ -649,8 +653,9 @@ class LSTM(_Cell):
         gate_order: str = "icfo",
     ) -> None:
         reader = Reader(type(self).__name__)
-        if gate_order not in GATE_ORDERS:
-            raise ValueError(f"{reader.caller}: gate_order is {short(gate_order)}; expected 'icfo' or 'ifco'")
+        if not isinstance(gate_order, str) or gate_order not in GATE_ORDERS:
+            error = ValueError if isinstance(gate_order, str) else TypeError
+            raise error(f"{reader.caller}: gate_order is {short(gate_order)}; expected 'icfo' or 'ifco'")
         self._forget_bias = reader.number("forget_bias", forget_bias)
         self._cell_clip = reader.number("cell_clip", cell_clip)
         self._gate_order = gate_order
@@ -723,9 +728,9 @@ class LSTM(_Cell):
         return super()._arguments() | self._attributes()
 
     def _remarks(self) -> list[str]:
-        return ["with peepholes"] * self._use_peephole + [
-            f"{name}={value!r}" for name, value in self._attributes().items()
-        ]
+        usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
+        unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
+        return ["use_peephole=True"] * self._use_peephole + unusual
 
     def _pack_options(self) -> tuple[bool, ...]:
         return self._use_peephole, self.gate_order == "ifco"
@@ -942,11 +947,13 @@ class Bidirectional(_Made):
     def _halves(self, y: Array) -> tuple[Array, Array]:
         return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
 
-    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array) -> tuple[State, Any]:
+    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
+        if y is None:
+            y = np.empty((*x.shape[:2], self.output_size), self.dtype)
         fw, bw = self._halves(y)
-        last_fw, tape_fw = self.fw._forward(call, x, state[0], reverse, fw)
-        last_bw, tape_bw = self.bw._forward(call, x, state[1], not reverse, bw)
-        return (last_fw, last_bw), (tape_fw, tape_bw)
+        _, last_fw, tape_fw = self.fw._forward(call, x, state[0], reverse, fw)
+        _, last_bw, tape_bw = self.bw._forward(call, x, state[1], not reverse, bw)
+        return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
     def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
         halves = [as_kernels_take(half, self.dtype) for half in self._halves(d_y)]
@@ -1012,14 +1019,13 @@ class Stack(_Made):
     def _arguments(self) -> dict[str, Any]:
         return {"layers": self.layers}
 
-    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array) -> tuple[State, Any]:
-        results = []
+    def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
+        last, tapes = [], []
         for layer, first in zip(self.layers, state, strict=True):
-            out = y if layer is self.layers[-1] else np.empty((*x.shape[:2], layer.output_size), self.dtype)
-            results.append(layer._forward(call, x, first, reverse, out))
-            x = out
-        last, tapes = zip(*results, strict=True)
-        return last, tapes
+            x, final, tape = layer._forward(call, x, first, reverse, y if layer is self.layers[-1] else None)
+            last.append(final)
+            tapes.append(tape)
+        return x, tuple(last), tapes
 
     def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
         states, grads = [], []
