@@ -22,14 +22,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import _kernels
 from ._read import Reader, as_kernels_take, form, is_array, short
+from ._stream import Stream
 from .optable import DTYPES, OPS, Array, Op, Tensor, sizes_of
+from .streams import StackStream
 
 __all__ = ["GRU", "LSTM", "Bidirectional", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
 
@@ -335,6 +337,10 @@ class Layer(ABC):
         return y, last, Tape(self, T, B, content)
 
     @abstractmethod
+    def stream(self, batch: SupportsIndex = 1) -> Any:
+        """The layer step by step, with the state kept in between."""
+
+    @abstractmethod
     def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
         """A state as the kernels take it; where it is to be kept, in memory of our own."""
 
@@ -521,18 +527,50 @@ class _Cell(Layer):
         """One for each weight of the op, empty where the cell has none."""
         return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors()]
 
+    # -------------------------------------------------------------------------------------------------------- streams
+    def stream(self, batch: SupportsIndex = 1) -> Stream:
+        """A `Stream`: the layer step by step, with the state kept in between, from zeros.
+
+        Parameters
+        ----------
+        batch : int
+            B, the rows that run side by side; at least 1.
+        """
+        return Stream(self, Reader(f"{type(self).__name__}.stream").integer("batch", batch))
+
+    @property
+    def _current(self) -> _Weights:
+        return self._shared.weights[self]
+
+    def _with(self, weights: _Weights) -> Self:
+        """A layer like this one with these weights."""
+        return type(self)(**(self._arguments() | weights.arrays))
+
+    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], expected: str) -> Array:
+        return _read(Reader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
+
+    def _stream_kernel(self, weights: _Weights, T: int, B: int) -> tuple[object, bytes, int]:
+        """What runs T steps, its plan, and how many bytes of scratch it needs."""
+        threads = _kernels.num_threads(None)
+        sizes = T, B, self.input_size, self.hidden_size
+        bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
+        run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
+        return run, plan, self._scratch_size("stream", T, B, threads)
+
     # -------------------------------------------------------------------------------------------------------- kernels
-    def _run(self, name: str, *arguments: Any) -> None:
+    def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # which a kernel's memoryview does not know
             arguments = tuple(
                 a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments
             )
-        _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
+        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
+
+    def _scratch_size(self, name: str, T: int, B: int, threads: int) -> int:
+        itemsize = max(self.dtype.itemsize, 4)  # half is computed in float
+        return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
 
     def _scratch(self, name: str, T: int, B: int, threads: int) -> Array:
-        itemsize = max(self.dtype.itemsize, 4)  # half is computed in float
-        size = _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
-        return np.empty(size, np.uint8)
+        return np.empty(self._scratch_size(name, T, B, threads), np.uint8)
 
     def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
         fields = self._state._fields
@@ -944,6 +982,10 @@ class Bidirectional(_Made):
     def _arguments(self) -> dict[str, Any]:
         return {"fw": self.fw, "bw": self.bw}
 
+    def stream(self, batch: SupportsIndex = 1) -> NoReturn:
+        """A backward direction begins at the end, which a stream does not have: a TypeError."""
+        raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
+
     def _halves(self, y: Array) -> tuple[Array, Array]:
         return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
 
@@ -1012,6 +1054,10 @@ class Stack(_Made):
     def output_size(self) -> int:
         """The last dimension of y."""
         return self.layers[-1].output_size
+
+    def stream(self, batch: SupportsIndex = 1) -> StackStream:
+        """The stack step by step, with the states kept in between, from zeros: see `LSTM.stream`."""
+        return StackStream(self, batch)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"

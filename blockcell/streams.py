@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._stream import restored
+from ._stream import Stream, restored
 from .optable import Array
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class StackStream:
 
     def __init__(self, layer: Stack, batch: SupportsIndex = 1) -> None:
         self.layer = layer
-        self._streams = [part.stream(batch) for part in layer.layers]
+        self._streams: list[Stream | StackStream] = [part.stream(batch) for part in layer.layers]
         self.batch: int = self._streams[0].batch
         self._between = [np.empty((self.batch, part.output_size), part.dtype) for part in layer.layers[:-1]]
 

@@ -5,8 +5,6 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
-import operator
-
 import numpy
 
 from panels cimport stride_of
@@ -45,9 +43,9 @@ cdef class Stream:
     cdef bint short
 
     def __init__(self, layer, batch=1):
-        self.layer, self.batch = layer, operator.index(batch)
-        if self.batch < 1:
-            raise ValueError(f"batch is {batch}; expected at least 1")
+        if batch < 1:
+            raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
+        self.layer, self.batch = layer, batch
         self.I, self.H, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.format = ord(self.dtype.char)
         self.short = self.batch * (self.I + self.H) * self.H < SHORT
@@ -56,12 +54,12 @@ cdef class Stream:
 
     def refresh(self):
         """Take over the weights that the layer has now; the state stays."""
-        self.weights = self.layer._packed
+        self.weights = self.layer._current
         self.plan, self.block_steps = self.prepared(1), 0
 
     cdef prepared(self, Py_ssize_t T):
         """The kernel's plan for T steps, and scratch that is large enough for it."""
-        run, plan, size = self.layer._stream(self.weights, T, self.batch)
+        run, plan, size = self.layer._stream_kernel(self.weights, T, self.batch)
         self.kernel = <Run> PyCapsule_GetPointer(run, NULL)
         if self.memory is None or self.memory.size < size:
             self.reserve(size)
@@ -77,7 +75,7 @@ cdef class Stream:
         at = -<Py_ssize_t> &view[0] & 63
         self.work = <char *> &view[at]
         rows = memory[at : at + 3 * self.batch * stride * real.itemsize].view(real).reshape(3, self.batch, stride)
-        before, self.states = self.states, (rows[2], rows[0]) if "cs" in self.layer.state_type._fields else (rows[0],)
+        before, self.states = self.states, (rows[2], rows[0]) if "cs" in self.layer._state._fields else (rows[0],)
         for old, new in zip(before or (), self.states):
             new[:] = old
 
@@ -131,7 +129,7 @@ cdef class Stream:
                 <char *> y_view.buf < <char *> x_view.buf + x_view.len
             ):
                 PyBuffer_Release(&y_view)
-                raise ValueError("out overlaps x; give it memory of its own")
+                raise ValueError(f"{type(self.layer).__name__}.stream: out overlaps x; give it memory of its own")
             if self.H > 0 and self.short and T == 1:
                 self.kernel(p, self.work, x_view.buf, y_view.buf)
             elif self.H > 0:
@@ -166,27 +164,23 @@ cdef class Stream:
 
     def taken(self, name, value, shape):
         """An array-like as an array that the kernel can take; None in `shape` fits any length."""
-        given = value if hasattr(value, "dtype") else numpy.asarray(value, self.dtype)
-        if given.dtype.newbyteorder("=") != self.dtype:
-            raise TypeError(f"{name} has dtype {given.dtype}; expected {self.dtype}, as the layer's weights")
-        if given.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, given.shape)):
-            wanted = ", ".join("T" if n is None else str(n) for n in shape)
-            raise ValueError(f"{name} has shape {given.shape}; expected ({wanted})")
-        return numpy.require(given, self.dtype, ["C", "A", "E"])
+        expected = "(" + ", ".join(["T" if size is None else str(size) for size in shape]) + ")"
+        return self.layer._taken(name, value, shape, expected)
 
     def refuse(self, out, shape):
         found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
-        message = f"out is {found}; expected a writeable C-contiguous {self.dtype} array of shape {shape}"
+        expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
+        message = f"{type(self.layer).__name__}.stream: out is {found}; {expected}"
         raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
 
     # ----------------------------------------------------------------------------------------------------------- states
     @property
     def state(self):
-        return self.layer.state_type._make([rows[:, : self.H].astype(self.dtype) for rows in self.states])
+        return self.layer._state._make([rows[:, : self.H].astype(self.dtype) for rows in self.states])
 
     @state.setter
     def state(self, value):
-        names = self.layer.state_type._fields
+        names = self.layer._state._fields
         if len(value) != len(names):
             raise ValueError(f"state has {len(value)} arrays; expected {', '.join(names)}")
         arrays = [self.taken(name, array, (self.batch, self.H)) for name, array in zip(names, value)]
@@ -213,14 +207,19 @@ cdef class Stream:
                 raise ValueError(f"rows is {rows!r}; expected indices below batch = {self.batch}: {error}") from None
 
     # ---------------------------------------------------------------------------------------------------------- pickles
+    def _in_use(self):
+        """A layer with the weights that the stream works with, which its own layer may have replaced."""
+        return self.layer._with(self.weights)
+
     def __reduce__(self):
-        return restored, (self.layer._with(self.weights), self.batch, tuple(self.state))
+        return restored, (self._in_use(), self.batch, self.state)
 
     def __repr__(self):
         return f"<Stream of {self.layer!r}, batch={self.batch}>"
 
 
 def restored(layer, batch, state):
-    stream = Stream(layer, batch)
+    """A stream from its pickle."""
+    stream = layer.stream(batch)
     stream.state = state
     return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_same_bits_as_one_call(name, dtype):
             out = steps.step(x[t])
         assert np.array_equal(out, y[t]), t
     cuts = [0, 1, 2, 9, 10, 33, T]
-    parts = [blocks.run(x[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [blocks.run(x[a:b]) for a, b in pairwise(cuts)]
     assert np.array_equal(np.concatenate(parts), y)
     assert same(steps.state, last) and same(blocks.state, last)
 
@@ -148,18 +149,18 @@ def test_errors():
     before = stream.state
     with pytest.raises(ValueError, match=r"x has shape \(2, 5\).*\(3, 5\)"):
         stream.step(x[0, :2])
-    with pytest.raises(TypeError, match="x has dtype float64.*float32"):
+    with pytest.raises(TypeError, match=r"x has dtype float64.*float32"):
         stream.step(x[0].astype(np.float64))
     with pytest.raises(ValueError, match=r"x has shape \(3, 5\)"):
         stream.run(x[0])
     with pytest.raises(ValueError, match=r"out.*\(3, 19\)"):
         stream.step(x[0], out=out[:2])
-    with pytest.raises(TypeError, match="out.*float32"):
+    with pytest.raises(TypeError, match=r"out.*float32"):
         stream.step(x[0], out=out.astype(np.float64))
     with pytest.raises(TypeError, match="out"):
         stream.step(x[0], out=[1.0])
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="out.*writeable"):
+    with pytest.raises(ValueError, match=r"out.*writeable"):
         stream.step(x[0], out=out)
     memory = np.zeros(B * (I + H), np.float32)
     with pytest.raises(ValueError, match="overlap"):
@@ -173,7 +174,7 @@ def test_errors():
         layer.stream(0)
     with pytest.raises(TypeError, match="batch"):
         layer.stream(1.5)
-    with pytest.raises(TypeError, match="Bidirectional.*last step"):
+    with pytest.raises(TypeError, match=r"Bidirectional.*last step"):
         Bidirectional(layer, layer).stream()
 
 
