@@ -368,8 +368,11 @@ def _read(
 ) -> Array:
     """An array as the kernels take it; where it is to be kept, in memory of our own. None fits any size."""
     array = reader.array(name, value)
-    reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
-    if array.ndim != len(shape) or any(m not in (n, None) for n, m in zip(array.shape, shape, strict=True)):
+    if type(value) is not np.ndarray or array.dtype != dtype:
+        reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
+    if array.shape != shape and (
+        array.ndim != len(shape) or any(n is not None and n != m for n, m in zip(shape, array.shape, strict=True))
+    ):
         raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}")
     return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
 

@@ -56,10 +56,13 @@ def test_example(capsys):
 
 
 @pytest.mark.parametrize("code, document", list(code_blocks()))
-def test_code_runs(code, document, tmp_path, monkeypatch):
-    """As a reader would run it: each block by itself."""
+def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
+    """As a reader would run it: each block by itself. It prints what it says."""
     monkeypatch.chdir(tmp_path)
     exec(compile(code, document, "exec"), {})
+    printed = capsys.readouterr().out
+    for line in re.findall(r"# prints (.*)", code):
+        assert line in printed.splitlines()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
