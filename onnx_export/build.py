@@ -33,6 +33,7 @@ from .loops import (
     renamed,
     scan,
     unroll,
+    value_of,
     with_time,
     writes,
 )
@@ -202,20 +203,21 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     """The nodes that compute the outputs, and the names of those in them."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     reader = Reader(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
-    before, step, after = map(reader.nodes, (program.before, program.step, program.after))
+    before, step = reader.nodes(program.before), reader.nodes(program.step)
+    carried = {name: reader.name(value) for name, value in program.carried.items()}
+    if c.loop == "native":  # which knows the h that every step reads: the cell's text does for all steps at once
+        before += reader.nodes(c.module.NATIVE)
+        step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
+        del carried["h_prev"]
+        reader.conditions.add("sequence")
+    after = reader.nodes(program.after)
     zero = [tensor for tensor in c.op.outputs if tensor.peephole and "peephole" not in c.conditions]
     nodes, results = _zeros(c, zero)
-    values = {t.name: reader.name(_in_text(c, t.name)) for t in c.op.outputs if t not in zero}
+    values = {t.name: reader.name(_in_text(c, t)) for t in c.op.outputs if t not in zero}
     if not c.op.sequence:
         return [*nodes, *before, *step, *after], results | values
 
-    carried = {name: reader.name(value) for name, value in program.carried.items()}
-    if c.loop == "native":  # which knows the h that every step reads: the cell's text does for all of them
-        before += reader.nodes(c.module.NATIVE)
-        step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
-        values["h"] = "h_native"
-        del carried["h_prev"]
-    finals = {t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")}
+    finals = [t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")]
     wanted = reads(after) | {value for name, value in values.items() if name not in finals}
     ahead, inside, behind = divided(step, carried, wanted)
     timed = with_time([*before, *ahead], (t.name for t in c.op.inputs if t.shape.startswith("T ")))
@@ -227,38 +229,47 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
     )
-    live = Live(scatter=c.loop == "scan" and not c.static)
-    nodes += live.shared()
+    nodes += [*Live.SHARED, *before, *ahead]
     if not c.forward:
         nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
         nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
-    nodes += [*before, *ahead]
-    if inside:
-        nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0))
-    nodes += behind
-    for each in after:
-        nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
-    for tensor in c.op.outputs:
-        if tensor.name in results:
-            continue
-        value, results[tensor.name] = values[tensor.name], f"{tensor.name}_result"
-        if tensor.shape.startswith("T "):
-            nodes += live(value, results[tensor.name])
-        elif tensor.name in finals:
-            nodes.append(node("Where", ["any_live", last(value), "zero"], [results[tensor.name]]))
-        else:
-            results[tensor.name] = value
-    nodes.insert(0, node("Greater", ["seq_len_max", "int_0"], ["any_live"]))
-    return nodes, results
+
+    def run(live: Live) -> tuple[Nodes, dict[str, str]]:
+        """The loop and what comes after it; and the outputs' names."""
+        nodes = LOOPS[c.loop](steps, live, c.sizes.get("T", 0)) if inside else []
+        nodes += behind
+        for each in after:
+            nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
+        found = dict(values)
+        for name in finals:
+            found[name] = f"{name}_live"
+            nodes += live(last(values[name]), found[name], "any_live")
+        return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in found.items()}
+
+    if c.loop == "scan" and not c.static:
+        nodes.append(_either(c, run(Live(known=True)), run(Live(known=False))))
+        return nodes, results | {name: f"{name}_result" for name in values}
+    nodes_of_run, found = run(Live(known=False))
+    return [*nodes, *nodes_of_run], results | found
 
 
-def _in_text(c: Config, output: str) -> str:
+def _either(c: Config, whole: tuple[Nodes, dict[str, str]], cut: tuple[Nodes, dict[str, str]]) -> NodeProto:
+    """An If that spares sequences of full length the masks."""
+    branches = {}
+    for key, (nodes, found) in {"then_branch": whole, "else_branch": cut}.items():
+        outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in found.values()]
+        branches[key] = helper.make_graph(needed(nodes, found.values()), key, [], outputs)
+    return node("If", ["all_live"], [f"{name}_result" for name in whole[1]], **branches)
+
+
+def _in_text(c: Config, output: Tensor) -> str:
     """The output's name in the text, which is that of the cell's gradient to all arguments."""
-    if output == "dicfo":
+    name = output.name
+    if name == "dicfo":
         return "d_bars"
-    if "r" in c.op.gates and output.endswith("_grad"):
-        return f"d_{output.removesuffix('_grad')}"
-    return output
+    if "r" in c.op.gates and name.endswith("_grad"):
+        name = f"d_{name.removesuffix('_grad')}"
+    return f"{name}_live" if output.shape.startswith("T ") else name
 
 
 def _zeros(c: Config, outputs: Iterable[Tensor]) -> tuple[Nodes, dict[str, str]]:
@@ -394,8 +405,8 @@ def build(
     opset : int
         The version of ONNX's operators, 15 or newer.
     static : bool
-        True: no shape within the graph depends on the value of ``seq_len_max``, which compilers and CUDA ask for. So it
-        always is in the other loops; a Scan on onnxruntime's CPU provider is a little faster without.
+        A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
+        zero what lies past ``seq_len_max``. True: only the other, for runtimes that know no If.
 
     Returns
     -------

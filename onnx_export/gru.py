@@ -48,6 +48,12 @@ sequence | c_bar = Gemm (h_r, w_c_h, x_c_bar)
 rounded  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
 rounded  | h = Cast <to = 1> (h_half)
 """,
+    after="""
+sequence | r_live = Live (r)
+sequence | u_live = Live (u)
+sequence | c_live = Live (c)
+sequence | h_live = Live (h)
+""",
 )
 
 BACKWARD = Program(
@@ -92,6 +98,7 @@ sequence | d_h_prev = Gemm (d_r_bar_u_bar, w_ru_h_T, h_through)
          | d_x = Add (d_x_ru, d_x_c)
 """,
     after="""
+sequence | d_x_live = Live (d_x)
 sequence | d_ru_live = Live (d_r_bar_u_bar)
 sequence | d_ru_rows = Flatten <axis = -1> (d_ru_live)                      # a row for every step and row of the batch
          | x_h = Concat <axis = -1> (x, h_before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
@@ -71,6 +72,8 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
                 inner = renamed(attribute.g.node, names)
                 del attribute.g.node[:]
                 attribute.g.node.extend(inner)
+                for value in [*attribute.g.input, *attribute.g.output]:
+                    value.name = names.get(value.name, value.name)
         copies.append(copy)
     return copies
 
@@ -112,46 +115,31 @@ def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -
 
 # ----------------------------------------------------------------------------------------------------- past seq_len_max
 class Live:
-    """Makes the rows of steps from seq_len_max on zero, whatever they held: NaN times zero would not do.
+    """Makes rows of steps from seq_len_max on zero, whatever they held: NaN times zero would not do.
 
-    With ``scatter`` it overwrites them, which costs onnxruntime less; but how many rows these are depends on a value,
-    which compilers do not take. Otherwise it selects.
+    Where all steps are known to be live, nothing needs to be done: then a result is just another name of its array.
     """
 
-    def __init__(self, scatter: bool) -> None:
-        self.scatter = scatter
+    SHARED: ClassVar = [
+        node("Squeeze", ["T_1"], ["T"]),
+        node("Greater", ["seq_len_max", "int_0"], ["any_live"]),
+        node("Equal", ["seq_len_max", "T"], ["all_live"]),
+        node("Range", ["int_0", "T", "int_1"], ["steps"]),
+        node("Less", ["steps", "seq_len_max"], ["live_steps"]),
+        node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),
+        node("Slice", ["live", "at_last", "at_minimum", "at_0", "at_last"], ["live_back"]),
+    ]
 
-    def shared(self) -> Nodes:
-        """What all uses share."""
-        T = node("Squeeze", ["T_1"], ["T"])
-        if self.scatter:
-            return [
-                T,
-                node("Range", ["seq_len_max", "T", "int_1"], ["past"]),
-                node("Unsqueeze", ["past", "at_last"], ["past_rows"]),
-                node("Sub", ["T", "seq_len_max"], ["past_count"]),
-                node("Range", ["int_0", "past_count", "int_1"], ["past_back"]),
-                node("Unsqueeze", ["past_back", "at_last"], ["past_back_rows"]),
-                node("Shape", ["past"], ["past_shape"]),
-            ]
-        return [
-            T,
-            node("Range", ["int_0", "T", "int_1"], ["steps"]),
-            node("Less", ["steps", "seq_len_max"], ["live_steps"]),
-            node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),
-            _reversed("live", "live_back"),
-        ]
+    def __init__(self, known: bool) -> None:
+        self.known = known
+        self.aliases: dict[str, str] = {}
 
-    def __call__(self, array: str, result: str, back: str = "") -> Nodes:
-        """``result`` is ``array`` with zeros; ``back`` is "_back" for one that has been reversed."""
-        if not self.scatter:
-            return [node("Where", [f"live{back}", array, "zero"], [result])]
-        return [
-            node("Shape", [array], [f"{result}_tail"], start=1),
-            node("Concat", ["past_shape", f"{result}_tail"], [f"{result}_past"], axis=0),
-            node("Expand", ["zero", f"{result}_past"], [f"{result}_zeros"]),
-            node("ScatterND", [array, f"past{back}_rows", f"{result}_zeros"], [result]),
-        ]
+    def __call__(self, array: str, result: str, condition: str = "live") -> Nodes:
+        """``result`` is ``array`` where the condition holds."""
+        if self.known:
+            self.aliases[result] = array
+            return []
+        return [node("Where", [condition, array, "zero"], [result])]
 
 
 # --------------------------------------------------------------------------------------------------------- three loops
@@ -163,7 +151,7 @@ def _back(name: str) -> str:
     return f"{name}_back"
 
 
-def _value(name: str, dtype: int, shape: Sequence[int] | None = None) -> ValueInfoProto:
+def value_of(name: str, dtype: int, shape: Sequence[int] | None = None) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -180,14 +168,14 @@ def _around(steps: Steps, live: Live, loop: Callable[[Callable[[str], str]], Nod
         return [loop(lambda name: name)]
     nodes = []
     for name in steps.each:
-        nodes += [_reversed(name, f"{name}_turned"), *live(f"{name}_turned", _back(name), "_back")]
+        nodes += [_reversed(name, f"{name}_turned"), *live(f"{name}_turned", _back(name), "live_back")]
     return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in steps.collected)]
 
 
 def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], more: Nodes) -> GraphProto:
     """The graph of one step. Each output has a name of its own, also where two are one value."""
     inner = [*rows, *steps.named(_now), *more]
-    outputs = [_value(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
+    outputs = [value_of(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
     taken: set[str] = set()
     for value in map(_now, [*steps.carried.values(), *steps.collected]):
         output = value
@@ -195,13 +183,13 @@ def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], mo
             output = f"{value}_row"
             inner.append(node("Identity", [value], [output]))
         taken.add(output)
-        outputs.append(_value(output, steps.dtype))
+        outputs.append(value_of(output, steps.dtype))
     return helper.make_graph(inner, name, inputs, outputs)
 
 
 def scan(steps: Steps, live: Live, T: int) -> Nodes:
     """One Scan."""
-    inputs = [_value(_now(name), steps.dtype) for name in [*steps.carried, *steps.each]]
+    inputs = [value_of(_now(name), steps.dtype) for name in [*steps.carried, *steps.each]]
     body = _body(steps, "step", [], inputs, [])
     finals = [last(name) for name in steps.carried.values()]
     return _around(
@@ -222,9 +210,9 @@ def loop(steps: Steps, live: Live, T: int) -> Nodes:
     array = _back if steps.reverse else lambda name: name
     rows = [node("Gather", [array(name), "step"], [_now(name)]) for name in steps.each]
     inputs = [
-        _value("step", TensorProto.INT64, []),
-        _value("go_on", TensorProto.BOOL, []),
-        *(_value(_now(name), steps.dtype) for name in steps.carried),
+        value_of("step", TensorProto.INT64, []),
+        value_of("go_on", TensorProto.BOOL, []),
+        *(value_of(_now(name), steps.dtype) for name in steps.carried),
     ]
     body = _body(steps, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
     finals = [last(name) for name in steps.carried.values()]

@@ -64,6 +64,15 @@ rounded  | cs = Cast <to = 1> (cs_half)
 rounded  | h_half = Cast <to = 10> (h_new)
 rounded  | h = Cast <to = 1> (h_half)
 """,
+    after="""
+sequence | i_live = Live (i)
+sequence | cs_live = Live (cs)
+sequence | f_live = Live (f)
+sequence | o_live = Live (o)
+sequence | ci_live = Live (ci)
+sequence | co_live = Live (co)
+sequence | h_live = Mul (o_live, co_live)                                   # (9) again: cheaper than keeping h
+""",
 )
 
 BACKWARD = Program(
@@ -114,6 +123,7 @@ sequence | x_grad = MatMul (d_bars, w_x_T)
 sequence | h_prev_grad = MatMul (d_bars, w_h_T)
 """,
     after="""
+sequence | x_grad_live = Live (x_grad)
 sequence | d_bars_live = Live (d_bars)
 sequence | d_rows = Flatten <axis = -1> (d_bars_live)                       # a row for every step and row of the batch
          | x_h = Concat <axis = -1> (x, h_before)

@@ -36,7 +36,7 @@ class Reader:
     """Turns text into nodes, under the conditions that hold."""
 
     def __init__(self, conditions: Collection[str], gates: tuple[str, ...], given: Iterable[str]) -> None:
-        self.conditions = conditions
+        self.conditions = set(conditions)
         self.gates = gates
         self.defined = set(given)
         self.alias: dict[str, str] = {}

@@ -257,6 +257,22 @@ def test_shapes_are_those_of_the_table():
     assert [dim.dim_param for dim in w.type.tensor_type.shape.dim] == ["I+H", "4*H"]
 
 
+@pytest.mark.parametrize("op", SEQUENCES)
+def test_sequences_of_full_length_are_spared_the_masks(op):
+    attrs = {"use_peephole": True} if OPS[op].attributes else {}
+    model = onnx_export.build(op, attrs=attrs, functions=False)
+    assert "Where" not in {node.op_type for node in model.graph.node}
+    (node,) = (node for node in model.graph.node if node.op_type == "If")
+    whole, cut = (
+        [inner.op_type for inner in onnx.helper.get_node_attr_value(node, branch).node]
+        for branch in ("then_branch", "else_branch")
+    )
+    assert "Where" not in whole
+    assert [op_type for op_type in cut if op_type != "Where"] == whole
+    static = onnx_export.build(op, attrs=attrs, functions=False, static=True)
+    assert {"If", "Scan"} & {node.op_type for node in static.graph.node} == {"Scan"}
+
+
 def test_native_leaves_only_what_it_must_to_a_loop():
     """ONNX's LSTM gives h; of the rest only cs needs the step before, and of the GRU nothing."""
     attrs = {"cell_clip": 0.0}
@@ -276,11 +292,11 @@ def test_only_what_must_runs_in_the_loop(op, loop):
     """The product with x, the derivatives' factors and the weights' gradients are outside."""
     attrs = {"use_peephole": True, "cell_clip": 1.0} if op == "BlockLSTM" else {}
     attrs |= {"use_peephole": True} if op == "BlockLSTMGrad" else {}
-    model = onnx_export.build(op, attrs=attrs, loop=loop, functions=False)
+    model = onnx_export.build(op, attrs=attrs, loop=loop, functions=False, static=True)
     (node,) = (node for node in model.graph.node if node.op_type == "Scan")
     inside = [inner.op_type for inner in onnx.helper.get_node_attr_value(node, "body").node]
     outside = [inner.op_type for inner in model.graph.node]
-    expected = {"BlockLSTM": (1, 20), "BlockLSTMGrad": (1, 8), "block_gru_grad": (2, 10)}[op]
+    expected = {"BlockLSTM": (1, 19), "BlockLSTMGrad": (1, 8), "block_gru_grad": (2, 10)}[op]
     assert (inside.count("MatMul") + inside.count("Gemm"), len(inside)) == expected
     assert (
         outside.count("MatMul") + outside.count("Gemm") == {"BlockLSTM": 1, "BlockLSTMGrad": 2, "block_gru_grad": 4}[op]
