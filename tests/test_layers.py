@@ -16,21 +16,28 @@ import pytest
 from cases import arguments, rng
 from fresh import printed
 from test_formulas import _derivative
-from test_kernels import BOUNDS, DTYPES, LEVELS, SIZES, same_bits, sizes_of
+from test_kernels import BOUNDS, DTYPES, LEVELS, SIZES, run, same_bits, sizes_of
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack, _kernels, ops, raw_ops
+from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack, _kernels
 from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS
 
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
 
 
 @pytest.fixture(params=LEVELS)
 def level(request, monkeypatch):
-    """Layers that are made in the test run on the kernels of one CPU level."""
+    """Layers that are made in the test run on the kernels of one CPU level: its name."""
     kernels, work = _kernels.load(request.param)
     monkeypatch.setattr(_kernels, "KERNELS", kernels)
     monkeypatch.setattr(_kernels, "WORK", work)
+    return request.param
+
+
+def op_at(name, level):
+    """An op on the kernels of a CPU level."""
+    return lambda **args: run(name, {tensor.name: None for tensor in OPS[name].inputs} | args, level)
 
 
 @pytest.fixture
@@ -186,11 +193,10 @@ def test_values(name, dtype, given):
 
 
 # --------------------------------------------------------------------------------------------- bits of the raw ops
-@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CELLS)
-def test_bits_of_the_ops(name, dtype):
-    """Forward and backward, at the default level; at the others repeated cells are (see test_kernels.py)."""
+def test_bits_of_the_ops(name, dtype, level):
+    """Forward and backward, both at the same level."""
     for k, (T, B, I, H) in enumerate(SIZES):
         layer = LAYERS[name](I, H, DTYPES[dtype], **ATTRIBUTES if "ifco" not in name else {})
         x, state, _, _ = draw(layer, T, B, name)
@@ -198,18 +204,14 @@ def test_bits_of_the_ops(name, dtype):
         g = rng("gradients", k)
         if isinstance(layer, LSTM):
             use = {"use_peephole": name != "lstm without peepholes"}
-            op, grad = (
-                (raw_ops.BlockLSTMV2, raw_ops.BlockLSTMGradV2)
-                if layer.gate_order == "ifco"
-                else (raw_ops.BlockLSTM, raw_ops.BlockLSTMGrad)
-            )
+            names = ("BlockLSTMV2", "BlockLSTMGradV2") if layer.gate_order == "ifco" else ("BlockLSTM", "BlockLSTMGrad")
             args |= {"cs_prev": state.cs, "h_prev": state.h}
             more = {"cell_clip": layer.cell_clip} | ({"forget_bias": layer.forget_bias} if "ifco" not in name else {})
-            states = op(**args, **use, **more)
         else:
-            use, op, grad = {}, ops.block_gru, ops.block_gru_grad
+            use, more, names = {}, {}, ("block_gru", "block_gru_grad")
             args["h_prev"] = state.h
-            states = op(**args)
+        op, grad = (op_at(name, level) for name in names)
+        states = op(**args, **use, **more)
         y, last = layer(x, state)
         assert same_bits([y, *last], [states.h, *([states.cs[-1]] if "cs" in args or use else []), states.h[-1]])
         y, last, tape = layer.forward(x, state)
