@@ -34,7 +34,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm h_prev and cs_prev": (
         "_lstm",
-        {"p.Hs, cs_prev, p.H": "p.Hs, h_prev, p.H", "p.Hs, h_prev, p.H": "p.Hs, cs_prev, p.H"},
+        {"p.Hs, cs + b * p.H": "p.Hs, h + b * p.H", "p.Hs, h + b * p.H": "p.Hs, cs + b * p.H"},
     ),
     "lstm h and cs": ("_lstm", {"y[L + l] = s[l]": "y[6 * L + l] = s[l]", "y[6 * L + l] = y[3": "y[L + l] = y[3"}),
     "lstm d_i and d_f": (
@@ -73,7 +73,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "_gru",
         {
             "load_line(gate_r, saved[0]": "load_line(gate_r, saved[1]",
-            "load_line(u, saved[1] + at, n)\n    load_line(h": "load_line(u, saved[0] + at, n)\n    load_line(h",
+            "load_line(u, saved[1] + at, n)\n    load_state": "load_line(u, saved[0] + at, n)\n    load_state",
         },
     ),
 }
