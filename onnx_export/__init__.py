@@ -1,13 +1,16 @@
-"""The ops of `blockcell` as ONNX graphs: `build` makes models, `Session` runs them on onnxruntime."""
+"""The ops of `blockcell` as ONNX graphs: `build` makes models, `link` completes those from TensorFlow, `Session` runs
+them on onnxruntime.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from .build import build
+from .link import link
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Session", "build"]
+__all__ = ["Session", "build", "link"]
 
 
 def __getattr__(name: str) -> Any:
