@@ -1,0 +1,127 @@
+"""Which nodes onnxruntime's CUDA provider would leave to the CPU, told without a GPU.
+
+A node is the provider's when it has a kernel for it (`cuda_kernels.json`, from onnxruntime's own table) and none of the
+rules for LSTM and GRU says otherwise. What onnxruntime folds into constants beforehand is no node any more. Where a
+size is computed at run time, onnxruntime puts that arithmetic on the CPU on purpose, beginning at Shape; `sizes_left`
+finds where.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
+
+from onnx_export.link import _bodies, _graphs
+
+KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+
+
+def fallbacks(model: ModelProto) -> list[str]:
+    """Every node without a kernel on CUDA, and why."""
+    return [f"{each.op_type} {each.name}: {why}" for each, why in _examined(model) if why]
+
+
+def left(model: ModelProto) -> list[str]:
+    """The ops of all nodes that are not folded."""
+    return [each.op_type for each, _ in _examined(model)]
+
+
+def sizes_left(model: ModelProto) -> list[str]:
+    """Every node that computes a size at run time, and so is on the CPU or brings others there."""
+    return [f"{each.op_type} {each.name}" for each, _ in _examined(model) if each.op_type in ("Shape", "Size")]
+
+
+def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
+    """Every node for which onnxruntime refuses to capture a CUDA graph of the model."""
+    control_flow = [f"{each.op_type} {each.name}" for each, _ in _examined(model) if each.op_type in CONTROL_FLOW]
+    return [*control_flow, *fallbacks(model), *sizes_left(model)]
+
+
+def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
+    """The nodes that are left after folding, those in bodies too, each with why it has no kernel, if so."""
+    model = shape_inference.infer_shapes(inliner.inline_local_functions(model), strict_mode=True)
+    (opset,) = (entry.version for entry in model.opset_import if entry.domain == "")
+    scopes = (types for _, types in _graphs(model.graph))  # in the order in which bodies are examined
+
+    def examined(graph: GraphProto, constants: set[str]) -> Iterator[tuple[NodeProto, str]]:
+        types = next(scopes)
+        constants = constants | {tensor.name for tensor in graph.initializer}
+        values = [*graph.input, *graph.value_info, *graph.output]
+        fixed = {value.name for value in values if _is_fixed(value)}
+        for each in graph.node:
+            known = constants | fixed if each.op_type == "Shape" else constants
+            if each.op_type not in CONTROL_FLOW and known.issuperset(filter(None, each.input)):
+                constants.update(each.output)
+                continue
+            yield each, _why_not(each, types, opset)
+            for body in _bodies(each):
+                yield from examined(body, constants)
+
+    return examined(model.graph, set())
+
+
+def _is_fixed(value: onnx.ValueInfoProto) -> bool:
+    """Whether the shape is known as a whole."""
+    tensor = value.type.tensor_type
+    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+
+
+def _why_not(each: NodeProto, types: Mapping[str, int], opset: int) -> str:
+    if each.domain or each.op_type not in KERNELS:
+        return "no kernel for it is known"
+    schema = onnx.defs.get_schema(each.op_type, opset, "")
+    rows = KERNELS[each.op_type]
+    row = next((rows[versions] for versions in rows if _matches(versions, schema.since_version)), None)
+    if row is None:
+        return f"no kernel for version {schema.since_version}, only for {', '.join(rows)}"
+    parameters = [
+        *zip(each.input, _formal(schema.inputs, len(each.input)), strict=True),
+        *zip(each.output, _formal(schema.outputs, len(each.output)), strict=True),
+    ]
+    for name, parameter in parameters:
+        if name and parameter in row:
+            kind = TensorProto.DataType.Name(types.get(name, 0)).lower()
+            if kind not in row[parameter].split():
+                return f"no kernel for {name} of type {kind}"
+    return _why_no_cudnn(each) if each.op_type in ("LSTM", "GRU") else ""
+
+
+def _matches(versions: str, since: int) -> bool:
+    """Whether a kernel for these versions takes an op of this one. "13+" does not take 14, if there is an op 14."""
+    first, *last = map(int, re.findall(r"\d+", versions))
+    return first <= since <= last[0] if last else first == since
+
+
+def _formal(parameters: list[onnx.defs.OpSchema.FormalParameter], count: int) -> list[str]:
+    """The type parameter of every argument; the last one may stand for many."""
+    names = [parameter.type_str for parameter in parameters]
+    return (names + names[-1:] * (count - len(names)))[:count]
+
+
+def _why_no_cudnn(each: NodeProto) -> str:
+    """onnxruntime's own rules for LSTM and GRU on CUDA."""
+    given = {attribute.name: _plain(attribute) for attribute in each.attribute}
+    if odd := given.keys() & {"clip", "activation_alpha", "activation_beta"}:
+        return f"cuDNN has no {', '.join(sorted(odd))}"
+    usual = ["sigmoid", "tanh", "tanh"] if each.op_type == "LSTM" else ["sigmoid", "tanh"]
+    activations = [name.lower() for name in given.get("activations", usual)]
+    if activations != usual * (len(activations) // len(usual)):
+        return f"cuDNN has no activations but {', '.join(usual)}"
+    if each.op_type == "GRU" and given.get("linear_before_reset", 0) != 1:
+        return "cuDNN resets after the product (linear_before_reset=1)"
+    if each.op_type == "LSTM" and given.get("input_forget", 0) != 0:
+        return "cuDNN has no input_forget"
+    if each.op_type == "LSTM" and len(each.input) > 7 and each.input[7]:
+        return "cuDNN has no peephole"
+    return ""
+
+
+def _plain(attribute: AttributeProto) -> object:
+    value = helper.get_attribute_value(attribute)
+    return [part.decode() for part in value] if attribute.type == AttributeProto.STRINGS else value
