@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-mutants test-peers test-packages lint clean
+.PHONY: demo test test-exhaustive test-mutants test-peers test-packages gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -24,6 +24,11 @@ test-peers: $(BUILT)
 
 test-packages:
 	$(PYTHON) tests/packages.py
+
+# On a machine with a GPU, perhaps without a network: with what PYTHON has, onnxruntime-gpu above all.
+gpu-check:
+	$(PYTHON) -c 'import blockcell' || $(PYTHON) setup.py build_ext --inplace
+	$(PYTHON) benchmarks/gpu_check.py
 
 lint: $(BUILT)
 	$(BIN)/ruff check
