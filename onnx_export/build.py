@@ -110,12 +110,9 @@ def config(
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = OPS[op]
     try:
-        kind = np.dtype(dtype)
-    except TypeError:
-        kind = None
-    if kind not in DTYPES:
-        raise ValueError(f"{op}: dtype is {dtype!r}; expected float32, float64 or float16")
-    assert kind is not None
+        kind = DTYPES[DTYPES.index(np.dtype(dtype))]
+    except (TypeError, ValueError):
+        raise ValueError(f"{op}: dtype is {dtype!r}; expected float32, float64 or float16") from None
     given = _sizes(row, sizes or {})
     values = _attributes(row, attrs or {})
     if loop not in LOOPS:
@@ -228,6 +225,7 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         collected=sorted(writes(inside) & (reads(behind) | wanted)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
+        apart=c.static or c.loop == "native",
     )
     nodes += [*Live.SHARED, *before, *ahead]
     if not c.forward:
@@ -337,6 +335,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
         "int_1": 1,
     }
     sizes = {"T_1": "T", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
+    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_4H": "T B 4H"}
     return [
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),

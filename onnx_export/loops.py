@@ -29,6 +29,8 @@ class Steps:
     """Whether the last step runs first; its arrays are then zero past seq_len_max, where nothing comes back from."""
     dtype: int
     """ONNX's number of the values' type."""
+    apart: bool
+    """Whether each output of a step is a copy that nothing else reads, as tract demands of a Scan."""
 
     def named(self, rename: Callable[[str], str]) -> Nodes:
         """The nodes with new names for all that differs from step to step."""
@@ -176,14 +178,13 @@ def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], mo
     """The graph of one step. Each output has a name of its own, also where two are one value."""
     inner = [*rows, *steps.named(_now), *more]
     outputs = [value_of(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
-    taken: set[str] = set()
-    for value in map(_now, [*steps.carried.values(), *steps.collected]):
-        output = value
-        if value in taken:
-            output = f"{value}_row"
-            inner.append(node("Identity", [value], [output]))
-        taken.add(output)
-        outputs.append(value_of(output, steps.dtype))
+    for values, ending in ((steps.carried.values(), "next"), (steps.collected, "row")):
+        for value in map(_now, values):
+            output = value
+            if steps.apart or value in {made.name for made in outputs}:
+                output = f"{value}_{ending}"
+                inner.append(node("Identity", [value], [output]))
+            outputs.append(value_of(output, steps.dtype))
     return helper.make_graph(inner, name, inputs, outputs)
 
 

@@ -39,8 +39,9 @@ bias     | b_all = Concat <axis = 0> ([b_i, b_ci, b_f_biased, b_o])
     step="""
 cell     | x_h = Concat <axis = -1> (x, h_prev)
 cell     | bar = Gemm (x_h, w, b_all)                                       # (1)
-sequence | x_w = MatMul (x, w_x)                                            # (1) for all steps at once
-sequence | x_bar = Add (x_w, b_all)
+sequence | x_rows = Flatten <axis = -1> (x)
+sequence | x_w = Gemm (x_rows, w_x, b_all)                                  # (1) for all steps at once
+sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_4H)
 sequence | bar = Gemm (h_prev, w_h, x_bar)
          | [i_bar, ci_bar, f_bar, o_bar] = Split <axis = -1> (bar, H_H_H_H)
 peephole | i_see = Mul (cs_prev, wci)
@@ -168,4 +169,4 @@ plain    | h_one = LSTM (x, w_x_one, w_h_one, b_one, , h_first, cs_first)
          | h_rest = Slice (h_native, at_0, at_last, at_0)
          | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
 """
-"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest and only cs runs step by step."""
+"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step."""

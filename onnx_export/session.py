@@ -101,6 +101,8 @@ class Session:
         """Where every node runs, those in loops too. On CUDA, an op must have been called once before."""
         if not self._running:
             raise RuntimeError(f"{self._name}: on CUDA there is a graph for every set of sizes; call the session first")
+        if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+            raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
         return [
             Placed(node.op_type, node.name, part.ep_name)
             for part in [*self._running.values()][-1].get_provider_graph_assignment_info()

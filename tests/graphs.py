@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import onnx
 import onnxruntime
-from cases import arguments
+import pytest
 from onnx.reference import ReferenceEvaluator
 
 from blockcell.formulas import FORMULAS
@@ -15,6 +15,7 @@ from blockcell.optable import OPS
 
 onnxruntime.set_default_logger_severity(3)
 EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
+ONNX = tuple(map(int, onnx.__version__.split(".")[:2]))
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
 FLOAT64 = 1e-13
@@ -43,6 +44,8 @@ def on_onnxruntime(model, args):
 
 
 def on_reference(model, args):
+    if ONNX < (1, 22) and b"Scan" in model.SerializeToString():
+        pytest.skip("onnx.reference lets a Scan's body read values from outside since onnx 1.22")
     with np.errstate(all="ignore"):
         return ReferenceEvaluator(model).run(None, feeds(model, args))
 
@@ -83,6 +86,3 @@ def poisoned(op, args):
             dirty[tensor.name] = args[tensor.name].copy()
             dirty[tensor.name][n:] = np.nan
     return dirty
-
-
-__all__ = ["arguments"]

@@ -1,0 +1,153 @@
+"""Which runtime runs which op in which form: the table in docs/onnx.md is what is found here.
+
+All in float32, inlined, with fixed sizes, as compilers want them. "yes" is within the error bound, with NaN past
+seq_len_max; "wrong" is not, without an error; "no" is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import arguments
+from graphs import attributes, bound, compare, exact, feeds, on_onnxruntime, on_reference, poisoned
+
+import onnx_export
+from blockcell.optable import OPS
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "onnx.md"
+TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
+SIZES = {"T": 3, "B": 2, "I": 3, "H": 4}
+FORMS = {  # what build is told
+    "scan": {"loop": "scan"},
+    "scan, static": {"loop": "scan", "static": True},
+    "unroll": {"loop": "unroll"},
+    "loop": {"loop": "loop"},
+    "native": {"loop": "native"},
+}
+
+
+def on_openvino(model, args):
+    openvino = importlib.import_module("openvino")
+    core = openvino.Core()
+    compiled = core.compile_model(
+        core.read_model(model.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    results = compiled(feeds(model, args))
+    return [np.array(results[compiled.output(value.name)]) for value in model.graph.output]
+
+
+def on_tract(model, args, path):
+    tract = importlib.import_module("tract")
+    path.write_bytes(model.SerializeToString())
+    loaded, inputs = tract.onnx().load(str(path)), feeds(model, args)
+    for k, array in enumerate(inputs.values()):
+        kind = {"float32": "f32", "int64": "i64"}[array.dtype.name]
+        loaded.set_input_fact(k, ",".join([*map(str, array.shape), kind]))
+    return [value.to_numpy() for value in loaded.into_model().into_runnable().run([*inputs.values()])]
+
+
+RUNTIMES = {
+    "onnxruntime": lambda model, args, path: on_onnxruntime(model, args),
+    "onnx.reference": lambda model, args, path: on_reference(model, args),
+    "OpenVINO": lambda model, args, path: on_openvino(model, args),
+    "tract": on_tract,
+}
+
+
+def verdict(op, form, runtime, path):
+    """ "yes", "no" or "wrong": the worst with and without peephole."""
+    found = []
+    for use_peephole in (True, False) if form == "native" and OPS[op].attributes else (True,):
+        clip = {"cell_clip": 0.0} if form == "native" else {}
+        n = 2 if OPS[op].sequence else None
+        args = arguments(op, SIZES, seq_len_max=n, use_peephole=use_peephole, **clip)
+        options = FORMS[form] | {"sizes": SIZES, "functions": False}
+        model = onnx_export.build(op, attrs=attributes(op, args), **options)
+        given = poisoned(op, args) if OPS[op].sequence else args
+        try:
+            results = RUNTIMES[runtime](model, given, path)
+        except Exception:
+            found.append("no")
+            continue
+        try:
+            compare(op, results, exact(op, args), bound(op, np.float32))
+        except AssertionError:
+            found.append("wrong")
+        else:
+            found.append("yes")
+    return max(found, key=["yes", "no", "wrong"].index)
+
+
+def forms(op):
+    if not OPS[op].sequence:
+        return ["scan"]
+    return [form for form in FORMS if form != "native" or "grad" not in OPS[op].kernel]
+
+
+def version(runtime):
+    """Of the runtime that is installed, as far as the table tells it."""
+    package = {"onnx.reference": "onnx"}.get(runtime, runtime.lower())
+    try:
+        return ".".join(metadata.version(package).split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def documented():
+    """The runtimes' versions; and of every row of the table, what stands under each runtime."""
+    found = TABLE.search(DOCUMENT.read_text())
+    assert found is not None
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].strip().splitlines()]
+    versions = dict(head.rsplit(" ", 1) for head in lines[0][2:])
+    return versions, {(row[0], row[1]): dict(zip(RUNTIMES, row[2:], strict=True)) for row in lines[2:]}
+
+
+def row(op, form):
+    return f"`{op}`", form if OPS[op].sequence else "a cell"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("op", OPS)
+def test_table(op, runtime, tmp_path):
+    versions, rows = documented()
+    if version(runtime) != versions[runtime]:
+        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    for form in forms(op):
+        found = verdict(op, form, runtime, tmp_path / "model.onnx")
+        message = f"{form}: {found}; python tests/test_onnx_runtimes.py writes the table anew"
+        assert rows[row(op, form)][runtime] == found, message
+
+
+def test_table_is_complete():
+    assert list(documented()[1]) == [row(op, form) for op in OPS for form in forms(op)]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_op_runs_somehow(runtime):
+    for op in OPS:
+        assert "yes" in {documented()[1][row(op, form)][runtime] for form in forms(op)}, op
+
+
+def table(path: Path) -> str:
+    heads = [f"{runtime} {version(runtime)}" for runtime in RUNTIMES]
+    lines = [f"| op | form | {' | '.join(heads)} |", "|---" * (2 + len(RUNTIMES)) + "|"]
+    for op in OPS:
+        for form in forms(op):
+            verdicts = [verdict(op, form, runtime, path) for runtime in RUNTIMES]
+            lines.append(f"| {' | '.join([*row(op, form), *verdicts])} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = table(Path(folder) / "model.onnx")
+    DOCUMENT.write_text(TABLE.sub(lambda _: written, DOCUMENT.read_text()))
