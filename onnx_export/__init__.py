@@ -1,5 +1,5 @@
 """The ops of `blockcell` as ONNX graphs: `build` makes models, `link` completes those from TensorFlow, `Session` runs
-them on onnxruntime.
+them on onnxruntime, `verify` compares what kernels and runtimes give.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,9 @@ from .link import link
 
 if TYPE_CHECKING:
     from .session import Session
+    from .verification import verify
 
-__all__ = ["Session", "build", "link"]
+__all__ = ["Session", "build", "link", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from .session import Session
 
         return Session
+    if name == "verify":
+        from .verification import verify
+
+        return verify
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

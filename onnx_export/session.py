@@ -60,10 +60,10 @@ class Session:
     def __init__(self, op_or_model: str | ModelProto, *, provider: str = "cpu", **build_options: Any) -> None:
         if provider not in PROVIDERS:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
-        available = onnxruntime.get_available_providers()
-        if PROVIDERS[provider][0] not in available:
+        if not has(provider):
+            available = ", ".join(onnxruntime.get_available_providers())
             raise RuntimeError(
-                f"provider is {provider!r}, but onnxruntime {onnxruntime.__version__} has only {', '.join(available)} "
+                f"provider is {provider!r}, but onnxruntime {onnxruntime.__version__} has only {available} "
                 "here; the package onnxruntime-gpu has CUDA"
             )
         if isinstance(op_or_model, str):
@@ -217,6 +217,11 @@ class Session:
             expected = f"expected 0 <= seq_len_max <= T = {sizes['T']} from x"
             raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")
         return sizes
+
+
+def has(provider: str) -> bool:
+    """Whether onnxruntime has the provider here."""
+    return PROVIDERS[provider][0] in onnxruntime.get_available_providers()
 
 
 def _dtype(model: ModelProto) -> np.dtype[Any]:

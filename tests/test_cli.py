@@ -15,7 +15,7 @@ from fresh import printed, python
 import blockcell
 from blockcell import cli
 
-COMMANDS = ["info", "demo"]
+COMMANDS = ["info", "demo", "verify"]
 
 
 def blocking(*modules: str) -> str:

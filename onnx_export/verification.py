@@ -1,0 +1,253 @@
+"""The kernels and the runtimes side by side, against float64."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from onnx.reference import ReferenceEvaluator
+
+from blockcell import ops as own_ops
+from blockcell import raw_ops
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS, GRUStates, LSTMStates, Op, sizes_of
+
+from .build import build, config
+
+Array = NDArray[Any]
+Tell = Callable[[str, int, int], None]
+KERNELS = "blockcell"  # the column of the kernels, which are always asked
+PROVIDERS = ("cpu", "cuda", "reference")
+CHAIN = (
+    256  # runtimes sum a product in one chain, whose rounding grows with the root of its length: bounds from here on
+)
+SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
+DTYPES = ("float32", "float64", "float16")
+
+
+class Row(NamedTuple):
+    """An output of an op on a runtime: its largest error, in eps of its dtype times its largest entry, and where."""
+
+    op: str
+    dtype: str
+    sizes: Mapping[str, int]
+    provider: str
+    output: str
+    error: float
+    at: tuple[int, ...]
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound  # not so for NaN
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found: ``rows``, one for each output of each op, dtype, sizes and runtime."""
+
+    rows: list[Row]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all errors are within their bounds."""
+        return all(row.ok for row in self.rows)
+
+    @property
+    def providers(self) -> list[str]:
+        """The runtimes that were asked."""
+        return list(dict.fromkeys(row.provider for row in self.rows))
+
+    def lines(self) -> list[list[str | bool]]:
+        """The table's lines: the worst output of each op on every runtime, and the verdict."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            key = row.op, row.dtype, " ".join(f"{letter}{size}" for letter, size in row.sizes.items())
+            found.setdefault(key, []).append(row)
+        lines: list[list[str | bool]] = []
+        for key, rows in found.items():
+            worst = [max((r for r in rows if r.provider == p), key=_severity) for p in self.providers]
+            cells = [f"{row.error:.2f} {row.output}[{','.join(map(str, row.at))}]" for row in worst]
+            lines.append([*key, f"{rows[0].bound:.0f}", *cells, all(row.ok for row in rows)])
+        return lines
+
+    def heading(self) -> list[str]:
+        """The table's columns."""
+        return ["op", "dtype", "sizes", "bound", *self.providers, ""]
+
+    def table(self) -> str:
+        """The table as text: errors in eps of an output's largest entry, with the output and the place of the worst."""
+        verdicts = {True: "ok", False: "FAILED"}
+        lines = ([verdicts[cell] if isinstance(cell, bool) else cell for cell in line] for line in self.lines())
+        texts = [self.heading(), *lines]
+        widths = [max(len(line[k]) for line in texts) for k in range(len(texts[0]))]
+        rows = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in texts)
+        return "\n".join(row.rstrip() for row in rows)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the errors of every output, in parts of their bounds, and write them as PNG. Needs matplotlib."""
+        from matplotlib.figure import Figure
+
+        dtypes = list(dict.fromkeys(row.dtype for row in self.rows))
+        ops = list(dict.fromkeys(row.op for row in self.rows))
+        figure = Figure(figsize=(11, 1 + 2.6 * len(dtypes)), layout="constrained")
+        panels = figure.subplots(len(dtypes), 1, sharex=True, squeeze=False)
+        for axes, dtype in zip(panels[:, 0], dtypes, strict=True):
+            for k, provider in enumerate(self.providers):
+                rows = [row for row in self.rows if (row.dtype, row.provider) == (dtype, provider)]
+                x = [ops.index(row.op) + 0.15 * (k - (len(self.providers) - 1) / 2) for row in rows]
+                axes.plot(x, [row.error / row.bound for row in rows], "o", markersize=4, alpha=0.6, label=provider)
+            axes.axhline(1, color="black", linewidth=1)
+            axes.set(yscale="symlog", ylabel="error / bound", title=dtype)
+            axes.set_yscale("symlog", linthresh=1e-3)
+        panels[0, 0].legend(ncols=len(self.providers), fontsize="small")
+        panels[-1, 0].set_xticks(range(len(ops)), ops, rotation=30, ha="right")
+        figure.savefig(path, format="png")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON; an error that is not a number is None."""
+        rows = [row._asdict() | {"sizes": dict(row.sizes), "at": list(row.at), "ok": row.ok} for row in self.rows]
+        for row in rows:
+            row["error"] = row["error"] if np.isfinite(row["error"]) else None
+        return {"ok": self.ok, "providers": self.providers, "rows": rows}
+
+
+def _severity(row: Row) -> tuple[bool, float]:
+    return not row.ok, row.error
+
+
+def verify(
+    ops: str | Iterable[str] | None = None,
+    *,
+    dtypes: str | Iterable[DTypeLike] = DTYPES,
+    sizes: Mapping[str, int] | Sequence[Mapping[str, int]] = SIZES,
+    providers: str | Iterable[str] | None = None,
+    tell: Tell = lambda what, done, of: None,
+) -> Report:
+    """Run ops on random numbers, on the kernels and on runtimes, and compare all of them with the float64 formulas.
+
+    Parameters
+    ----------
+    ops : str or iterable of str, optional
+        Names of ops; None: all twelve.
+    dtypes : str or iterable
+        Any of float32, float64 and float16.
+    sizes : dict or sequence of dict
+        Values of T, B, I and H; those missing are 12, 5, 24 and 40.
+    providers : str or iterable of str, optional
+        What to ask beside the kernels: ``"cpu"`` and ``"cuda"``, onnxruntime's providers, and ``"reference"``,
+        `onnx.reference`. None: all of these that are here.
+    tell : callable
+        Is called with what is being done, how much of it is done, and of how much.
+
+    Returns
+    -------
+    Report
+        The errors count in eps of the dtype times the output's largest entry. The bounds are 8 for cells and float16,
+        24 for sequences in float32, and 1e-13 of the largest entry in float64; where I + H is more than 256, they grow
+        with its root, as a runtime's sum of so many terms does.
+
+    Raises
+    ------
+    ValueError
+        An op, dtype, letter or provider is unknown.
+    RuntimeError
+        A provider is not here.
+    """
+    names = [ops] if isinstance(ops, str) else list(OPS if ops is None else ops)
+    chosen = [SIZES | dict(one) for one in ([sizes] if isinstance(sizes, Mapping) else sizes)]
+    kinds = [config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
+    asked = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
+    for provider in asked:
+        if provider not in PROVIDERS:
+            raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
+    rows = []
+    points = [(name, dtype, one) for name in names for dtype in kinds for one in chosen]
+    for done, (name, dtype, one) in enumerate(points):
+        tell("verifying", done, len(points))
+        rows += _rows(name, dtype, one, asked)
+    tell("verifying", len(points), len(points))
+    return Report(rows)
+
+
+def available() -> list[str]:
+    """The providers that are here."""
+    from .session import has
+
+    return [name for name in PROVIDERS if name == "reference" or has(name)]
+
+
+def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
+    attrs = {"use_peephole": True} if OPS.get(name) and OPS[name].attributes else {}
+    op = config(name, dtype, sizes, attrs).op  # complains of what is unknown
+    chain = max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
+    sizes = {letter: sizes[letter] for letter in sizes if letter in op.sources}
+    values = numbers(op, sizes, dtype) | attrs
+    exact = FORMULAS[name](**values)
+    eps = float(np.finfo(dtype).eps)
+    bound = chain * (1e-13 / eps if dtype == np.float64 else 24.0 if op.sequence and dtype == np.float32 else 8.0)
+    rows = []
+    for provider in (KERNELS, *providers):
+        results = _results(provider, op, dtype, sizes, attrs, values)
+        for tensor, result, right in zip(op.outputs, results, exact, strict=True):
+            rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, right, eps), bound))
+    return rows
+
+
+def _results(
+    provider: str, op: Op, dtype: np.dtype[Any], sizes: dict[str, int], attrs: dict[str, bool], values: dict[str, Any]
+) -> Sequence[Array]:
+    """What an op gives on the kernels or a runtime."""
+    if provider == KERNELS:
+        results: Sequence[Array] = getattr({"raw_ops": raw_ops, "ops": own_ops}[op.module], op.name)(**values)
+    elif provider == "reference":
+        model = build(op.name, dtype=dtype, sizes=dict(sizes), attrs=attrs)
+        given = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
+        with np.errstate(all="ignore"):
+            results = [*map(np.asarray, ReferenceEvaluator(model).run(None, given))]
+    else:
+        from .session import Session
+
+        results = Session(op.name, provider=provider, dtype=dtype, sizes=dict(sizes), attrs=attrs)(**values)
+    return results
+
+
+def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, ...]]:
+    """The largest error in eps of the largest entry, and where; infinite for a wrong shape, NaN counts as that too."""
+    if result.shape != exact.shape:
+        return float("inf"), ()
+    if not exact.size:
+        return 0.0, ()
+    errors = np.abs(result.astype(np.float64) - exact)
+    errors[np.isnan(errors)] = np.inf
+    at = np.unravel_index(int(errors.argmax()), errors.shape)
+    largest = float(np.abs(exact).max())
+    error = float(errors[at])
+    return (error / (eps * largest) if largest else error and float("inf")), tuple(int(k) for k in at)
+
+
+def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Random arguments, the same ones every time; saved states are those of the forward op."""
+    states_of = GRUStates if "r" in op.gates else LSTMStates
+    saved = () if op.result is states_of else states_of._fields
+    values: dict[str, Any] = {"seq_len_max": sizes["T"]} if op.sequence else {}
+    for tensor in op.inputs:
+        if tensor.name not in saved:
+            rng = np.random.default_rng(zlib.crc32(f"{tensor.name} {dict(sizes)}".encode()))
+            shape = sizes_of(tensor.shape, dict(sizes))
+            scale = 1.5 / np.sqrt(max(1, shape[0])) if tensor.shape.startswith("I+H") else 1.0
+            values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
+    if saved:
+        forward = next(
+            other for other in OPS.values() if other.gates == op.gates and other.sequence == op.sequence
+        )  # in the table it comes before its gradients
+        inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}
+        switches = {"use_peephole": True} if forward.attributes else {}
+        states = FORMULAS[forward.name](**{key: v for key, v in values.items() if key in inputs}, **switches)._asdict()
+        values |= {t.name: states[t.name].astype(dtype) for t in op.inputs if t.name in saved}
+    return values

@@ -1,0 +1,116 @@
+"""`verify` and its command: they find what is wrong, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import onnx_export
+from blockcell import cli
+from blockcell.optable import OPS
+from onnx_export import verification
+
+SMALL = {"T": 3, "B": 2, "I": 4, "H": 5}
+
+
+@pytest.fixture(scope="module")
+def report():
+    return onnx_export.verify(sizes=SMALL, dtypes=["float32", "float64"])
+
+
+def test_every_output_everywhere(report):
+    assert report.ok
+    assert report.providers[0] == "blockcell" and {"cpu", "reference"} <= set(report.providers)
+    found = {(row.op, row.dtype, row.provider, row.output) for row in report.rows}
+    assert found == {
+        (op, dtype, provider, tensor.name)
+        for op in OPS
+        for dtype in ("float32", "float64")
+        for provider in report.providers
+        for tensor in OPS[op].outputs
+    }
+    assert len(report.rows) == len(found)
+    assert any(row.error > 0 for row in report.rows)
+    assert all(row.ok == (row.error <= row.bound) for row in report.rows)
+
+
+def test_table(report):
+    lines = report.table().splitlines()
+    assert lines[0].split() == ["op", "dtype", "sizes", "bound", *report.providers]
+    assert [line.split()[0] for line in lines[1:]] == [op for op in OPS for _ in range(2)]
+    assert all(line.endswith("ok") for line in lines[1:])
+
+
+def test_plot(report, tmp_path):
+    report.plot(tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", [3e-6, np.nan])
+@pytest.mark.parametrize("provider", ["blockcell", "cpu", "reference"])
+def test_what_is_wrong_is_found(provider, wrong, monkeypatch, tmp_path, capsys):
+    """One entry of one output, on one of them: by the report, the table, the command and its exit status."""
+    genuine = verification._results
+
+    def spoilt(asked, op, *rest):
+        results = [np.array(result) for result in genuine(asked, op, *rest)]
+        if (asked, op.name) == (provider, "LSTMBlockCell"):
+            results[3][1, 2] += wrong
+        return results
+
+    monkeypatch.setattr(verification, "_results", spoilt)
+    report = onnx_export.verify(["GRUBlockCell", "LSTMBlockCell"], sizes=SMALL, dtypes="float32")
+    assert not report.ok
+    (row,) = (row for row in report.rows if not row.ok)
+    assert (row.op, row.provider, row.output, row.at) == ("LSTMBlockCell", provider, "o", (1, 2))
+    assert re.search(r"^LSTMBlockCell .* o\[1,2\] .*FAILED$", report.table(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    command = ["verify", "LSTMBlockCell", "--dtypes", "float32", "--sizes", "B=2,H=5"]
+    assert cli.main(command) == 1
+    assert f"FAILED: LSTMBlockCell on {provider}" in capsys.readouterr().out
+    assert cli.main([*command, "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["output"] for row in facts["rows"] if not row["ok"]] == ["o"]
+    assert (tmp_path / facts["picture"]).exists()
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["verify", "block_gru", "--sizes", "T=2,B=1", "T=3,H=4", "--providers", "cpu", "--output", "e.png"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("  block_gru")] == ["T2", "T3"] * 3
+    assert "reference" not in out
+    assert (tmp_path / "e.png").exists()
+
+
+@pytest.mark.parametrize("words", [["LSTM"], ["--sizes", "T=x"], ["--sizes", "N=3"], ["--dtypes", "half"]])
+def test_wrong_usage_of_the_command(words):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", *words])
+    assert caught.value.code == 2
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="op is 'LSTM'; expected one of GRUBlockCell"):
+        onnx_export.verify("LSTM")
+    with pytest.raises(ValueError, match="dtype is 'int32'; expected float32"):
+        onnx_export.verify(dtypes=["int32"])
+    with pytest.raises(ValueError, match="provider is 'tpu'; expected one of cpu, cuda, reference"):
+        onnx_export.verify(providers=["tpu"])
+    with pytest.raises(ValueError, match="sizes has 'N'"):
+        onnx_export.verify("GRUBlockCell", sizes={"N": 3})
+
+
+def test_numbers_tell_gates_and_states_apart():
+    """Saved states are the forward op's, and no two arguments are the same."""
+    for op in OPS.values():
+        values = [
+            v for v in verification.numbers(op, SMALL, np.dtype(np.float64)).values() if isinstance(v, np.ndarray)
+        ]
+        assert len(values) == len(op.inputs)
+        for k, value in enumerate(values):
+            assert not any(value.shape == other.shape and (value == other).all() for other in values[:k])
