@@ -206,7 +206,7 @@ def _results(
     if provider == KERNELS:
         results: Sequence[Array] = getattr({"raw_ops": raw_ops, "ops": own_ops}[op.module], op.name)(**values)
     elif provider == "reference":
-        model = build(op.name, dtype=dtype, sizes=dict(sizes), attrs=attrs)
+        model = build(op.name, dtype=dtype, sizes=dict(sizes), attrs=attrs, loop="unroll")  # Scan: from onnx 1.22 on
         given = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
         with np.errstate(all="ignore"):
             results = [*map(np.asarray, ReferenceEvaluator(model).run(None, given))]

@@ -19,6 +19,10 @@ ONNX = tuple(map(int, onnx.__version__.split(".")[:2]))
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
 FLOAT64 = 1e-13
+tells_placement = pytest.mark.skipif(
+    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="onnxruntime tells where nodes run since 1.24",
+)
 
 
 def bound(op, dtype):

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
-from graphs import CELLS, SEQUENCES, attributes, bound, compare, exact
+from graphs import CELLS, SEQUENCES, attributes, bound, compare, exact, tells_placement
 from onnx import helper
 from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_graphs, sizes_left
 
@@ -51,6 +51,7 @@ def test_no_node_falls_back(op, loop, dtype):
         assert fallbacks(model) == []
 
 
+@tells_placement
 @pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_onnxruntime_folds_what_is_taken_for_folded(op, loop):
     """Its CPU provider shows what is left before nodes are given to providers."""

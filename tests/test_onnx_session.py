@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from cases import SIZES, arguments
 from fresh import printed
-from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact
+from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact, tells_placement
 
 import onnx_export
 from blockcell.optable import OPS
@@ -90,10 +90,7 @@ def test_a_model():
     np.testing.assert_array_equal(result.b, [1, 2])
 
 
-@pytest.mark.skipif(
-    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
-    reason="onnxruntime tells where nodes run since 1.24",
-)
+@tells_placement
 def test_placement_knows_every_node():
     placed = onnx_export.Session("BlockLSTM").placement
     assert {place.provider for place in placed} == {"CPUExecutionProvider"}
