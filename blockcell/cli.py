@@ -43,7 +43,7 @@ def info(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Train a GRU and an LSTM on handwritten digits, and check every op on them.
 
-    Both read scikit-learn's digits row by row and are trained through the ops and their gradients. Then all twelve ops
+    Both are layers that read scikit-learn's digits row by row. Once they are trained, all twelve ops
     run on digits that were held out and are compared with the float64 formulas. Writes a picture of the training and of
     what the networks believe after each row. The exit status is 0 if both networks know 95 % of the held-out digits and
     every op keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained

@@ -178,9 +178,9 @@ def adam(
         m = update.slot("m", entry, decay1 * update.before("m", entry) + (1 - decay1) * entry.grad)
         v = update.slot("v", entry, decay2 * update.before("v", entry) + (1 - decay2) * entry.grad * entry.grad)
         size = np.sqrt(v / (1 - decay2**step)) + small
-        # 0 / 0 where no gradient ever came and epsilon is 0: there is nowhere to go
-        ratio = np.divide(m / (1 - decay1**step), size, out=np.zeros_like(m), where=size != 0)
-        update.finish(entry, rate * ratio)
+        if small == 0:
+            size = np.where(size == 0, np.inf, size)  # no gradient ever came: there is nowhere to go
+        update.finish(entry, rate / (1 - decay1**step) * m / size)
     return update.weights, update.state
 
 
@@ -279,7 +279,9 @@ class _Update:
     def __iter__(self) -> Iterator[_Entry]:
         for name, weight in self.old.items():
             dtype = _between(weight)
-            yield _Entry(name, weight.astype(dtype), self.grads[name].astype(dtype), weight.dtype)
+            yield _Entry(
+                name, weight.astype(dtype, copy=False), self.grads[name].astype(dtype, copy=False), weight.dtype
+            )
 
     def before(self, slot: str, entry: _Entry) -> Array:
         """The state's array as the step before left it; zeros at the first step."""

@@ -29,10 +29,10 @@ def result():
 def networks(dtype=np.float64, hidden=5):
     """Untrained, with weights that are not zero anywhere."""
     rng = np.random.default_rng(1)
-    for kind in (demo.GRU, demo.LSTM):
-        network = kind(rng, hidden, dtype)
-        for name, weight in network.weights.items():
-            network.weights[name] = weight + 0.3 * rng.standard_normal(weight.shape).astype(dtype)
+    for network in demo.new_networks(1, hidden, dtype):
+        network.set_weights(
+            {name: w + 0.3 * rng.standard_normal(w.shape).astype(dtype) for name, w in network.weights.items()}
+        )
         yield network
 
 
@@ -58,13 +58,13 @@ def test_gradient_is_that_of_the_loss(kind):
     rng, h = np.random.default_rng(0), 1e-6
     _, grads = network.loss_and_grads(digits)
     assert grads.keys() == network.weights.keys()
-    for name, weight in network.weights.items():
+    weights = network.weights
+    for name, weight in weights.items():
         direction = rng.standard_normal(weight.shape)
         sides = []
         for sign in (1, -1):
-            network.weights[name] = weight + sign * h * direction
+            network.set_weights(weights | {name: weight + sign * h * direction})
             sides.append(network.loss_and_grads(digits)[0])
-        network.weights[name] = weight
         assert abs((sides[0] - sides[1]) / (2 * h) - (grads[name] * direction).sum()) < 1e-8, name
 
 
@@ -78,29 +78,15 @@ def test_loss():
         assert network.loss_and_grads(digits)[0] == pytest.approx((0.1 * rows[:7].sum() + rows[7]) / 1.7, rel=1e-12)
 
 
-def test_adam():
-    """Against the paper's own form, with both averages corrected for their start."""
-    rng = np.random.default_rng(0)
-    weights = {"a": rng.standard_normal(4)}
-    expected, grads = weights["a"].copy(), rng.standard_normal((5, 4))
-    adam = demo.Adam(weights)
-    for n in range(5):
-        adam.step({"a": grads[n]}, 0.1)
-        decays = [np.array([decay ** (n - k) for k in range(n + 1)]) for decay in (0.9, 0.999)]
-        mean = decays[0] @ grads[: n + 1] / decays[0].sum()
-        square = decays[1] @ grads[: n + 1] ** 2 / decays[1].sum()
-        expected -= 0.1 * mean / np.sqrt(square)
-    np.testing.assert_allclose(weights["a"], expected, rtol=1e-6)
-
-
 def test_learns(result):
     """And the accuracy is what the formulas find with the trained weights."""
     assert result.ok
-    for network, training in zip(result.networks, result.trainings, strict=True):
+    values = demo.arguments(*result.networks, result.digits)
+    for network, training, op in zip(result.networks, result.trainings, ("block_gru", "BlockLSTM"), strict=True):
         assert training.network == network.name
         assert training.losses[-1] < training.losses[0] / 2 and len(training.losses) == 20
-        h = FORMULAS[network.op](**network.inputs(result.digits.x), **network.options).h[-1]
-        guesses = (h @ network.weights["readout_w"] + network.weights["readout_b"]).argmax(axis=1)
+        h = FORMULAS[op](**values[op]).h[-1]
+        guesses = (h @ network.weights["readout.w"] + network.weights["readout.b"]).argmax(axis=1)
         assert training.accuracies[-1] >= 0.95
         assert training.accuracies[-1] == pytest.approx((guesses == result.digits.labels).mean(), abs=1.01 / 360)
 
@@ -113,8 +99,8 @@ def test_same_seed_same_figures(result, monkeypatch):
 
 def test_loss_that_is_not_finite():
     train, held_out = demo.load()
-    network = demo.GRU(np.random.default_rng(0))
-    network.weights["readout_w"][0, 0] = np.nan
+    network, _ = demo.new_networks(0)
+    network.readout["readout.w"][0, 0] = np.nan
     with pytest.raises(FloatingPointError, match="the GRU's loss became nan in epoch 1 of 20"):
         demo.train(network, train, held_out, np.random.default_rng(0), lambda what, done, of: None)
 
