@@ -3,8 +3,14 @@ from typing import Any, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from .layers import GRUState, LSTMState, _Cell
+from .layers import GRUState, LSTMState, _Cell, _Weights
 from .optable import Array
+
+class Runner:
+    def __init__(self, layer: _Cell) -> None: ...
+    def call(
+        self, layer: _Cell, weights: _Weights, threads: int, x: ArrayLike, state: Any
+    ) -> tuple[Array, LSTMState | GRUState] | None: ...
 
 class Stream:
     layer: _Cell

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import _kernels
 from ._read import Reader, as_kernels_take, form, is_array, short
-from ._stream import Stream
+from ._stream import Runner, Stream
 from .optable import DTYPES, OPS, Array, Op, Tensor, sizes_of
 from .streams import StackStream
 
@@ -436,6 +436,7 @@ class _Cell(Layer):
     _state: ClassVar[type[LSTMState] | type[GRUState]]
     _sizes: dict[str, int]
     _number: int
+    _runner: Runner
 
     def _pack_options(self) -> tuple[bool, ...]:
         """What packing and the gradients need to know."""
@@ -507,6 +508,7 @@ class _Cell(Layer):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         self._sizes = {"I": shape[0] - hidden, "H": hidden}
         self._shared = _Shared({self: self._replaced(reader, "", None, values)})
+        self._runner = Runner(self)
 
     def _replaced(self, reader: Reader, prefix: str, current: _Weights | None, values: dict[str, Any]) -> _Weights:
         """New weights, packed; the current ones stand for those that are not given."""
@@ -552,15 +554,30 @@ class _Cell(Layer):
     def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], expected: str) -> Array:
         return _read(Reader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
-    def _stream_kernel(self, weights: _Weights, T: int, B: int) -> tuple[object, bytes, int]:
+    def _stream_kernel(self, weights: _Weights, T: int, B: int, threads: int) -> tuple[object, bytes, int]:
         """What runs T steps, its plan, and how many bytes of scratch it needs."""
-        threads = _kernels.num_threads(None)
         sizes = T, B, self.input_size, self.hidden_size
         bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
         run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
         return run, plan, self._scratch_size("stream", T, B, threads)
 
     # -------------------------------------------------------------------------------------------------------- kernels
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: State = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+    ) -> tuple[Array, State]:
+        if lengths is None and reset is None:
+            results = self._runner.call(self, self._current, _kernels.num_threads(None), x, state)
+            if results is not None:
+                return results
+        return super().__call__(x, state, lengths=lengths, reset=reset)
+
+    __call__.__doc__ = Layer.__call__.__doc__
+
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # which a kernel's memoryview does not know
             arguments = tuple(

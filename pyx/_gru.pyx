@@ -272,11 +272,12 @@ cdef void single_step(
 cdef void load_states(
     const Forward *p, real *work, const store *h, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """The states that rows b0 to b1 start from."""
+    """The states that rows b0 to b1 start from; NULL stands for zeros."""
     cdef Py_ssize_t b
     for b in range(b0, b1):
-        load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
-        if marked(&p.steps, 0, b, FRESH):
+        if h is not NULL:
+            load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
+        if h is NULL or marked(&p.steps, 0, b, FRESH):
             clear(work + p.h + b * p.Hs, p.Hs)
 
 
@@ -793,27 +794,40 @@ def gru_layer_grad(
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
-cdef void run_stream(const Forward *p, real *work, const store *x, store *y) noexcept nogil:
-    """The next steps from the state in scratch, which it leaves there."""
+cdef void run_stream(
+    const Forward *p, real *work, const store *x, store *y, const store **first, store **last
+) noexcept nogil:
+    """All steps from `first` to `last`, or where that is NULL, from the one in scratch to the one that stays."""
     cdef store *out[4]
     out[0], out[1], out[2], out[3] = NULL, NULL, NULL, y
-    if p.threads == 1:
+    if last is not NULL:
+        run_layer(p, work, x, first[0], last[0], out)
+    elif p.threads == 1:
         forward_part(p, work, x, out, 0, 1)
-        return
-    with nogil, parallel(num_threads=p.threads):
-        forward_part(p, work, x, out, threadid(), team_size())
+    else:
+        with nogil, parallel(num_threads=p.threads):
+            forward_part(p, work, x, out, threadid(), team_size())
 
 
-cdef void stream_float(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Forward *> plan, <float *> work, <const float *> x, <float *> y)
+cdef void stream_float(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Forward *> plan, <float *> work, <const float *> x, <float *> y,
+               <const float **> first, <float **> last)
 
 
-cdef void stream_double(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Forward *> plan, <double *> work, <const double *> x, <double *> y)
+cdef void stream_double(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Forward *> plan, <double *> work, <const double *> x, <double *> y,
+               <const double **> first, <double **> last)
 
 
-cdef void stream_half(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Forward *> plan, <float *> work, <const half *> x, <half *> y)
+cdef void stream_half(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Forward *> plan, <float *> work, <const half *> x, <half *> y,
+               <const half **> first, <half **> last)
 
 
 def gru_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -824,7 +838,7 @@ def gru_stream(
     const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
     int num_threads
 ):
-    """What `_stream.Stream` calls for T steps, and the plan that it passes to it."""
+    """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef Forward p = forward_of(T, B, I, H, 8 if store is double else 4, True, num_threads)
     if store is double:
         use_panels(&p, <double *> aligned(packed))

@@ -293,12 +293,13 @@ cdef void single_step(
 cdef void load_states(
     const Forward *p, real *work, const store *cs, const store *h, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """The states that rows b0 to b1 start from."""
+    """The states that rows b0 to b1 start from; NULL stands for zeros."""
     cdef Py_ssize_t b
     for b in range(b0, b1):
-        load_row(work + p.cs + b * p.Hs, cs + b * p.H, p.H)
-        load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
-        if marked(&p.steps, 0, b, FRESH):
+        if h is not NULL:
+            load_row(work + p.cs + b * p.Hs, cs + b * p.H, p.H)
+            load_row(work + p.h + b * p.Hs, h + b * p.H, p.H)
+        if h is NULL or marked(&p.steps, 0, b, FRESH):
             clear(work + p.cs + b * p.Hs, p.Hs)
             clear(work + p.h + b * p.Hs, p.Hs)
 
@@ -877,14 +878,19 @@ cdef struct Stream:
     Cell c
 
 
-cdef void run_stream(const Stream *s, real *work, const store *x, store *y) noexcept nogil:
-    """The next steps from the states in scratch, which it leaves there."""
+cdef void run_stream(
+    const Stream *s, real *work, const store *x, store *y, const store **first, store **last
+) noexcept nogil:
+    """All steps from `first` to `last`, or where that is NULL, from the states in scratch to those that stay there."""
     cdef store *out[7]
     cdef const Forward *p = &s.p
     cdef Py_ssize_t k
     for k in range(6):
         out[k] = NULL
     out[6] = y
+    if last is not NULL:
+        run_layer(p, &s.c, work, x, first[0], first[1], last[0], last[1], out)
+        return
     if p.threads == 1:
         forward_part(p, &s.c, work, x, out, 0, 1)
     else:
@@ -895,16 +901,25 @@ cdef void run_stream(const Stream *s, real *work, const store *x, store *y) noex
             work[p.h + k] = work[p.h + p.B * p.Hs + k]
 
 
-cdef void stream_float(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Stream *> plan, <float *> work, <const float *> x, <float *> y)
+cdef void stream_float(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Stream *> plan, <float *> work, <const float *> x, <float *> y,
+               <const float **> first, <float **> last)
 
 
-cdef void stream_double(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Stream *> plan, <double *> work, <const double *> x, <double *> y)
+cdef void stream_double(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Stream *> plan, <double *> work, <const double *> x, <double *> y,
+               <const double **> first, <double **> last)
 
 
-cdef void stream_half(const void *plan, void *work, const void *x, void *y) noexcept nogil:
-    run_stream(<const Stream *> plan, <float *> work, <const half *> x, <half *> y)
+cdef void stream_half(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    run_stream(<const Stream *> plan, <float *> work, <const half *> x, <half *> y,
+               <const half **> first, <half **> last)
 
 
 def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -915,7 +930,7 @@ def lstm_stream(
     const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
     double forget_bias, double cell_clip, bint use_peephole, int num_threads
 ):
-    """What `_stream.Stream` calls for T steps, and the plan that it passes to it."""
+    """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef Stream s
     s.c = cell_of(forget_bias, cell_clip, use_peephole, False)
     s.p = forward_of(T, B, I, H, 8 if store is double else 4, True, num_threads)

@@ -1,20 +1,115 @@
-"""A layer that runs on, step by step: its packed weights and its states stay where the kernel works."""
+"""Layers without detours: one call on arrays that can be taken as they are, or step by step in a stream."""
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
 )
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
 import numpy
+
+from blockcell._kernels import get_num_threads
 
 from panels cimport stride_of
 
 cdef object empty = numpy.empty, ndarray = numpy.ndarray
 
-ctypedef void (*Run)(const void *plan, void *work, const void *x, void *y) noexcept nogil
+# From the states in `first` (NULL: zeros) to those in `last`; where that is NULL, they are in `work` and stay there.
+ctypedef void (*Run)(
+    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil
 
 cdef enum:
-    SHORT = 1 << 15  # weights, above which a step leaves other Python threads running
+    SHORT = 1 << 15  # multiplications, above which a call leaves other Python threads running
+    STATES = 2  # at most
+
+
+cdef char *data_of(
+    array, char format, int rank, Py_ssize_t *T, Py_ssize_t *B, Py_ssize_t width, bint write
+) except? NULL:
+    """Where the numbers of an array begin that a kernel can take as it is, or NULL.  Its shape is (B, width), or for a
+    rank of 3 (T, B, width); a negative T or B becomes what the array has."""
+    cdef Py_buffer view
+    cdef char *data = NULL
+    if type(array) is not ndarray:
+        return NULL
+    try:
+        PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if write else 0))
+    except Exception:  # read-only, or a dtype that has no buffer
+        return NULL
+    if (
+        view.ndim == rank
+        and view.format[0] == format
+        and view.format[1] == 0
+        and view.shape[rank - 1] == width
+        and (B[0] < 0 or view.shape[rank - 2] == B[0])
+        and (rank == 2 or T[0] < 0 or view.shape[0] == T[0])
+        and <size_t> view.buf % <size_t> view.itemsize == 0
+        and PyBuffer_IsContiguous(&view, b"C")
+    ):
+        data = <char *> view.buf
+        B[0] = view.shape[rank - 2]
+        if rank == 3:
+            T[0] = view.shape[0]
+    PyBuffer_Release(&view)
+    return data
+
+
+cdef class Runner:
+    """Calls of a layer of one cell, of which nothing is kept but what the next call of the same sizes can use."""
+
+    cdef Py_ssize_t I, H
+    cdef object dtype
+    cdef char format
+    cdef type state
+    cdef int states
+    cdef tuple prepared  # weights, T, B, threads; the kernel, its plan, and how many bytes of scratch it needs
+
+    def __init__(self, layer):
+        self.I, self.H, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
+        self.format = ord(self.dtype.char)
+        self.state, self.states = layer._state, len(layer._state._fields)
+
+    def call(self, layer, weights, threads, x, state):
+        """What ``layer(x, state)`` returns, or None where something has to be converted, or explained."""
+        cdef Py_ssize_t T = -1, B = -1, size
+        cdef int k
+        cdef const void *first[STATES]
+        cdef void *last[STATES]
+        cdef const void *x_data = data_of(x, self.format, 3, &T, &B, self.I, False)
+        cdef const void *p
+        cdef void *y_data
+        cdef char *work
+        cdef Run run
+        if x_data is NULL or T == 0 or B == 0 or self.H == 0 or (state is not None and type(state) is not self.state):
+            return None
+        for k in range(self.states):
+            first[k] = NULL
+            if state is not None:
+                first[k] = data_of(state[k], self.format, 2, &T, &B, self.H, False)
+                if first[k] is NULL:
+                    return None
+        prepared = self.prepared
+        if prepared is None or prepared[0] is not weights or prepared[1:4] != (T, B, threads):
+            prepared = self.prepared = weights, T, B, threads, *layer._stream_kernel(weights, T, B, threads)
+        run, plan, size = <Run> PyCapsule_GetPointer(prepared[4], NULL), prepared[5], prepared[6]
+        p = PyBytes_AS_STRING(plan)
+        y = empty((T, B, self.H), self.dtype)
+        y_data = data_of(y, self.format, 3, &T, &B, self.H, True)
+        after = []
+        for k in range(self.states):
+            after.append(empty((B, self.H), self.dtype))
+            last[k] = data_of(after[k], self.format, 2, &T, &B, self.H, True)
+        work = <char *> PyMem_RawMalloc(size)
+        if work is NULL:
+            raise MemoryError()
+        if T * B * (self.I + self.H) * self.H < SHORT:
+            run(p, work + (-<Py_ssize_t> work & 63), x_data, y_data, first, last)
+        else:
+            with nogil:
+                run(p, work + (-<Py_ssize_t> work & 63), x_data, y_data, first, last)
+        PyMem_RawFree(work)
+        return y, tuple.__new__(self.state, after)
 
 
 cdef class Stream:
@@ -59,7 +154,7 @@ cdef class Stream:
 
     cdef prepared(self, Py_ssize_t T):
         """The kernel's plan for T steps, and scratch that is large enough for it."""
-        run, plan, size = self.layer._stream_kernel(self.weights, T, self.batch)
+        run, plan, size = self.layer._stream_kernel(self.weights, T, self.batch, get_num_threads())
         self.kernel = <Run> PyCapsule_GetPointer(run, NULL)
         if self.memory is None or self.memory.size < size:
             self.reserve(size)
@@ -115,52 +210,29 @@ cdef class Stream:
         return self.advance(x, out, self.block_plan, 3, T)
 
     cdef advance(self, x, out, plan, int rank, Py_ssize_t T):
-        cdef Py_buffer x_view, y_view
+        cdef Py_ssize_t itemsize = self.dtype.itemsize
         cdef const void *p = PyBytes_AS_STRING(plan)
-        if not self.look(x, &x_view, rank, T, self.I, False):
+        cdef char *x_data = data_of(x, self.format, rank, &T, &self.batch, self.I, False)
+        cdef char *y_data
+        if x_data is NULL:
             x = self.taken("x", x, (T, self.batch, self.I)[3 - rank :])
-            self.look(x, &x_view, rank, T, self.I, False)
-        try:
-            if out is None:
-                out = empty((T, self.batch, self.H)[3 - rank :], self.dtype)
-            if not self.look(out, &y_view, rank, T, self.H, True):
-                self.refuse(out, (T, self.batch, self.H)[3 - rank :])
-            if <char *> x_view.buf < <char *> y_view.buf + y_view.len and (
-                <char *> y_view.buf < <char *> x_view.buf + x_view.len
-            ):
-                PyBuffer_Release(&y_view)
-                raise ValueError(f"{type(self.layer).__name__}.stream: out overlaps x; give it memory of its own")
-            if self.H > 0 and self.short and T == 1:
-                self.kernel(p, self.work, x_view.buf, y_view.buf)
-            elif self.H > 0:
-                with nogil:
-                    self.kernel(p, self.work, x_view.buf, y_view.buf)
-            PyBuffer_Release(&y_view)
-        finally:
-            PyBuffer_Release(&x_view)
-        return out
-
-    cdef bint look(self, array, Py_buffer *view, int rank, Py_ssize_t T, Py_ssize_t width, bint write) except -1:
-        """Whether it is an array that the kernel can take as it is; its buffer is open then."""
-        if type(array) is not ndarray:
-            return False
-        try:
-            PyObject_GetBuffer(array, view, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if write else 0))
-        except Exception:  # read-only, or a dtype that has no buffer
-            return False
+            x_data = data_of(x, self.format, rank, &T, &self.batch, self.I, False)
+        if out is None:
+            out = empty((T, self.batch, self.H)[3 - rank :], self.dtype)
+        y_data = data_of(out, self.format, rank, &T, &self.batch, self.H, True)
+        if y_data is NULL:
+            self.refuse(out, (T, self.batch, self.H)[3 - rank :])
         if (
-            view.ndim == rank
-            and view.format[0] == self.format
-            and view.format[1] == 0
-            and view.shape[rank - 1] == width
-            and view.shape[rank - 2] == self.batch
-            and (rank == 2 or view.shape[0] == T)
-            and <size_t> view.buf % <size_t> view.itemsize == 0
-            and PyBuffer_IsContiguous(view, b"C")
+            x_data < y_data + T * self.batch * self.H * itemsize
+            and y_data < x_data + T * self.batch * self.I * itemsize
         ):
-            return True
-        PyBuffer_Release(view)
-        return False
+            raise ValueError(f"{type(self.layer).__name__}.stream: out overlaps x; give it memory of its own")
+        if self.H > 0 and self.short and T == 1:
+            self.kernel(p, self.work, x_data, y_data, NULL, NULL)
+        elif self.H > 0:
+            with nogil:
+                self.kernel(p, self.work, x_data, y_data, NULL, NULL)
+        return out
 
     def taken(self, name, value, shape):
         """An array-like as an array that the kernel can take; None in `shape` fits any length."""

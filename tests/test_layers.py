@@ -492,6 +492,8 @@ def test_any_layout_of_memory(name, dtype):
         results = run_all(layer, other(x), like(state, other), other(d_y), **options)
         for one, wanted in zip(results, expected, strict=True):
             assert same_bits(one, wanted)
+        assert same_bits(leaves(layer(other(x))), leaves(layer(x)))  # as they are, they go another way
+        assert same_bits(leaves(layer(other(x), like(state, other))), leaves(layer(x, state)))
         swapped = copy.copy(layer)
         swapped.set_weights(**{key: other(value) for key, value in layer.weights.items()})
         assert same_bits([swapped(x)[0]], [layer(x)[0]])
