@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -55,6 +55,7 @@ class Config:
     loop: str
     opset: int
     static: bool
+    inlined: bool = False
 
     @property
     def half(self) -> bool:
@@ -225,16 +226,17 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         collected=sorted(writes(inside) & (reads(behind) | wanted)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
-        apart=c.static or c.loop == "native",
+        apart=c.inlined and (c.static or c.loop == "native"),
     )
-    nodes += [*Live.SHARED, *before, *ahead]
+    nodes += [*Live.LENGTH, *before, *ahead]
     if not c.forward:
         nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
         nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
 
     def run(live: Live) -> tuple[Nodes, dict[str, str]]:
         """The loop and what comes after it; and the outputs' names."""
-        nodes = LOOPS[c.loop](steps, live, c.sizes.get("T", 0)) if inside else []
+        nodes = [] if live.known else [*Live.CONDITIONS]
+        nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0)) if inside else []
         nodes += behind
         for each in after:
             nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
@@ -400,7 +402,8 @@ def build(
         The results are the same.
     functions : bool
         True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
-        for runtimes that know no functions.
+        for runtimes that know no functions. With ``static``, a Scan's body then ends in copies of its results, as tract
+        demands.
     opset : int
         The version of ONNX's operators, 15 or newer.
     static : bool
@@ -421,7 +424,7 @@ def build(
     -----
     Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`.
     """
-    c = config(op, dtype, sizes, attrs, loop, opset, static)
+    c = replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions)
     imports = [helper.make_opsetid("", opset)]
     made: list[FunctionProto] = []
     if functions:

@@ -122,10 +122,12 @@ class Live:
     Where all steps are known to be live, nothing needs to be done: then a result is just another name of its array.
     """
 
-    SHARED: ClassVar = [
+    LENGTH: ClassVar = [
         node("Squeeze", ["T_1"], ["T"]),
-        node("Greater", ["seq_len_max", "int_0"], ["any_live"]),
         node("Equal", ["seq_len_max", "T"], ["all_live"]),
+    ]
+    CONDITIONS: ClassVar = [
+        node("Greater", ["seq_len_max", "int_0"], ["any_live"]),
         node("Range", ["int_0", "T", "int_1"], ["steps"]),
         node("Less", ["steps", "seq_len_max"], ["live_steps"]),
         node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),

@@ -268,7 +268,10 @@ def test_sequences_of_full_length_are_spared_the_masks(op):
         for branch in ("then_branch", "else_branch")
     )
     assert "Where" not in whole
-    assert [op_type for op_type in cut if op_type != "Where"] == whole
+    conditions = ["Greater", "Range", "Less", "Unsqueeze", "Slice"]  # which steps are live, for the masks alone
+    assert [op_type for op_type in cut if op_type not in ("Where", *conditions)] == [
+        op_type for op_type in whole if op_type not in conditions
+    ]
     static = onnx_export.build(op, attrs=attrs, functions=False, static=True)
     assert {"If", "Scan"} & {node.op_type for node in static.graph.node} == {"Scan"}
 
