@@ -1,0 +1,57 @@
+"""The examples run, at reduced size, and learn; the sunspots' forecasts know nothing of what comes after."""
+
+import importlib.util
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+
+def example(name):
+    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_adding():
+    adding = example("adding")
+    x, target = adding.sequences(np.random.default_rng(0), 20, 50)
+    halves = x.reshape(2, 10, 50, 2)
+    assert (halves[..., 1].sum(axis=1) == 1).all()
+    np.testing.assert_array_equal(target, halves.prod(axis=-1).sum(axis=(0, 1)))
+    lines = []
+    mse = adding.train(T=10, steps=500, seed=0, report=lines.append)
+    assert mse < 0.02  # to say 1 always has 0.167
+    assert len(lines) == 10 and lines[-1].endswith(f"{mse:.5f}")
+
+
+def test_sunspots(tmp_path):
+    sunspots, lines = example("sunspots"), []
+    errors = sunspots.main(tmp_path / "sunspots.png", seed=0, report=lines.append)
+    numbers = sunspots.sunspots.load_pandas().data["SUNACTIVITY"].to_numpy()
+    for lead in (1, 11):
+        changes = numbers[249 + lead : 298 + lead] - numbers[249:298]  # 1949 is number 249
+        assert errors["persistence"][lead - 1] == pytest.approx(np.sqrt(np.mean(changes**2)), rel=1e-5)
+    assert 15 < errors["LSTM"][0] < 18 < errors["autoregression"][0] + 1 < 20
+    assert errors["LSTM"].mean() < 0.9 * errors["autoregression"].mean()
+    assert any(line.startswith("LSTM ") and f"{errors['LSTM'][0]:.1f}" in line for line in lines)
+    assert matplotlib.image.imread(tmp_path / "sunspots.png").std() > 0.1
+
+
+def test_sunspots_forecasts_do_not_look_ahead():
+    sunspots = example("sunspots")
+    network, rng = sunspots.Network(0), np.random.default_rng(0)
+    series = rng.standard_normal((60, 1)).astype(np.float32)
+    network.train(series, np.float32(-2), 2, rng, lambda line: None)
+    whole = network.forecasts(series, 30, 5)
+    assert whole.shape == (60 - 5 - 29, 5)
+    changed = np.concatenate([series[:40], series[40:] + 1])
+    known = 40 - 29  # forecasts of years up to the 40th
+    np.testing.assert_array_equal(network.forecasts(changed, 30, 5)[:known], whole[:known])
+    assert not (network.forecasts(changed, 30, 5)[known:] == whole[known:]).any()
+    y, _ = network.lstm(series[:, None])  # and one layer over all years says the same of the next
+    expected = network.next(series, y[:, 0])[29:55, 0]
+    np.testing.assert_allclose(whole[:, 0], expected, rtol=1e-6)
