@@ -57,9 +57,13 @@ def save(layer: Layer, path: StrPath) -> None:
     OSError
         The file cannot be written.
     """
-    write = _of_suffix(path, {".npz": _npz, ".safetensors": _safetensors})
-    text = json.dumps({"version": VERSION, "layer": _describe(layer)})
-    content = write(text, {name: np.ascontiguousarray(array) for name, array in layer.weights.items()})
+    form = _of_suffix(path, {".npz": _npz, ".safetensors": _safetensors})
+    text = json.dumps({"version": VERSION, "layer": describe(layer)})
+    write(path, form(text, {name: np.ascontiguousarray(array) for name, array in layer.weights.items()}))
+
+
+def write(path: StrPath, content: bytes) -> None:
+    """Write a file as a whole or not at all."""
     target = Path(os.path.realpath(path))  # behind a link
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
@@ -68,6 +72,8 @@ def save(layer: Layer, path: StrPath) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
+    except OSError as error:  # which names a file that nobody knows
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -114,15 +120,16 @@ def load(path: StrPath) -> Layer:
 
 
 # ----------------------------------------------------------------------------------------------------------- the layers
-def _describe(layer: Layer) -> dict[str, Any]:
+def describe(layer: Layer) -> dict[str, Any]:
+    """The layer without its weights, as far as JSON holds it."""
     if isinstance(layer, LSTM):
         return {"type": "LSTM"} | {name: getattr(layer, name) for name in ATTRIBUTES}
     if isinstance(layer, GRU):
         return {"type": "GRU"}
     if isinstance(layer, Bidirectional):
-        return {"type": "Bidirectional", "fw": _describe(layer.fw), "bw": _describe(layer.bw)}
+        return {"type": "Bidirectional", "fw": describe(layer.fw), "bw": describe(layer.bw)}
     if isinstance(layer, Stack):
-        return {"type": "Stack", "layers": [_describe(part) for part in layer.layers]}
+        return {"type": "Stack", "layers": [describe(part) for part in layer.layers]}
     raise TypeError(f"save: the layer is of type {type(layer).__name__}; expected an LSTM, GRU, Bidirectional or Stack")
 
 

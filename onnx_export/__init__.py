@@ -1,17 +1,18 @@
-"""The ops of `blockcell` as ONNX graphs: `build` makes models, `link` completes those from TensorFlow, `Session` runs
-them on onnxruntime, `verify` compares what kernels and runtimes give.
+"""The ops and layers of `blockcell` as ONNX graphs: `build` makes models of ops, `export` writes layers, `link`
+completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` compares what kernels and runtimes give.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from .build import build
+from .export import export
 from .link import link
 
 if TYPE_CHECKING:
     from .session import Session
     from .verification import verify
 
-__all__ = ["Session", "build", "link", "verify"]
+__all__ = ["Session", "build", "export", "link", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -56,6 +56,14 @@ class Config:
     opset: int
     static: bool
     inlined: bool = False
+    whole: bool = False
+    """Of a sequence: whether all T steps run. seq_len_max is no argument then, and the states after the last step,
+    ``cs_last`` and ``h_last``, can be outputs."""
+    fresh: bool = False
+    """Of such a sequence: whether it takes an argument ``fresh`` [T,B,1] of bool, true where the state before a step is
+    zero."""
+    lengths: bool = False
+    """Of such a sequence in ONNX's own LSTM or GRU: whether that takes the rows' ``lengths``."""
 
     @property
     def half(self) -> bool:
@@ -110,11 +118,9 @@ def config(
     if op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = OPS[op]
-    try:
-        kind = DTYPES[DTYPES.index(np.dtype(dtype))]
-    except (TypeError, ValueError):
-        raise ValueError(f"{op}: dtype is {dtype!r}; expected float32, float64 or float16") from None
-    given = _sizes(row, sizes or {})
+    kind = dtype_of(op, dtype)
+    given = checked_sizes(op, sizes or {}, LETTERS)
+    given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
     values = _attributes(row, attrs or {})
     if loop not in LOOPS:
         raise ValueError(f"{op}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
@@ -129,6 +135,14 @@ def config(
     return checked
 
 
+def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
+    """The dtype, one of those of the ops."""
+    try:
+        return DTYPES[DTYPES.index(np.dtype(dtype))]
+    except (TypeError, ValueError):
+        raise ValueError(f"{caller}: dtype is {dtype!r}; expected float32, float64 or float16") from None
+
+
 def _not_native(c: Config) -> str:
     """Why ONNX's LSTM or GRU does not compute the same, if so."""
     cell = "GRU" if c.module is gru else "LSTM"
@@ -139,7 +153,7 @@ def _not_native(c: Config) -> str:
     if "clip" in c.conditions:
         return (
             "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
-            f"expected attrs={{'cell_clip': 0}}, not {c.attrs['cell_clip']}, or another loop"
+            f"expected a cell_clip of 0, not {c.attrs['cell_clip']}, or another loop"
         )
     if c.half:
         return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
@@ -150,17 +164,17 @@ def _not_native(c: Config) -> str:
     return ""
 
 
-def _sizes(op: Op, sizes: Mapping[str, int | None]) -> dict[str, int]:
+def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
+    """The sizes that are given, of those that may be."""
     given = {}
     for letter, size in sizes.items():
-        if letter not in tuple(LETTERS):
-            raise ValueError(f"{op.name}: sizes has {letter!r}; expected the letters {', '.join(LETTERS)}")
+        if letter not in tuple(letters):
+            raise ValueError(f"{caller}: sizes has {letter!r}; expected the letters {', '.join(letters)}")
         if size is None:
             continue
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise ValueError(f"{op.name}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
-        if letter in op.sources:  # a cell has no T
-            given[letter] = int(size)
+            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
+        given[letter] = int(size)
     return given
 
 
@@ -194,7 +208,8 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     for each in nodes:
         _named(c, each)
     read = reads(nodes)
-    return nodes, [tensor.name for tensor in arguments_of(c.op) if tensor.name in read]
+    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths"]
+    return nodes, [name for name in arguments if name in read]
 
 
 def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
@@ -203,22 +218,31 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     reader = Reader(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     before, step = reader.nodes(program.before), reader.nodes(program.step)
     carried = {name: reader.name(value) for name, value in program.carried.items()}
-    if c.loop == "native":  # which knows the h that every step reads: the cell's text does for all steps at once
-        before += reader.nodes(c.module.NATIVE)
+    if c.loop == "native":
+        before += renamed(reader.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+    if c.loop == "native" and c.whole:
+        step, carried = [], {}
+    elif c.loop == "native":  # which knows the h that every step reads: the cell's text does for all steps at once
         step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
         del carried["h_prev"]
         reader.conditions.add("sequence")
     after = reader.nodes(program.after)
+    if c.fresh:
+        before, step, after = _started_anew(c, before, step, after, carried)
     zero = [tensor for tensor in c.op.outputs if tensor.peephole and "peephole" not in c.conditions]
     nodes, results = _zeros(c, zero)
     values = {t.name: reader.name(_in_text(c, t)) for t in c.op.outputs if t not in zero}
+    for name, value in carried.items():
+        if (ending := last(name.removesuffix("_prev"))) in values:
+            values[ending] = last(value)
     if not c.op.sequence:
         return [*nodes, *before, *step, *after], results | values
 
     finals = [t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")]
+    after = needed(after, values.values())
     wanted = reads(after) | {value for name, value in values.items() if name not in finals}
     ahead, inside, behind = divided(step, carried, wanted)
-    timed = with_time([*before, *ahead], (t.name for t in c.op.inputs if t.shape.startswith("T ")))
+    timed = with_time([*before, *ahead], [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
     steps = Steps(
         inside,
         carried,
@@ -246,11 +270,29 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
             nodes += live(last(values[name]), found[name], "any_live")
         return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in found.items()}
 
-    if c.loop == "scan" and not c.static:
+    if c.loop == "scan" and not c.static and not c.whole:
         nodes.append(_either(c, run(Live(known=True)), run(Live(known=False))))
         return nodes, results | {name: f"{name}_result" for name in values}
-    nodes_of_run, found = run(Live(known=False))
+    nodes_of_run, found = run(Live(known=c.whole))
     return [*nodes, *nodes_of_run], results | found
+
+
+def _started_anew(
+    c: Config, before: Nodes, step: Nodes, after: Nodes, carried: Mapping[str, str]
+) -> tuple[Nodes, Nodes, Nodes]:
+    """The same with states, and backward the gradients to them, that are zero before a step where ``fresh`` is true."""
+
+    def where(name: str, result: str) -> NodeProto:
+        return node("Where", ["fresh", "zero", name], [result])
+
+    if c.forward:
+        step = [where(name, f"{name}_kept") for name in carried] + renamed(step, {n: f"{n}_kept" for n in carried})
+        return before, step, after
+    states = sorted(name for name in writes(before) if name.endswith("_before"))
+    kept = {name: f"{name}_kept" for name in states}
+    step = renamed(step, kept | {name: f"{name}_free" for name in carried.values()})
+    step += [where(f"{name}_free", name) for name in carried.values()]
+    return [*before, *(where(name, kept[name]) for name in states)], step, renamed(after, kept)
 
 
 def _either(c: Config, whole: tuple[Nodes, dict[str, str]], cut: tuple[Nodes, dict[str, str]]) -> NodeProto:
@@ -265,6 +307,8 @@ def _either(c: Config, whole: tuple[Nodes, dict[str, str]], cut: tuple[Nodes, di
 def _in_text(c: Config, output: Tensor) -> str:
     """The output's name in the text, which is that of the cell's gradient to all arguments."""
     name = output.name
+    if c.whole and c.forward:
+        return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name] if c.loop == "native" else name
     if name == "dicfo":
         return "d_bars"
     if "r" in c.op.gates and name.endswith("_grad"):

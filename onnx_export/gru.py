@@ -132,7 +132,8 @@ NATIVE = """
          | b_both = Concat <axis = 0> (b_urc, b_none)
          | b_one = Unsqueeze (b_both, at_0)
          | h_first = Unsqueeze (h_prev, at_0)
-         | h_one = GRU <linear_before_reset = 0> (x, w_x_one, w_h_one, b_one, , h_first)
+         | h_one, h_ends = GRU <linear_before_reset = 0> (x, w_x_one, w_h_one, b_one, lengths, h_first)
+         | h_end = Squeeze (h_ends, at_0)
          | h_native = Squeeze (h_one, at_1)
          | h_rest = Slice (h_native, at_0, at_last, at_0)
          | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step

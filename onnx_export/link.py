@@ -72,7 +72,7 @@ def link(model: ModelProto) -> ModelProto:
                     _complete(linked, each, _config(each, kind, opset), names)
         if len(waiting) == sum(each.domain == WAITING for each in found):
             raise ValueError(_untyped(waiting[0]))
-    _drop_import(linked, WAITING, FROM_TENSORFLOW)
+    drop_import(linked, WAITING, FROM_TENSORFLOW)
     return linked
 
 
@@ -214,7 +214,7 @@ def _add_import(model: ModelProto, domain: str, version: int) -> None:
         model.opset_import.append(helper.make_opsetid(domain, version))
 
 
-def _drop_import(model: ModelProto, *domains: str) -> None:
+def drop_import(model: ModelProto, *domains: str) -> None:
     """Those of the domains that no node is in any more."""
     used = {each.domain for part in (model.graph, *model.functions) for each in _nodes(part.node)}
     kept = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]

@@ -192,7 +192,10 @@ def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], mo
 
 def scan(steps: Steps, live: Live, T: int) -> Nodes:
     """One Scan."""
-    inputs = [value_of(_now(name), steps.dtype) for name in [*steps.carried, *steps.each]]
+    inputs = [
+        value_of(_now(name), TensorProto.BOOL if name == "fresh" else steps.dtype)
+        for name in [*steps.carried, *steps.each]
+    ]
     body = _body(steps, "step", [], inputs, [])
     finals = [last(name) for name in steps.carried.values()]
     return _around(

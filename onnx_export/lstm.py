@@ -163,8 +163,10 @@ NATIVE = """
          | h_first = Unsqueeze (h_prev, at_0)
 peephole | p_iof = Concat <axis = 0> (wci, wco, wcf)
 peephole | p_one = Unsqueeze (p_iof, at_0)
-peephole | h_one = LSTM (x, w_x_one, w_h_one, b_one, , h_first, cs_first, p_one)
-plain    | h_one = LSTM (x, w_x_one, w_h_one, b_one, , h_first, cs_first)
+peephole | h_one, h_ends, cs_ends = LSTM (x, w_x_one, w_h_one, b_one, lengths, h_first, cs_first, p_one)
+plain    | h_one, h_ends, cs_ends = LSTM (x, w_x_one, w_h_one, b_one, lengths, h_first, cs_first)
+         | h_end = Squeeze (h_ends, at_0)
+         | cs_end = Squeeze (cs_ends, at_0)
          | h_native = Squeeze (h_one, at_1)
          | h_rest = Slice (h_native, at_0, at_last, at_0)
          | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
@@ -16,6 +18,7 @@ from blockcell._read import Reader, form, is_array
 from blockcell.optable import LETTERS, OPS, sizes_of
 
 from .build import arguments_of, build
+from .call import LayerCall
 
 Array = NDArray[Any]
 Running = Any  # an onnxruntime.InferenceSession, which has no types
@@ -34,30 +37,33 @@ class Placed(NamedTuple):
 
 
 class Session:
-    """An op, or a model, to be called with arrays.
+    """An op, or a model, to be called with arrays. The model of a layer is called like the layer.
 
     Parameters
     ----------
-    op_or_model : str or onnx.ModelProto
-        The name of an op, for which `build` makes the model, or a model.
+    op_or_model : str, path_like or onnx.ModelProto
+        The name of an op, for which `build` makes the model; a model; or the path of one, a str that ends in ``.onnx``
+        or a path object.
     provider : {"cpu", "cuda"}
         Where it runs. With "cuda", a node that the CUDA provider cannot run is an error instead of a silent detour
         over the CPU, and float32 products are computed in float32, not TF32. An op gets a graph of its own for every
-        set of sizes it is called with, so that no sizes are left to compute.
+        set of sizes it is called with, so that no sizes are left to compute, and so does a layer's model.
     **build_options
         For an op: what `build` takes, such as ``dtype`` and ``attrs``.
 
     Raises
     ------
     TypeError
-        ``op_or_model`` is neither a name nor a model, or there are options for a model.
+        ``op_or_model`` is neither a name nor a path nor a model, or there are options for a model.
     ValueError
         The provider is unknown, or `build` cannot make the model.
     RuntimeError
         onnxruntime has no such provider here, or it cannot run all of the model.
     """
 
-    def __init__(self, op_or_model: str | ModelProto, *, provider: str = "cpu", **build_options: Any) -> None:
+    def __init__(
+        self, op_or_model: str | os.PathLike[str] | ModelProto, *, provider: str = "cpu", **build_options: Any
+    ) -> None:
         if provider not in PROVIDERS:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
         if not has(provider):
@@ -66,11 +72,13 @@ class Session:
                 f"provider is {provider!r}, but onnxruntime {onnxruntime.__version__} has only {available} "
                 "here; the package onnxruntime-gpu has CUDA"
             )
+        if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
+            op_or_model = onnx.load(op_or_model)
         if isinstance(op_or_model, str):
             self.model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
             kind = type(op_or_model).__name__
-            raise TypeError(f"op_or_model is of type {kind}; expected an op's name or an onnx.ModelProto")
+            raise TypeError(f"op_or_model is of type {kind}; expected an op's name, an onnx.ModelProto or a path")
         elif build_options:
             raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
         else:
@@ -80,6 +88,9 @@ class Session:
         self.provider = provider
         self.attributes: dict[str, Any] = json.loads(facts.get("blockcell.attributes", "{}"))
         self.dtype = _dtype(self.model)
+        self._layer = (
+            LayerCall(self.model, json.loads(facts["blockcell.layer"])) if "blockcell.layer" in facts else None
+        )
         self._native = facts.get("blockcell.loop") == "native"
         self._name = self.op.name if self.op else self.model.graph.name
         self._reader = Reader(self._name)
@@ -90,7 +101,7 @@ class Session:
         self._running: dict[tuple[tuple[str, int], ...], Running] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
-        if provider == "cpu" or self._rebuilt is None:
+        if provider == "cpu" or not (self._rebuilt or self._layer):
             self._running[()] = _started(self.model, provider)
 
     def __repr__(self) -> str:
@@ -115,10 +126,15 @@ class Session:
         Takes all of the op's arguments by name. Those that cannot influence the results may be left out, as may
         ``name`` and the attributes; an attribute that is given must be the one that the model was built with.
 
+        The model of a layer takes x and, where it was exported with them, state, lengths and reset, which may be left
+        out as in the layer's calls; one for training also takes weights, a dict, and d_y and d_state, which may be left
+        out as in ``backward``.
+
         Returns
         -------
         tuple
-            The op's named tuple of numpy arrays; for another model, a named tuple of its outputs.
+            The op's named tuple of numpy arrays. Of a layer, a named tuple (y, state), for training (y, state, d_x,
+            d_state, grads), each in the form that the layer gives it. Of another model, a named tuple of its outputs.
 
         Raises
         ------
@@ -127,15 +143,21 @@ class Session:
         ValueError
             A rank, size or range is wrong, or an attribute is not the model's.
         """
+        if self._layer:
+            feeds = self._layer.feeds(arguments)
+            return self._layer.result(self._run(feeds, self._free_sizes(feeds)))
         self._check_names(arguments)
         feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
         sizes = self._check_sizes(feeds)
         if self.op and "T" in self.op.sources and sizes.get("T", 1) == 0:
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
             return self._result(*_started(sizes_only, "cpu").run(None, {}))
+        return self._result(*self._run(feeds, sizes))
+
+    def _run(self, feeds: Mapping[str, Array], sizes: dict[str, int]) -> list[Array]:
         running = self._running_for(sizes)
         if self.provider == "cpu":
-            return self._result(*running.run(None, feeds))
+            return running.run(None, feeds)  # type: ignore[no-any-return]
         bound = running.io_binding()
         for name, array in feeds.items():
             if array.ndim == 0:
@@ -145,16 +167,26 @@ class Session:
         for value in self.model.graph.output:
             bound.bind_output(value.name, self.provider)
         running.run_with_iobinding(bound)
-        return self._result(*bound.copy_outputs_to_cpu())
+        return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
     def _running_for(self, sizes: dict[str, int]) -> Running:
-        if self.provider == "cpu" or self._rebuilt is None:
+        if () in self._running:
             return self._running[()]
         key = tuple(sorted(sizes.items()))
-        if key not in self._running:
+        if key not in self._running and self._rebuilt:
             model = build(**{**self._rebuilt, "sizes": sizes, "static": True})
             self._running[key] = _started(model, self.provider)
+        elif key not in self._running:
+            self._running[key] = _started(self.model, self.provider, sizes)
         return self._running[key]
+
+    def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        """What the model leaves open of the sizes, as it is here."""
+        sizes: dict[str, int] = {}
+        for value in self.model.graph.input:
+            dims = zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True)
+            sizes |= {dim.dim_param: size for dim, size in dims if dim.dim_param}
+        return sizes
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _check_names(self, arguments: Mapping[str, Any]) -> None:
@@ -229,8 +261,10 @@ def _dtype(model: ModelProto) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
 
 
-def _started(model: ModelProto, provider: str) -> Running:
+def _started(model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> Running:
     options = onnxruntime.SessionOptions()
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
     options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if provider == "cuda":

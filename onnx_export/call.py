@@ -1,0 +1,143 @@
+"""Between a layer's arguments and results and the inputs and outputs of its model."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from blockcell._read import Reader, form, is_array
+from blockcell.layers import GRUState, LSTMState, _read_parts
+from blockcell.optable import Array
+
+Tree = Mapping[str, Any]  # a layer as `blockcell.files.describe` tells it
+
+
+class LayerCall:
+    """How a model that `export` made of a layer is called: as the layer is.
+
+    Arguments are those of the layer, as far as the model takes them: x, state, lengths and reset; with ``train`` also
+    d_y and d_state, those of `Layer.backward`, and weights, by their names. All but x and weights may be left out or
+    None, which stands for zeros, and for rows of full length. Results are y and state, with ``train`` also d_x, d_state
+    and grads.
+    """
+
+    def __init__(self, model: ModelProto, tree: Tree) -> None:
+        self.tree = tree
+        self._reader = Reader(tree["type"])
+        self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+        self._outputs = [value.name for value in model.graph.output]
+        train = "d_y" in self._inputs
+        with_state = any(name.endswith("_prev") for name in self._inputs)
+        others = [name for name in self._inputs if train and name not in ("x", "lengths", "reset", "d_y")]
+        self._weights = [name for name in others if f"d_{name}" in self._outputs and not name.endswith("_prev")]
+        self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
+        self._fields = ["y", "state"]
+        if train:
+            self._takes += ["weights", "d_y", *["d_state"] * with_state]
+            self._fields += ["d_x", *["d_state"] * with_state, "grads"]
+
+    def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
+        """The model's inputs, all of them and checked."""
+        caller, expected = self._reader.caller, ", ".join(self._takes)
+        if unknown := [name for name in arguments if name not in self._takes]:
+            raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}")
+        given = {name: arguments.get(name) for name in self._takes}
+        if missing := [name for name in ("x", "weights") if name in given and given[name] is None]:
+            raise TypeError(f"{caller}: {', '.join(missing)} missing; expected {expected}")
+        values: dict[str, tuple[str, Any]] = {}  # by the model's names: those in messages, and what is given
+        for name, value in given.items():
+            if name == "state":
+                values |= {f"{key}_prev": pair for key, pair in self._parts(self.tree, "", name, value)}
+            elif name == "d_state":
+                values |= {f"d_{key}": pair for key, pair in self._parts(self.tree, "", name, value)}
+            elif name == "weights":
+                values |= self._read_weights(value)
+            else:
+                values[name] = name, value
+        sizes: dict[str, int] = {}
+        return {name: self._read(name, *values[name], sizes) for name in self._inputs}
+
+    def result(self, outputs: Iterable[Array]) -> Any:
+        """The layer's results."""
+        found = dict(zip(self._outputs, outputs, strict=True))
+        parts = {"y": found["y"], "state": self._state(self.tree, "", found.__getitem__)}
+        if "d_x" in found:
+            parts["d_x"] = found["d_x"]
+            parts["grads"] = {name: found[f"d_{name}"] for name in self._weights}
+        if "d_state" in self._fields:
+            parts["d_state"] = self._state(self.tree, "", lambda name: found[f"d_{name}_prev"])
+        result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
+        return result(**parts)
+
+    # ---------------------------------------------------------------------------------------------------------- states
+    def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
+        """The arrays of a state by their names in the model: the name in messages, and the value."""
+        fields, children = _below(tree)
+        expected = f"({', '.join(fields)})"
+        parts = _read_parts(self._reader, label, value, fields, expected)
+        for field, (part, each) in zip(fields, parts.items(), strict=True):
+            if field in children:
+                yield from self._parts(children[field], f"{prefix}{field}.", part, each)
+            else:
+                yield prefix + field, (part, each)
+
+    def _state(self, tree: Tree, prefix: str, find: Callable[[str], Array]) -> Any:
+        """A state of the arrays that are found by the states' names."""
+        fields, children = _below(tree)
+        if children:
+            return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
+        kind = LSTMState if tree["type"] == "LSTM" else GRUState
+        return kind(*(find(prefix + field) for field in fields))
+
+    # ---------------------------------------------------------------------------------------------------------- arrays
+    def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
+        caller, expected = self._reader.caller, ", ".join(self._weights)
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{caller}: weights is of type {type(value).__name__}; expected a dict with {expected}")
+        if missing := [name for name in self._weights if value.get(name) is None]:
+            raise TypeError(f"{caller}: weights has no {', '.join(missing)}; expected {expected}")
+        if unknown := [name for name in value if name not in self._weights]:
+            raise TypeError(f"{caller}: weights has {', '.join(map(str, unknown))}; expected {expected}")
+        return {name: (f"weights[{name!r}]", value[name]) for name in self._weights}
+
+    def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
+        caller = self._reader.caller
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
+        letters = [dim.dim_value or dim.dim_param for dim in self._inputs[name].shape.dim]
+        shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
+        if value is None:
+            return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]
+        array = self._reader.array(label, value)
+        same = array.dtype.newbyteorder("=") == dtype or (dtype == np.int64 and array.dtype.kind in "iu")
+        if not same and (is_array(value) or array.dtype.kind not in {"f": "fiu", "i": "iu", "b": "b"}[dtype.kind]):
+            raise TypeError(f"{caller}: {label} has dtype {array.dtype}; expected {dtype}")
+        fits = array.ndim == len(shape) and all(
+            isinstance(size, str) or size == found for size, found in zip(shape, array.shape, strict=True)
+        )
+        if not fits:
+            fixed = ", ".join(f"{letter}={size}" for letter, size in sizes.items() if letter in letters)
+            where = f", with {fixed} from x" if fixed else ""
+            raise ValueError(
+                f"{caller}: {label} has shape {array.shape}; expected {form(' '.join(map(str, shape)))}{where}"
+            )
+        if name == "x":
+            sizes |= dict(zip("TB"[-array.ndim + 1 :], array.shape, strict=False))
+            if sizes.get("T") == 0:
+                raise ValueError(f"{caller}: x has no steps; expected at least one")
+        if name == "lengths" and array.size and not 0 <= array.min() <= array.max() <= sizes["T"]:
+            raise ValueError(f"{caller}: lengths is {array}; expected 0 to T = {sizes['T']}")
+        return np.ascontiguousarray(array, dtype)
+
+
+def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
+    """What the layer's state has parts for, and the layers among these."""
+    if tree["type"] == "Stack":
+        children = {str(k): part for k, part in enumerate(tree["layers"])}
+    else:
+        children = {name: tree[name] for name in ("fw", "bw") if name in tree}
+    states = LSTMState if tree["type"] == "LSTM" else GRUState
+    return tuple(children) or states._fields, children

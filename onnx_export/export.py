@@ -1,0 +1,483 @@
+"""From a layer to its ONNX model: the cells are the functions of `build`, everything between them stands here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, inliner, numpy_helper
+
+from blockcell import __version__
+from blockcell._read import short
+from blockcell.files import describe, write
+from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
+from blockcell.optable import OPS, Array, Tensor
+
+from .build import DOMAIN, Config, checked_sizes, config, constant, dtype_of, function
+from .link import drop_import
+from .loops import Nodes, needed, node, renamed
+
+# Ops whose texts the functions are; they have no name that is an op's, because their inputs and outputs are others.
+OPS_OF = {  # by the order of the gates
+    "icfo": {"Step": "LSTMBlockCell", "": "BlockLSTM", "Grad": "BlockLSTMGrad"},
+    "ifco": {"Step": "LSTMBlockCell", "": "BlockLSTMV2", "Grad": "BlockLSTMGradV2"},
+    "ru": {"Step": "GRUBlockCell", "": "block_gru", "Grad": "block_gru_grad"},
+}
+
+
+def export(
+    layer: Layer,
+    path: str | PathLike[str] | None,
+    *,
+    streaming: bool = False,
+    train: bool = False,
+    loop: str = "scan",
+    dtype: DTypeLike | None = None,
+    lengths: bool = True,
+    reset: bool = False,
+    state: bool = True,
+    sizes: Mapping[str, int | None] | None = None,
+    functions: bool = True,
+    opset: int = 18,
+    static: bool = False,
+) -> ModelProto:
+    """Write a layer as an ONNX model, weights included.
+
+    The model computes what the layer's call does (`blockcell.LSTM` and `blockcell.GRU` have the equations). A name is
+    that of an argument of the layer, or of a state or weight of one of its cells, as in ``layer.weights``; it is the
+    same in every model of the layer. The names of a cell's state and weights begin with its place in the layer: nothing
+    for an LSTM or GRU alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a layer of dtype D, the inputs are
+
+    ===================  ==========  =====  ==========================================================================
+    ``x``                [T, B, I]   D
+    ``lengths``          [B]         int64  steps of each row that count, 0 to T (with ``lengths``)
+    ``reset``            [T, B]      bool   where a new episode starts (with ``reset``)
+    ``0.fw.cs_prev``     [B, H]      D      cell state of an LSTM before the first step (with ``state``)
+    ``0.fw.h_prev``      [B, H]      D      output or state before the first step (with ``state``)
+    ===================  ==========  =====  ==========================================================================
+
+    and the outputs
+
+    ===================  ==========  =====  ==========================================================================
+    ``y``                [T, B, ..]  D
+    ``0.fw.cs``          [B, H]      D      cell state of an LSTM after each row's last step
+    ``0.fw.h``           [B, H]      D      output or state after each row's last step
+    ===================  ==========  =====  ==========================================================================
+
+    With ``train``, the gradient to anything is called as it, with ``d_`` in front. ``d_y`` and those to the final
+    state, ``d_0.fw.cs`` and ``d_0.fw.h``, are inputs, as are the weights, such as ``0.fw.w``, which change from call to
+    call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
+    ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
+
+    Parameters
+    ----------
+    layer : LSTM, GRU, Bidirectional or Stack
+    path : path_like or None
+        Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
+    streaming : bool
+        One step: x is [B, I] and y [B, H], the state is always an input, and there are no lengths and no resets.
+    train : bool
+        Whether the model also computes the gradients; it then has no weights of its own.
+    loop : {"scan", "unroll", "native", "loop"}
+        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip and
+        GRUs, neither gradients nor resets, and no float16.
+    dtype : optional
+        float32, float64 or float16; None for that of the layer. The weights are converted.
+    lengths, reset, state : bool
+        Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
+    sizes : dict, optional
+        T and B where they are to be fixed. Otherwise they are free, and T at least 1.
+    functions, opset, static
+        As in `build`: cells are functions that the model brings along, or plain nodes; the version of ONNX's operators;
+        with plain nodes, Scans as tract demands them.
+
+    Returns
+    -------
+    onnx.ModelProto
+        What was written.
+
+    Raises
+    ------
+    TypeError
+        ``layer`` is not a layer, or one with a backward direction is to stream, which begins at the last step.
+    ValueError
+        An argument is not what is listed above; the message says what is possible.
+    OSError
+        The file cannot be written.
+    """
+    if not isinstance(layer, (LSTM, GRU, Bidirectional, Stack)):
+        found = type(layer).__name__
+        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Bidirectional or Stack")
+    if not (path is None or isinstance(path, (str, PathLike))):
+        raise TypeError(f"export: path is {short(path)}; expected a path or None")
+    if streaming and train:
+        raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
+    if streaming and not state:
+        raise ValueError("export: state is False; expected True, as a step needs the state before it")
+    if streaming and reset:
+        raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
+    fixed = checked_sizes("export", sizes or {}, "TB")
+    if fixed.get("T") == 0:
+        raise ValueError("export: sizes['T'] is 0; expected at least 1")
+    kind = dtype_of("export", layer.dtype if dtype is None else dtype)
+    made = _Model(
+        layer,
+        kind,
+        sizes=fixed,
+        options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
+        inlined=not functions,
+        streaming=streaming,
+        train=train,
+        lengths=lengths and not streaming,
+        reset=reset,
+        state=state,
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model: ModelProto = helper.make_model(
+        made.graph(),
+        opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
+        functions=made.functions,
+        ir_version=max(8, helper.find_min_ir_version_for(imports)),
+        producer_name="blockcell",
+        producer_version=__version__,
+    )
+    if not functions:
+        model = inliner.inline_local_functions(model)
+        drop_import(model, DOMAIN)
+    provenance = {"version": __version__, "layer": json.dumps(describe(layer)), "loop": loop}
+    helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
+    if path is not None:
+        write(path, model.SerializeToString())
+    return model
+
+
+# ------------------------------------------------------------------------------------------------------------ the graph
+@dataclass(frozen=True)
+class _Tape:
+    """What a cell's backward pass takes of its forward pass."""
+
+    arguments: dict[str, str]
+    first: dict[str, str]
+    reverse: bool
+
+
+@dataclass
+class _Model:
+    """A graph in the making. Values are known by name; a node that is asked for twice is made once."""
+
+    layer: Layer
+    dtype: np.dtype[Any]
+    sizes: Mapping[str, int]
+    options: Mapping[str, Any]
+    inlined: bool
+    streaming: bool
+    train: bool
+    lengths: bool
+    reset: bool
+    state: bool
+    nodes: Nodes = field(default_factory=list)
+    inputs: list[ValueInfoProto] = field(default_factory=list)
+    results: dict[str, str] = field(default_factory=dict)
+    """The outputs' names to those of their values."""
+    configs: list[tuple[Config, FunctionProto]] = field(default_factory=list)
+    _made: dict[Any, str] = field(default_factory=dict)
+    _turned: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def native(self) -> bool:
+        return bool(self.options["loop"] == "native")
+
+    @property
+    def functions(self) -> list[FunctionProto]:
+        return [made for _, made in self.configs]
+
+    def graph(self) -> GraphProto:
+        layer, cells = self.layer, self.layer._cells()
+        rows = ["B"] if self.streaming else ["T", "B"]
+        weights = {name: array.astype(self.dtype) for name, array in layer.weights.items()}
+        states: dict[str, Sequence[int | str]] = {
+            p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
+        }
+        shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size], "y": [*rows, layer.output_size]}
+        shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
+        shapes |= {name: array.shape for name, array in weights.items()}
+
+        inputs = ["x", *(f"{name}_prev" for name in states if self.state)]
+        if self.train:
+            inputs += [*weights, "d_y", *(f"d_{name}" for name in states if self.state)]
+        self.inputs = [self._value(name, shapes[name.removeprefix("d_")]) for name in inputs]
+        if self.reset:
+            self.inputs.insert(1, self._value("reset", ["T", "B"], TensorProto.BOOL))
+        if self.lengths:
+            self.inputs.insert(1, self._value("lengths", ["B"], TensorProto.INT64))
+
+        # A gradient multiplies what lies past a row's length by zero, which NaN survives.
+        y, tape = self._forward(layer, "", self._live("x") if self.train else "x", False)
+        self.results["y"] = y
+        outputs = ["y", *states]
+        if self.train:
+            self.results["d_x"] = self._backward(layer, "", tape, self._live("d_y"))
+            outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
+        return helper.make_graph(
+            self._finished(outputs),
+            type(layer).__name__,
+            self.inputs,
+            [self._value(name, shapes[name.removeprefix("d_")]) for name in outputs],
+            [] if self.train else [numpy_helper.from_array(array, name) for name, array in weights.items()],
+            doc_string=repr(layer),
+        )
+
+    def _value(self, name: str, shape: Sequence[int | str], kind: int | None = None) -> ValueInfoProto:
+        # onnxruntime 1.31 fails on a size that it knows to be 0: that one stays unknown.
+        sizes = [(self.sizes.get(size) or size) if isinstance(size, str) else (size or None) for size in shape]
+        return helper.make_tensor_value_info(name, kind or helper.np_dtype_to_tensor_dtype(self.dtype), sizes)
+
+    def _finished(self, outputs: Sequence[str]) -> Nodes:
+        """The nodes that the outputs need, which they give under the outputs' names."""
+        given = {value.name for value in self.inputs}
+        names: dict[str, str] = {}
+        for name in outputs:
+            value = self.results[name]
+            if value in given or value in names:
+                self.nodes.append(node("Identity", [value], [name], name=name))
+            else:
+                names[value] = name
+        return needed(renamed(self.nodes, names), outputs)
+
+    # ---------------------------------------------------------------------------------------------------------- layers
+    def _forward(self, layer: Layer, prefix: str, x: str, reverse: bool) -> tuple[str, Any]:
+        """y, and what the backward pass takes."""
+        if isinstance(layer, Stack):
+            tapes = []
+            for k, part in enumerate(layer.layers):
+                x, tape = self._forward(part, f"{prefix}{k}.", x, reverse)
+                tapes.append(tape)
+            return x, tapes
+        if isinstance(layer, Bidirectional):
+            if self.streaming:
+                where = f"{prefix.rstrip('.')} is" if prefix else "layer is"
+                raise TypeError(
+                    f"export: {where} a Bidirectional, which begins at the last step; it cannot be streaming"
+                )
+            fw, fw_tape = self._forward(layer.fw, f"{prefix}fw.", x, reverse)
+            bw, bw_tape = self._forward(layer.bw, f"{prefix}bw.", x, not reverse)
+            return self._add("Concat", fw, bw, axis=2), (fw_tape, bw_tape)
+        return self._forward_cell(layer, prefix, x, reverse)
+
+    def _backward(self, layer: Layer, prefix: str, tape: Any, d_y: str) -> str:
+        """The gradient to x, from that to y."""
+        if isinstance(layer, Stack):
+            for k, part in reversed([*enumerate(layer.layers)]):
+                d_y = self._backward(part, f"{prefix}{k}.", tape[k], d_y)
+            return d_y
+        if isinstance(layer, Bidirectional):
+            n, at_2 = layer.fw.output_size, self._ints(2)
+            fw = self._add("Slice", d_y, self._ints(0), self._ints(n), at_2)
+            bw = self._add("Slice", d_y, self._ints(n), self._ints(2 * n), at_2)
+            d_fw = self._backward(layer.fw, f"{prefix}fw.", tape[0], fw)
+            return self._add("Add", d_fw, self._backward(layer.bw, f"{prefix}bw.", tape[1], bw))
+        return self._backward_cell(layer, prefix, tape, d_y)
+
+    def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
+        names = cell._state._fields
+        first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
+        arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
+        arguments |= {name: prefix + name for name in cell.weights}
+        if self.reset:
+            arguments["fresh"] = self._fresh(reverse)
+        if self.lengths:
+            arguments["lengths"] = self._add("Cast", "lengths", to=TensorProto.INT32)
+        tape = _Tape(arguments, first, reverse)
+        if self.streaming:
+            c = self._config(cell, prefix, "Step", names)
+            found = self._call(cell, prefix, "Step", c, arguments)
+            self.results |= {prefix + name: found[name] for name in names}
+            return found["h"], tape
+
+        if self.train:
+            self._config(cell, prefix, "Grad")  # which may be refused
+        # With lengths, a loop hands out the states of all steps; ONNX's own LSTM has cs at the rows' ends alone.
+        gathered = () if not self.lengths else ("h",) if self.native else names
+        handed = [name for name in names if name not in gathered]
+        c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
+        found = self._call(cell, prefix, "", c, arguments)
+        arguments |= found
+        for name in names:
+            last = self._at_ends(found[name]) if name in gathered else found[f"{name}_last"]
+            if self.lengths:
+                last = self._add("Where", self._begun(), last, first[name])
+            self.results[prefix + name] = last
+        y = self._live(found["h"])
+        return (self._turn(y) if reverse else y), tape
+
+    def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str) -> str:
+        c = self._config(cell, prefix, "Grad")
+        arguments = dict(tape.arguments)
+        d_h = self._turn(d_y) if tape.reverse else d_y
+        shape = self._concat(self._size("T"), self._size("B"), self._ints(cell.hidden_size))
+        for name, each in {"h": d_h, "cs": self._add("Expand", self._zero(), shape)}.items():
+            if self.state and name in tape.first:  # the gradient to the state after the last step
+                each = self._add("Where", self._last(), self._add("Add", each, f"d_{prefix}{name}"), each)
+            arguments[f"{name}_grad"] = each
+        found = self._call(cell, prefix, "Grad", c, arguments)
+        for name in tape.first if self.state else ():
+            d_first = found[f"{name}_prev_grad"]
+            if self.lengths:
+                d_first = self._add("Where", self._begun(), d_first, f"d_{prefix}{name}")
+            self.results[f"d_{prefix}{name}_prev"] = d_first
+        self.results |= {f"d_{prefix}{name}": found[f"{name}_grad"] for name in cell.weights}
+        return self._turn(found["x_grad"]) if tape.reverse else found["x_grad"]
+
+    # ----------------------------------------------------------------------------------------------------------- cells
+    def _config(
+        self, cell: Any, prefix: str, kind: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
+    ) -> Config:
+        """That of a cell's function: with these of the op's outputs, or all, and these states after the last step."""
+        described: dict[str, float | bool] = {"use_peephole": "wci" in cell.weights} if isinstance(cell, LSTM) else {}
+        if isinstance(cell, LSTM) and kind != "Grad":
+            described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        gates = getattr(cell, "gate_order", "")
+        name = OPS_OF[gates or "ru"][kind]
+        known = {attribute.name for attribute in OPS[name].attributes}
+        sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
+        where = f"export: {prefix.rstrip('.')}: " if prefix else "export: "
+        try:
+            c = config(name, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
+        except ValueError as error:
+            raise ValueError(str(error).replace(f"{name}: ", where, 1)) from None
+        if self.native and self.reset:
+            raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
+        op = replace(
+            c.op,
+            gates=OPS[OPS_OF[gates or "ru"][""]].gates,  # TensorFlow has no cell of the other order
+            outputs=(
+                *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
+                *(Tensor(f"{name}_last", "B H") for name in last),
+            ),
+        )
+        fresh, lengths = self.reset, self.lengths and self.native
+        return replace(c, op=op, attrs=described, whole=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+
+    def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
+        """The function's outputs by the names that they have in it."""
+        made = next((made for known, made in self.configs if known == c), None)
+        if made is None:
+            base, taken = f"{type(cell).__name__}{kind}", {each.name for each in self.functions}
+            numbered = (f"{base}_{number}" for number in range(2, len(taken) + 3))
+            made = function(c, next(name for name in (base, *numbered) if name not in taken))
+            made.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{made.doc_string}"
+            self.configs.append((c, made))
+        name = prefix + made.name
+        found = {output: f"{name}.{output}" for output in made.output}
+        inputs = [arguments[each] for each in made.input]
+        self.nodes.append(node(made.name, inputs, [*found.values()], name=name, domain=DOMAIN))
+        return found
+
+    # ----------------------------------------------------------------------------------------------------------- nodes
+    def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        key = op_type, inputs, *attributes.items()
+        if key not in self._made:
+            name = f"{op_type}_{len(self.nodes)}"
+            self.nodes.append(node(op_type, inputs, [name], name=name, **attributes))
+            self._made[key] = name
+        return self._made[key]
+
+    def _constant(self, value: Array) -> str:
+        key = "Constant", value.dtype, value.shape, value.tobytes()
+        if key not in self._made:
+            name = f"Constant_{len(self.nodes)}"
+            self.nodes.append(constant(name, value))
+            self._made[key] = name
+        return self._made[key]
+
+    def _ints(self, *values: int) -> str:
+        return self._constant(np.array(values, np.int64))
+
+    def _zero(self) -> str:
+        return self._constant(np.zeros((), self.dtype))
+
+    def _size(self, letter: str) -> str:
+        """T or B, as a vector of one."""
+        if letter in self.sizes:
+            return self._ints(self.sizes[letter])
+        axis = 0 if letter == "T" or self.streaming else 1
+        return self._add("Shape", "x", start=axis, end=axis + 1)
+
+    def _range(self, letter: str) -> str:
+        """0, 1, ... up to T or B."""
+        zero, one = (self._constant(np.array(value, np.int64)) for value in (0, 1))
+        return self._add("Range", zero, self._add("Squeeze", self._size(letter)), one)
+
+    def _first(self, name: str, size: int) -> str:
+        """A state before the first step."""
+        if self.state:
+            return f"{name}_prev"
+        return self._add("Expand", self._zero(), self._concat(self._size("B"), self._ints(size)))
+
+    # -------------------------------------------------------------------------------------------- where rows end, begin
+    def _steps(self) -> str:
+        """The steps' numbers, [T, 1]."""
+        return self._add("Unsqueeze", self._range("T"), self._ints(1))
+
+    def _last_step(self) -> str:
+        """The number of each row's last step, [B]; -1 where there is none; without lengths that of all rows, [1]."""
+        return self._add("Sub", "lengths" if self.lengths else self._size("T"), self._ints(1))
+
+    def _counts(self) -> str:
+        """Which steps count, [T, B]."""
+        return self._add("Less", self._steps(), "lengths")
+
+    def _live(self, array: str) -> str:
+        """The array, but zero where steps do not count."""
+        if not self.lengths:
+            return array
+        return self._add("Where", self._add("Unsqueeze", self._counts(), self._ints(2)), array, self._zero())
+
+    def _begun(self) -> str:
+        """Which rows have a step, [B, 1]."""
+        return self._add("Unsqueeze", self._add("Greater", "lengths", self._ints(0)), self._ints(1))
+
+    def _last(self) -> str:
+        """Where a row's last step is, [T, B, 1] or, without lengths, [T, 1, 1]."""
+        return self._add("Unsqueeze", self._add("Equal", self._steps(), self._last_step()), self._ints(2))
+
+    def _rows(self, steps: str) -> str:
+        """The rows of an array [T B, ...] that the steps of all rows of the batch are in."""
+        return self._add("Add", self._add("Mul", steps, self._size("B")), self._range("B"))
+
+    def _at_ends(self, array: str) -> str:
+        """What the array has at the rows' last steps; anything for rows that have none."""
+        steps = self._add("Max", self._last_step(), self._ints(0))
+        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
+
+    def _turn(self, array: str) -> str:
+        """Each row's steps from its last to its first; what lies past the row's length stays where it is."""
+        if array not in self._turned:
+            if self.lengths:
+                mirrored = self._add("Sub", self._last_step(), self._steps())
+                steps = self._add("Where", self._counts(), mirrored, self._steps())
+                turned = self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
+            else:
+                turned = self._add("Slice", array, self._ints(-1), self._ints(-(2**31)), self._ints(0), self._ints(-1))
+            self._turned |= {array: turned, turned: array}
+        return self._turned[array]
+
+    def _fresh(self, reverse: bool) -> str:
+        """Before which steps the state is zero, [T, B, 1], in the order in which they run."""
+        starts = self._add("Unsqueeze", "reset", self._ints(2))
+        if not reverse:
+            return starts
+        # An episode that starts at a step hands no state to the step that runs after it, the one before it in time.
+        none = self._add(
+            "Expand", self._constant(np.array(False)), self._concat(self._ints(1), self._size("B"), self._ints(1))
+        )
+        rest = self._add("Slice", self._turn(starts), self._ints(0), self._ints(-1), self._ints(0))
+        return self._add("Concat", none, rest, axis=0)
+
+    def _concat(self, *vectors: str) -> str:
+        return self._add("Concat", *vectors, axis=0)
