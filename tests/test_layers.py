@@ -606,9 +606,10 @@ def test_set_weights(name):
         assert same_bits([layer(x, state)[0]], [before])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_copies_and_pickles(name):
-    layer = LAYERS[name](3, 4, np.float32, **ATTRIBUTES)
+def test_copies_and_pickles(name, dtype):
+    layer = LAYERS[name](3, 4, dtype, **ATTRIBUTES)
     x, state, lengths, reset = draw(layer, 5, 4, name)
     expected = run_all(layer, x, state, lengths=lengths, reset=reset)
     stored = pickle.dumps(layer)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,14 @@ LAYERS = {
 }
 DTYPES = [np.float32, np.float64, np.float16]
 every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+STATM = Path("/proc/self/statm")
+
+
+def resident():
+    """The bytes of memory that this process has."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def inputs(dtype=np.float32, steps=T):
@@ -54,16 +65,36 @@ def test_same_bits_as_one_call(name, dtype):
     assert same(steps.state, last) and same(blocks.state, last)
 
 
-@every_layer
-def test_many_steps(name):
-    """A long stream in blocks and single steps has the bits of one call, in the same memory."""
-    layer, x = LAYERS[name](np.float32), inputs(steps=20000)
+SMALL = {
+    "LSTM": lambda: LSTM.init(2, 3, seed=1, use_peephole=True, cell_clip=0.5),
+    "GRU": lambda: GRU.init(2, 3, seed=2),
+    "Stack": lambda: Stack([LSTM.init(2, 3, seed=3), GRU.init(3, 3, seed=4)]),
+}
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("by", ["steps", "blocks"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_million_steps(name, by):
+    """They have the bits of one call over all of them, and memory does not grow by even a byte a step."""
+    steps, layer = 1_000_000, SMALL[name]()
+    x = np.random.default_rng(7).standard_normal((steps, 1, 2), np.float32)
     y, last = layer(x)
-    stream, block = layer.stream(B), np.empty((100, B, H), np.float32)
-    for t in range(0, len(x), 100):
-        stream.run(x[t : t + 100], out=block)
-        assert np.array_equal(block, y[t : t + 100])
-    assert same(stream.state, last)
+    stream, found = layer.stream(), np.zeros_like(y)
+    found[:] = 9  # memory that is there before anything is measured
+    before = grown = 0
+    block = 1000
+    for t in range(0, steps, block):
+        if by == "blocks":
+            stream.run(x[t : t + block], out=found[t : t + block])
+        else:
+            for row, out in zip(x[t : t + block], found[t : t + block], strict=True):
+                stream.step(row, out=out)
+        if t == 20 * block:
+            before = resident()
+        grown = max(grown, resident() - before if before else 0)
+    assert np.array_equal(found, y) and same(stream.state, last)
+    assert grown < steps / 2
 
 
 @every_layer
@@ -130,6 +161,22 @@ def test_refresh_takes_new_weights_and_keeps_the_state(name):
     stream.refresh()
     expected, _ = layer(x[20:], state)
     assert np.array_equal(stream.run(x[20:]), expected)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_layer
+def test_copies_and_pickles(name, dtype, how):
+    """They go on from the same state, each on its own."""
+    layer, x = LAYERS[name](dtype), inputs(dtype)
+    y, last = layer(x)
+    stream = layer.stream(B)
+    stream.run(x[:10])
+    twin = how(stream)
+    assert type(twin) is type(stream) and repr(twin) == repr(stream) and same(twin.state, stream.state)
+    assert np.array_equal(twin.run(x[10:]), y[10:])
+    assert np.array_equal(stream.step(x[10]), y[10])
+    assert same(twin.state, last)
 
 
 def test_conversions_and_empty_blocks():
