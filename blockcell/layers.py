@@ -64,6 +64,8 @@ class Tape:
     layer: Layer
     T: int
     B: int
+    end: int = field(repr=False)
+    """The step at which the last row has ended; nothing is kept from there on."""
     content: Any = field(repr=False)
 
 
@@ -235,7 +237,8 @@ class Layer(ABC):
             for a stack.  None, also in place of any part, means zeros.
         lengths : array_like (B,) of int, optional
             How many steps of each row count, 0 to T.  Past its length a row's state stays what it is, y is zero, and
-            x is never looked at; a backward direction starts at the row's own end.
+            x is never looked at; a backward direction starts at the row's own end.  The time is that of the longest
+            row; the others' steps past their ends are computed and dropped.
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: the state before step t is zero for the rows that are True.  A backward
             direction zeroes its state between its steps t and t - 1.
@@ -322,19 +325,30 @@ class Layer(ABC):
         else:
             d_y = _read(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
         d_last = self._read_state(reader, "d_state", d_state, tape.B)
-        return self._backward(tape.content, d_y, d_last)
+        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end], d_last)
+        if tape.end < tape.T:
+            d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
+        return d_x, d_first, grads
 
     def _start(self, x: Any, state: State, lengths: Any, reset: Any, training: bool) -> tuple[Array, State, Tape]:
         weights = self._shared.weights
         reader = Reader(type(self).__name__)
         inputs = f"(T, B, I) with I={self.input_size} from the layer"
-        x = _read(reader, "x", x, self.dtype, (None, None, self.input_size), inputs, keep=training)
+        x = _read(reader, "x", x, self.dtype, (None, None, self.input_size), inputs)
         T, B, _ = x.shape
-        steps = _Steps(T, B, _read_lengths(reader, lengths, T, B), _read_reset(reader, reset, T, B))
+        lengths, reset = _read_lengths(reader, lengths, T, B), _read_reset(reader, reset, T, B)
         first = self._read_state(reader, "state", state, B, keep=training)
-        y = np.empty((T, B, self.output_size), self.dtype) if training else None  # the user's, not the tape's
-        y, last, content = self._forward(_Call(weights, steps, training), x, first, False, y)
-        return y, last, Tape(self, T, B, content)
+        end = T if lengths is None else int(lengths.max(initial=0))  # where all rows have ended
+        x = x[:end].copy() if training else x[:end]
+        steps = _Steps(end, B, lengths, reset if reset is None else reset[:end])
+        y = None
+        if training or end < T:  # the user's, not the tape's
+            y = np.empty((T, B, self.output_size), self.dtype)
+            y[end:] = 0
+        part, last, content = self._forward(
+            _Call(weights, steps, training), x, first, False, y if y is None else y[:end]
+        )
+        return part if y is None else y, last, Tape(self, T, B, end, content)
 
     @abstractmethod
     def stream(self, batch: SupportsIndex = 1) -> Any:
@@ -739,8 +753,9 @@ class LSTM(_Cell):
         Each gate has Glorot's uniform distribution for x and a random orthogonal matrix for h. b is 0, but 1 for the
         forget gate where `forget_bias` is 0. Peephole weights are Glorot uniform.
 
-        TensorFlow's cells begin otherwise: Glorot uniform over the whole kernel, w, with b = 0, forget_bias = 1 and,
-        in LSTMBlockCell, cell_clip = 3.
+        The defaults of TensorFlow 1's cells, LSTMBlockCell among them: Glorot uniform over the whole kernel, w; b = 0,
+        forget_bias = 1, no clip (the raw ops have 3). Keras: Glorot uniform and orthogonal as here, but over all four
+        gates together; b is 1 for the forget gate.
 
         Parameters
         ----------
@@ -844,7 +859,10 @@ class GRU(_Cell):
         """A layer with new weights, the same for the same seed.
 
         Each gate and the candidate have Glorot's uniform distribution for x and a random orthogonal matrix for h.
-        b_ru is 1, as in TensorFlow's cells, and b_c 0. TensorFlow has Glorot uniform over the whole of w_ru and w_c.
+        b_ru is 1 and b_c 0.
+
+        The defaults of TensorFlow 1's cells, GRUBlockCell among them: Glorot uniform over the whole of w_ru and w_c;
+        the same biases. Keras: Glorot uniform and orthogonal as here, but over all three together; biases 0.
 
         Parameters
         ----------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import pickle
@@ -295,7 +296,7 @@ def test_backward_of_the_smaller_dtypes(name, dtype):
         d_y = g.standard_normal(y.shape).astype(dtype)
         d_last = like(last, lambda a, g=g: g.standard_normal(a.shape).astype(dtype))
         results = layer.backward(tape, d_y, d_last)
-        wide_tape = type(tape)(wide, T, B, widened(tape.content))
+        wide_tape = dataclasses.replace(tape, layer=wide, content=widened(tape.content))
         expected = wide.backward(wide_tape, d_y.astype(np.float64), like(d_last, lambda a: a.astype(np.float64)))
         # In float16 what one layer hands to another is rounded once more.
         bound = BOUNDS[dtype] * (2 if dtype == "float16" and name not in CELLS else 1)
@@ -860,6 +861,27 @@ def test_inference_keeps_nothing(name):
     assert (peak - whole) / 1000 <= 1.02 * needed
     tape = layer.forward(x)[2]
     assert peak < 0.9 * sum(array.nbytes for array in {id(a): a for a in in_tape(tape.content)}.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_is_done_where_all_rows_have_ended(name, dtype):
+    """Results are those of the steps before, and zeros; the tape has as many steps."""
+    layer = LAYERS[name](3, 4, dtype)
+    x, state, _, reset = draw(layer, 40, 3, name)
+    for lengths in ([5, 9, 0], [0, 0, 0], [40, 1, 40]):
+        end, options = max(lengths), {"lengths": np.array(lengths)}
+        d_y = rng("d_y", name).normal(size=(40, 3, layer.output_size)).astype(dtype)
+        y, last, tape = layer.forward(x, state, reset=reset, **options)
+        short_y, short_last, short_tape = layer.forward(x[:end], state, reset=reset[:end], **options)
+        d_x, *rest = layer.backward(tape, d_y)
+        short_d_x, *short_rest = layer.backward(short_tape, d_y[:end])
+        for whole, short in ((y, short_y), (d_x, short_d_x), (layer(x, state, reset=reset, **options)[0], short_y)):
+            assert same_bits([whole[:end]], [short]) and not whole[end:].any() and len(whole) == 40
+        assert same_bits(leaves(last), leaves(short_last)) and same_bits(leaves(rest[0]), leaves(short_rest[0]))
+        assert same_bits(list(rest[1].values()), list(short_rest[1].values()))
+        sizes, short_sizes = ([array.size for array in in_tape(t.content)] for t in (tape, short_tape))
+        assert sizes == short_sizes
 
 
 def in_tape(content):
