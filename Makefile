@@ -50,7 +50,7 @@ clean:
 	touch $@
 
 $(BUILT): EXTRA := dev
-.venv/demo: EXTRA := demo
+.venv/demo: EXTRA := demo,onnx
 $(BUILT) .venv/demo: .venv/tools setup.py $(wildcard pyx/*)
 	@echo 'Compiling the kernels takes a minute or two'
 	$(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'

@@ -23,6 +23,7 @@ from .optable import LETTERS, OPS
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how much of it, and of how much."""
+RUNTIMES = {"cpu": "onnxruntime CPU", "cuda": "onnxruntime CUDA", "reference": "onnx.reference"}
 VERDICTS = {True: "ok", False: "FAILED"}
 
 
@@ -43,11 +44,12 @@ def info(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Train a GRU and an LSTM on handwritten digits, and check every op on them.
 
-    Both are layers that read scikit-learn's digits row by row. Once they are trained, all twelve ops
-    run on digits that were held out and are compared with the float64 formulas. Writes a picture of the training and of
-    what the networks believe after each row. The exit status is 0 if both networks know 95 % of the held-out digits and
-    every op keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained
-    weights amplify float32's rounding.
+    Both are layers that read scikit-learn's digits row by row. Once they are trained, all twelve ops run on digits that
+    were held out and are compared with the float64 formulas, and so are their ONNX graphs on onnxruntime and
+    onnx.reference, where these are installed (the extra onnx). Writes a picture of the training and of what the
+    networks believe after each row. The exit status is 0 if both networks know 95 % of the held-out digits and every op
+    keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained weights
+    amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
     """
     require("demo", "matplotlib", "rich", "sklearn")
     with progress() as tell:
@@ -73,14 +75,24 @@ def demo(options: argparse.Namespace) -> int:
         ["network", "weights:", "loss:", "held out, right:", "required:", "time, s:", ""],
         rows,
     )
+    runtimes = list(result.checks[0].runtimes)
+    rows = []
+    for c in result.checks:
+        ours = [c.op, f"{c.ours.error_eps:.2f}", f"{c.ours.bound_eps:.2f}", c.ours.output]
+        theirs = [f"{c.runtimes[name].error_eps:.2f}" for name in runtimes]
+        rows.append([*ours, *theirs, f"{c.time_us:.0f}", c.ok])
     print_table(
         f"Every op on {demo.CHECKED} held-out digits: the largest error in eps, against float64",
-        ["op", "error:", "bound:", "in output", "time, us:", ""],
-        [[c.op, f"{c.error_eps:.2f}", f"{c.bound_eps:.2f}", c.output, f"{c.time_us:.0f}", c.ok] for c in result.checks],
+        ["op", "blockcell:", "bound:", "in output", *(f"{RUNTIMES[name]}:" for name in runtimes), "time, us:", ""],
+        rows,
     )
+    if not runtimes:
+        print('The ONNX graphs were not run: pip install "blockcell[onnx]"\n')
     print_machine()
     print(f"The picture is {options.output}")
-    failed = [part.network for part in result.trainings if not part.ok] + [c.op for c in result.checks if not c.ok]
+    failed = [part.network for part in result.trainings if not part.ok]
+    failed += [c.op for c in result.checks if not c.ours.ok]
+    failed += [f"{c.op} on {RUNTIMES[name]}" for c in result.checks for name in runtimes if not c.runtimes[name].ok]
     print(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all twelve ops keep their bounds.")
     return 0 if result.ok else 1
 

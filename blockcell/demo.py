@@ -3,7 +3,7 @@
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
 steps of I = 8 pixels, and after every row a softmax readout of h says which digit this is: the belief.  They are
 layers, trained through `backward` and `blockcell.optim`.  Then all twelve ops run on the trained weights and on digits
-that were held out, and are compared with the float64 formulas.
+that were held out, and are compared with the float64 formulas; so are their ONNX graphs on the runtimes that are here.
 
 The settings below were chosen while looking at the held-out digits, so the accuracies flatter a little.
 
@@ -12,9 +12,10 @@ This module computes and draws; `blockcell.cli` talks to the user.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ CHECKED = 64  # held-out digits that the ops run on
 BOUND_EPS = 5.0  # what the tests allow float32; here where the data do not amplify rounding more than that
 CHAIN = 64  # the kernels' products are sums of chains of so many terms
 ACTIVATION_EPS = 1.0  # the kernels' sigmoid and tanh are within 2 ulp, and an ulp below 1 is half an eps
+RUNTIMES_SHARE = 2.0  # of the kernels' bound: runtimes do not say in which order they sum, nor how good their tanh is
 REQUIRED_ACCURACY = 0.95
 
 EPS = float(np.finfo(np.float32).eps)
@@ -179,21 +181,40 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
 
 # -------------------------------------------------------------------------------------------------------------- the ops
 @dataclass(frozen=True)
-class Check:
-    """An op against its formula: the largest error of any output, in eps of that output's largest entry.
+class Error:
+    """The largest error of any output, in eps of that output's largest entry.
 
     Every output has a bound of its own; the one shown is one that breaks it, if there is any.
     """
 
-    op: str
     error_eps: float
     output: str
     bound_eps: float
-    time_us: float
 
     @property
     def ok(self) -> bool:
         return self.error_eps <= self.bound_eps
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ok": self.ok}
+
+
+@dataclass(frozen=True)
+class Check:
+    """An op against its formula, the kernel and the graph on every ONNX runtime that is here."""
+
+    op: str
+    time_us: float
+    ours: Error
+    runtimes: dict[str, Error]
+
+    @property
+    def ok(self) -> bool:
+        return self.ours.ok and all(error.ok for error in self.runtimes.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        runtimes = {name: error.as_dict() for name, error in self.runtimes.items()}
+        return {"op": self.op, "time_us": self.time_us, **self.ours.as_dict(), "runtimes": runtimes}
 
 
 def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, dict[str, Any]]:
@@ -249,8 +270,8 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
     return reordered
 
 
-def check(name: str, values: dict[str, Any]) -> Check:
-    """Run an op, compare it with its formula and take the time of it."""
+def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:
+    """Run an op, compare it with its formula and take the time of it; then compare its graph on runtimes."""
     op = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)
     results = op(**values)._asdict()
     exact = FORMULAS[name](**values)._asdict()
@@ -261,8 +282,36 @@ def check(name: str, values: dict[str, Any]) -> Check:
         errors[output] = error_in_eps(result, exact[output], EPS)
     moved = sensitivity(name, values, exact)
     bounds = {output: max(BOUND_EPS, CHAIN**0.5 / 2 * moved[output] + ACTIVATION_EPS) for output in errors}
-    worst = max(errors, key=lambda output: (errors[output] > bounds[output], errors[output]))
-    return Check(name, errors[worst], worst, bounds[worst], 1e6 * seconds(lambda: op(**values)))
+    ours = worst(errors, bounds)
+    time_us = 1e6 * seconds(lambda: op(**values))
+    theirs = {runtime: on_runtime(runtime, name, values, bounds) for runtime in runtimes}
+    return Check(name, time_us, ours, theirs)
+
+
+def worst(errors: Mapping[str, float], bounds: Mapping[str, float]) -> Error:
+    output = max(errors, key=lambda output: (not errors[output] <= bounds[output], errors[output]))
+    return Error(errors[output], output, bounds[output])
+
+
+def runtimes_here() -> list[str]:
+    """The names by which `onnx_export.verify` knows the ONNX runtimes that are installed."""
+    if not (importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")):
+        return []
+    from onnx_export.verification import available
+
+    return available()
+
+
+def on_runtime(runtime: str, name: str, values: dict[str, Any], bounds: Mapping[str, float]) -> Error:
+    """The graph of an op. Its bounds are those of `onnx_export.verify`, or the kernels' where the weights amplify."""
+    from onnx_export.verification import compare
+
+    rows = compare(name, values, [runtime])
+    for row in rows:
+        if not np.isfinite(row.error):
+            raise FloatingPointError(f"{name} on {runtime}: {row.output} is not finite")
+    shares = {row.output: max(row.bound, RUNTIMES_SHARE * bounds[row.output]) for row in rows}
+    return worst({row.output: row.error for row in rows}, shares)
 
 
 def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
@@ -322,7 +371,7 @@ class Result:
             "required_accuracy": REQUIRED_ACCURACY,
             "networks": [asdict(training) | {"ok": training.ok} for training in self.trainings],
             "sizes": {"T": 8, "B": CHECKED, "I": 8, "H": HIDDEN},
-            "ops": [asdict(check) | {"ok": check.ok} for check in self.checks],
+            "ops": [check.as_dict() for check in self.checks],
             "ok": self.ok,
         }
 
@@ -331,11 +380,12 @@ def run(seed: int = 0, tell: Progress = lambda what, done, of: None) -> Result:
     """Train both networks and check all ops."""
     digits, held_out = load()
     networks = new_networks(seed)
-    checks = []
+    checks: list[Check] = []
+    runtimes = runtimes_here()
     with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads spin and take a core from the ops
         trainings = [train(network, digits, held_out, np.random.default_rng(seed), tell) for network in networks]
         for name, values in arguments(*networks, held_out.take(slice(CHECKED))).items():
-            checks.append(check(name, values))
+            checks.append(check(name, values, runtimes))
             tell("checking the ops", len(checks), len(OPS))
     return Result(seed, len(digits.labels), len(held_out.labels), trainings, checks, networks, held_out)
 

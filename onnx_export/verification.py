@@ -14,18 +14,16 @@ from onnx.reference import ReferenceEvaluator
 
 from blockcell import ops as own_ops
 from blockcell import raw_ops
-from blockcell.formulas import FORMULAS
-from blockcell.optable import OPS, GRUStates, LSTMStates, Op, sizes_of
+from blockcell.formulas import FORMULAS, error_in_eps
+from blockcell.optable import LETTERS, OPS, GRUStates, LSTMStates, Op, sizes_of
 
 from .build import build, config
 
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
-KERNELS = "blockcell"  # the column of the kernels, which are always asked
+KERNELS = "blockcell"  # the column of the kernels
 PROVIDERS = ("cpu", "cuda", "reference")
-CHAIN = (
-    256  # runtimes sum a product in one chain, whose rounding grows with the root of its length: bounds from here on
-)
+CHAIN = 256  # bounds grow from here on: runtimes sum a product in one chain, which rounds with the root of its length
 SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
 DTYPES = ("float32", "float64", "float16")
 
@@ -103,7 +101,7 @@ class Report:
                 x = [ops.index(row.op) + 0.15 * (k - (len(self.providers) - 1) / 2) for row in rows]
                 axes.plot(x, [row.error / row.bound for row in rows], "o", markersize=4, alpha=0.6, label=provider)
             axes.axhline(1, color="black", linewidth=1)
-            axes.set(yscale="symlog", ylabel="error / bound", title=dtype)
+            axes.set(ylabel="error / bound", title=dtype)
             axes.set_yscale("symlog", linthresh=1e-3)
         panels[0, 0].legend(ncols=len(self.providers), fontsize="small")
         panels[-1, 0].set_xticks(range(len(ops)), ops, rotation=30, ha="right")
@@ -185,14 +183,22 @@ def available() -> list[str]:
 def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
     attrs = {"use_peephole": True} if OPS.get(name) and OPS[name].attributes else {}
     op = config(name, dtype, sizes, attrs).op  # complains of what is unknown
-    chain = max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
-    sizes = {letter: sizes[letter] for letter in sizes if letter in op.sources}
-    values = numbers(op, sizes, dtype) | attrs
+    return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
+
+
+def compare(name: str, values: Mapping[str, Any], providers: Iterable[str]) -> list[Row]:
+    """An op on these arguments, attributes among them: a row for every output on the kernels and on runtimes."""
+    op = OPS[name]
+    dtype = values[op.inputs[0].name].dtype
+    dims = [(tensor.shape.split(), np.shape(values[tensor.name])) for tensor in op.inputs]
+    sizes = {word: size for words, shape in dims for word, size in zip(words, shape, strict=True) if word in LETTERS}
+    attrs = {attribute.name: values[attribute.name] for attribute in op.attributes if attribute.name in values}
     exact = FORMULAS[name](**values)
     eps = float(np.finfo(dtype).eps)
-    bound = chain * (1e-13 / eps if dtype == np.float64 else 24.0 if op.sequence and dtype == np.float32 else 8.0)
+    bound = 1e-13 / eps if dtype == np.float64 else 24.0 if op.sequence and dtype == np.float32 else 8.0
+    bound *= max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
     rows = []
-    for provider in (KERNELS, *providers):
+    for provider in providers:
         results = _results(provider, op, dtype, sizes, attrs, values)
         for tensor, result, right in zip(op.outputs, results, exact, strict=True):
             rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, right, eps), bound))
@@ -200,7 +206,12 @@ def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Seq
 
 
 def _results(
-    provider: str, op: Op, dtype: np.dtype[Any], sizes: dict[str, int], attrs: dict[str, bool], values: dict[str, Any]
+    provider: str,
+    op: Op,
+    dtype: np.dtype[Any],
+    sizes: dict[str, int],
+    attrs: dict[str, Any],
+    values: Mapping[str, Any],
 ) -> Sequence[Array]:
     """What an op gives on the kernels or a runtime."""
     if provider == KERNELS:
@@ -218,17 +229,13 @@ def _results(
 
 
 def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, ...]]:
-    """The largest error in eps of the largest entry, and where; infinite for a wrong shape, NaN counts as that too."""
+    """The largest error in eps, and where: that of the first NaN if there is one; infinite for a wrong shape."""
     if result.shape != exact.shape:
         return float("inf"), ()
     if not exact.size:
         return 0.0, ()
-    errors = np.abs(result.astype(np.float64) - exact)
-    errors[np.isnan(errors)] = np.inf
-    at = np.unravel_index(int(errors.argmax()), errors.shape)
-    largest = float(np.abs(exact).max())
-    error = float(errors[at])
-    return (error / (eps * largest) if largest else error and float("inf")), tuple(int(k) for k in at)
+    at = np.unravel_index(int(np.abs(result - exact).argmax()), exact.shape)
+    return error_in_eps(result, exact, eps), tuple(int(k) for k in at)
 
 
 def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 
 import matplotlib.image
 import numpy as np
 import pytest
 
+import onnx_export
 from blockcell import cli, demo, raw_ops
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
+from onnx_export import verification
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,11 +115,24 @@ def test_checks_are_errors_against_the_formulas(result):
     for check in result.checks:
         module = {"ops": demo.ops, "raw_ops": raw_ops}[OPS[check.op].module]
         ours, exact = (
-            getattr(f(**values[check.op]), check.output).astype(float)
+            getattr(f(**values[check.op]), check.ours.output).astype(float)
             for f in (getattr(module, check.op), FORMULAS[check.op])
         )
-        assert np.abs(ours - exact).max() / np.abs(exact).max() * 2**23 == pytest.approx(check.error_eps)
-        assert 0 < check.error_eps <= check.bound_eps and check.bound_eps >= 5 and check.time_us > 0
+        assert np.abs(ours - exact).max() / np.abs(exact).max() * 2**23 == pytest.approx(check.ours.error_eps)
+        assert 0 < check.ours.error_eps <= check.ours.bound_eps and check.ours.bound_eps >= 5 and check.time_us > 0
+
+
+def test_graphs_are_checked_too(result):
+    """On every runtime that is here, and on the same arguments."""
+    values = demo.arguments(*result.networks, result.digits.take(slice(demo.CHECKED)))
+    for check in result.checks:
+        assert {"cpu", "reference"} <= check.runtimes.keys()
+        attrs = {attribute.name: values[check.op][attribute.name] for attribute in OPS[check.op].attributes}
+        states = onnx_export.Session(check.op, attrs=attrs)(**values[check.op])._asdict()
+        exact = FORMULAS[check.op](**values[check.op])._asdict()
+        errors = {name: np.abs(states[name] - exact[name]).max() / np.abs(exact[name]).max() for name in exact}
+        found = check.runtimes["cpu"]
+        assert errors[found.output] * 2**23 == pytest.approx(found.error_eps) and found.error_eps < found.bound_eps
 
 
 def test_arguments_of_the_ops():
@@ -166,10 +182,34 @@ def test_a_wrong_op_fails(result, monkeypatch):
     assert demo.check("LSTMBlockCellGrad", values).ok
     wrong(monkeypatch, "LSTMBlockCellGrad", 1 + 2**-19)
     check = demo.check("LSTMBlockCellGrad", values)
-    assert not check.ok and check.output == "cs_prev_grad" and 14 < check.error_eps < 18
+    assert not check.ok and check.ours.output == "cs_prev_grad" and 14 < check.ours.error_eps < 18
     wrong(monkeypatch, "LSTMBlockCellGrad", np.nan)
     with pytest.raises(FloatingPointError, match="LSTMBlockCellGrad: cs_prev_grad is not finite"):
         demo.check("LSTMBlockCellGrad", values)
+
+
+def wrong_graph(monkeypatch, name, factor):
+    """Let an op be wrong in one entry of its first result on onnx.reference."""
+    right = verification._results
+
+    def spoilt(provider, op, *rest):
+        results = [np.array(result) for result in right(provider, op, *rest)]
+        if (provider, op.name) == ("reference", name):
+            results[0].flat[np.abs(results[0]).argmax()] *= np.float32(factor)
+        return results
+
+    monkeypatch.setattr(verification, "_results", spoilt)
+
+
+def test_a_wrong_graph_fails(result, monkeypatch):
+    values = demo.arguments(*result.networks, result.digits.take(slice(demo.CHECKED)))["LSTMBlockCellGrad"]
+    wrong_graph(monkeypatch, "LSTMBlockCellGrad", 1 + 2**-18)
+    check = demo.check("LSTMBlockCellGrad", values, ["cpu", "reference"])
+    assert check.ours.ok and check.runtimes["cpu"].ok and not check.ok
+    assert check.runtimes["reference"].output == "cs_prev_grad" and 28 < check.runtimes["reference"].error_eps < 36
+    wrong_graph(monkeypatch, "LSTMBlockCellGrad", np.nan)
+    with pytest.raises(FloatingPointError, match="LSTMBlockCellGrad on reference: cs_prev_grad is not finite"):
+        demo.check("LSTMBlockCellGrad", values, ["reference"])
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -190,7 +230,10 @@ def test_command(capsys, tmp_path):
         assert len(network["losses"]) == len(network["accuracies"]) == 20
         assert network["ok"] and network["accuracies"][-1] >= document["required_accuracy"] == 0.95
     assert [op["op"] for op in document["ops"]] == list(OPS)
-    assert all(set(op) == {"op", "error_eps", "output", "bound_eps", "time_us", "ok"} for op in document["ops"])
+    figures = {"error_eps", "output", "bound_eps", "ok"}
+    for op in document["ops"]:
+        assert set(op) == figures | {"op", "time_us", "runtimes"}
+        assert {"cpu", "reference"} <= op["runtimes"].keys() and all(set(r) == figures for r in op["runtimes"].values())
     assert document["machine"]["level"] and document["picture"] == str(path)
     picture = matplotlib.image.imread(path)
     assert path.read_bytes().startswith(b"\x89PNG") and picture.shape[0] > 800 and picture.std() > 0.1
@@ -201,7 +244,9 @@ def test_table(capsys, tmp_path, result, monkeypatch):
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
     assert status == 0 and "FAILED" not in out and "\x1b" not in out
     for check in result.checks:
-        assert any(line.split()[:2] == [check.op, f"{check.error_eps:.2f}"] for line in out.splitlines())
+        (line,) = (line.split() for line in out.splitlines() if line.split()[:1] == [check.op])
+        theirs = [f"{error.error_eps:.2f}" for error in check.runtimes.values()]
+        assert [line[1], *line[4:-2]] == [f"{check.ours.error_eps:.2f}", *theirs]
     assert out.endswith("Both networks and all twelve ops keep their bounds.\n")
 
 
@@ -209,9 +254,21 @@ def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
     trained = {training.network: training for training in result.trainings}
     monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])  # the first weights do here
     wrong(monkeypatch, "LSTMBlockCell", 1 + 1e-5)
+    wrong_graph(monkeypatch, "block_gru", 1 + 1e-4)
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
-    assert status == 1 and out.endswith("FAILED: LSTMBlockCell\n")
-    assert [line.split()[-1] for line in out.splitlines() if "LSTMBlockCell " in line] == ["FAILED"]
+    assert status == 1 and out.endswith("FAILED: LSTMBlockCell, block_gru on onnx.reference\n")
+    verdicts = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.endswith(("ok", "FAILED"))}
+    assert {name for name in OPS if verdicts[name] == "FAILED"} == {"LSTMBlockCell", "block_gru"}
+
+
+def test_without_onnx(capsys, tmp_path, monkeypatch, result):
+    trained = {training.network: training for training in result.trainings}
+    monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find_spec(name))
+    status, out = command(capsys, "--output", str(tmp_path / "a.png"))
+    assert status == 0 and 'The ONNX graphs were not run: pip install "blockcell[onnx]"' in out
+    assert "reference" not in out
 
 
 def test_a_low_accuracy_is_status_1(capsys, tmp_path, monkeypatch, result):

@@ -11,7 +11,7 @@ from cases import arguments, golden
 from blockcell import _kernels
 from blockcell._args import Binder
 from blockcell._bind import Call
-from blockcell.formulas import FORMULAS
+from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
@@ -64,13 +64,10 @@ def sizes_of(T, B, I, H):  # noqa: E741
 
 def errors(results, expected, dtype):
     """The largest error of each output, in eps of its largest entry."""
-    eps = float(np.finfo(dtype).eps)
     for name, result in zip(expected._fields, results, strict=True):
         reference = getattr(expected, name)
         assert result.dtype == dtype and result.shape == reference.shape, name
-        scale = np.abs(reference).max(initial=0)
-        error = np.abs(result.astype(np.float64) - reference).max(initial=0)
-        yield name, (error / (eps * scale) if scale else float(error > 0) * np.inf if error else 0.0)
+        yield name, error_in_eps(result, reference, float(np.finfo(dtype).eps))
 
 
 def same_bits(a, b):
