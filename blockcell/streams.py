@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ._read import short
 from ._stream import Stream, restored
 from .optable import Array
 
@@ -65,10 +66,18 @@ class StackStream:
 
     @state.setter
     def state(self, value: Sequence[Any]) -> None:
+        expected = f"expected {len(self._streams)}, one for each layer"
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
         if len(value) != len(self._streams):
-            raise ValueError(f"Stack.stream: state has {len(value)} parts; expected {len(self._streams)}")
-        for stream, part in zip(self._streams, value, strict=True):
-            stream.state = part
+            raise ValueError(f"Stack.stream: state has {len(value)} parts; {expected}")
+        before = self.state
+        try:
+            for stream, part in zip(self._streams, value, strict=True):
+                stream.state = part
+        except Exception:  # all or nothing
+            self.state = before
+            raise
 
     def _in_use(self) -> Stack:
         return type(self.layer)([stream._in_use() for stream in self._streams])

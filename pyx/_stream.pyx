@@ -9,6 +9,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 import numpy
 
 from blockcell._kernels import get_num_threads
+from blockcell._read import short
 
 from panels cimport stride_of
 
@@ -253,8 +254,11 @@ cdef class Stream:
     @state.setter
     def state(self, value):
         names = self.layer._state._fields
+        what, expected = f"{type(self.layer).__name__}.stream: state", self.layer._state.__name__
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
         if len(value) != len(names):
-            raise ValueError(f"state has {len(value)} arrays; expected {', '.join(names)}")
+            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
         arrays = [self.taken(name, array, (self.batch, self.H)) for name, array in zip(names, value)]
         for rows, array in zip(self.states, arrays):
             rows[:, : self.H] = array

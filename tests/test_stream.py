@@ -216,6 +216,10 @@ def test_errors():
         stream.reset([3])
     with pytest.raises(ValueError, match="h has shape"):
         stream.state = before.cs, before.h[:1]
+    with pytest.raises(TypeError, match=r"LSTM.stream: state is of type ndarray; expected LSTMState\(cs, h\)"):
+        stream.state = before.h
+    with pytest.raises(ValueError, match=r"LSTM.stream: state has 1 arrays; expected cs, h"):
+        stream.state = (before.h,)
     assert same(stream.state, before)
     with pytest.raises(ValueError, match="batch"):
         layer.stream(0)
@@ -223,6 +227,22 @@ def test_errors():
         layer.stream(1.5)
     with pytest.raises(TypeError, match=r"Bidirectional.*last step"):
         Bidirectional(layer, layer).stream()
+
+
+def test_a_state_that_does_not_fit_a_stack_changes_nothing():
+    stream = LAYERS["Stack"](np.float32).stream(B)
+    stream.run(inputs())
+    before = stream.state
+    other = LAYERS["Stack"](np.float32).stream(B).state
+    for value, error, message in (
+        (1, TypeError, "Stack.stream: state is 1; expected 2, one for each layer"),
+        (other[:1], ValueError, "Stack.stream: state has 1 parts; expected 2, one for each layer"),
+        ((other[0], (other[1].h[:1],)), ValueError, r"h has shape \(1, 19\)"),
+        ((other[0], other[0]), ValueError, "GRU.stream: state has 2 arrays; expected h"),
+    ):
+        with pytest.raises(error, match=message):
+            stream.state = value
+        assert same(stream.state, before)
 
 
 def test_threads_do_not_change_bits():
