@@ -42,33 +42,28 @@ Run = Callable[[], object]
 def results(provider: str) -> tuple[list[list[str]], bool]:
     """A row for every op, dtype and form, and whether all are within bounds."""
     from cases import arguments
-    from graphs import attributes, bound, exact
 
-    import onnx_export
     from blockcell.optable import OPS
+    from onnx_export.verification import compare
 
     rows, ok = [], True
     for op, table in OPS.items():
         for dtype in ("float64", "float32", "float16"):
-            limit = 1e-12 if dtype == "float64" else bound(op, dtype)
+            eps = np.finfo(dtype).eps
             for loop in ["scan", "unroll", "loop"] if table.sequence else ["scan"]:
                 args = arguments(op, SIZES, dtype=np.dtype(dtype), seq_len_max=5 if table.sequence else None)
-                worst, where, verdict = 0.0, "", "ok"
+                error, where, verdict = "", "", "ok"
                 try:
-                    options = {"sizes": {"T": SIZES["T"]}} if loop == "unroll" else {}
-                    session = onnx_export.Session(
-                        op, provider=provider, dtype=dtype, loop=loop, attrs=attributes(op, args), **options
-                    )
-                    for tensor, result, right in zip(table.outputs, session(**args), exact(op, args), strict=True):
-                        error = np.abs(result - right).max() / np.abs(right).max()
-                        if not error <= worst:  # also where it is NaN
-                            worst, where = float(error), tensor.name
-                    if not worst <= limit:
-                        verdict = f"above {limit:.1e}"
+                    found = compare(op, args, [provider], loop)
+                    worst = max(found, key=lambda row: (np.isnan(row.error), row.error))
+                    limit = 1e-12 / eps if dtype == "float64" else worst.bound
+                    error, where = f"{worst.error * eps:.1e}", worst.output
+                    if not worst.error <= limit:
+                        verdict = f"above {limit * eps:.1e}"
                 except Exception as failure:  # one that fails must not keep the others from being tried
                     verdict = f"{type(failure).__name__}: {str(failure).splitlines()[0]}"
                 ok &= verdict == "ok"
-                rows.append([op, dtype, loop, f"{worst:.1e}", where, verdict])
+                rows.append([op, dtype, loop, error, where, verdict])
                 print(*rows[-1], flush=True)
     return rows, ok
 

@@ -271,7 +271,16 @@ def _started(model: ModelProto, provider: str, sizes: Mapping[str, int] | None =
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
-    running = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[provider]])
+    try:
+        running = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[provider]])
+    except Exception as error:  # onnxruntime's own classes
+        if "fallback to CPU EP" not in str(error):
+            raise
+        raise RuntimeError(
+            f"provider is {provider!r}, but it has no kernel for a part of {model.graph.name}; expected a model of "
+            "opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has kernels for LSTMs without "
+            f"peephole alone (onnxruntime: {error})"
+        ) from error
     active = running.get_providers()
     if active[0] != PROVIDERS[provider][0]:
         raise RuntimeError(f"provider is {provider!r}, but onnxruntime fell back to {', '.join(active)}")

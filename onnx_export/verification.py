@@ -105,6 +105,7 @@ class Report:
             axes.set_yscale("symlog", linthresh=1e-3)
         panels[0, 0].legend(ncols=len(self.providers), fontsize="small")
         panels[-1, 0].set_xticks(range(len(ops)), ops, rotation=30, ha="right")
+        panels[-1, 0].set_xlim(-0.5, len(ops) - 0.5)
         figure.savefig(path, format="png")
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,8 +187,11 @@ def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Seq
     return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
 
 
-def compare(name: str, values: Mapping[str, Any], providers: Iterable[str]) -> list[Row]:
-    """An op on these arguments, attributes among them: a row for every output on the kernels and on runtimes."""
+def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], loop: str = "scan") -> list[Row]:
+    """An op on these arguments, attributes among them: a row for every output on the kernels and on runtimes.
+
+    ``loop`` is the form of a sequence on onnxruntime; onnx.reference gets every step written out.
+    """
     op = OPS[name]
     dtype = values[op.inputs[0].name].dtype
     dims = [(tensor.shape.split(), np.shape(values[tensor.name])) for tensor in op.inputs]
@@ -199,32 +203,27 @@ def compare(name: str, values: Mapping[str, Any], providers: Iterable[str]) -> l
     bound *= max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
     rows = []
     for provider in providers:
-        results = _results(provider, op, dtype, sizes, attrs, values)
+        results = _results(provider, op, dtype, {"sizes": sizes, "attrs": attrs, "loop": loop}, values)
         for tensor, result, right in zip(op.outputs, results, exact, strict=True):
             rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, right, eps), bound))
     return rows
 
 
 def _results(
-    provider: str,
-    op: Op,
-    dtype: np.dtype[Any],
-    sizes: dict[str, int],
-    attrs: dict[str, Any],
-    values: Mapping[str, Any],
+    provider: str, op: Op, dtype: np.dtype[Any], options: dict[str, Any], values: Mapping[str, Any]
 ) -> Sequence[Array]:
     """What an op gives on the kernels or a runtime."""
     if provider == KERNELS:
         results: Sequence[Array] = getattr({"raw_ops": raw_ops, "ops": own_ops}[op.module], op.name)(**values)
     elif provider == "reference":
-        model = build(op.name, dtype=dtype, sizes=dict(sizes), attrs=attrs, loop="unroll")  # Scan: from onnx 1.22 on
+        model = build(op.name, dtype=dtype, **options | {"loop": "unroll"})  # its Scan is whole since onnx 1.22
         given = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
         with np.errstate(all="ignore"):
             results = [*map(np.asarray, ReferenceEvaluator(model).run(None, given))]
     else:
         from .session import Session
 
-        results = Session(op.name, provider=provider, dtype=dtype, sizes=dict(sizes), attrs=attrs)(**values)
+        results = Session(op.name, provider=provider, dtype=dtype, **options)(**values)
     return results
 
 

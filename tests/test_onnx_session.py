@@ -170,6 +170,21 @@ def test_native_where_onnxruntime_has_no_kernel():
     check_refused(ready, args, ValueError, "x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
 
 
+def test_a_node_without_a_kernel_on_cuda(monkeypatch):
+    """What onnxruntime says then does not tell what is possible."""
+
+    def refuse(*args, **options):
+        raise Exception(
+            "This session contains graph nodes that are assigned to the default CPU EP, but fallback to CPU EP"
+        )
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    model = onnx_export.build("GRUBlockCell", opset=21)
+    with pytest.raises(RuntimeError, match="kernel for a part of GRUBlockCell; expected a model of opset 15 to 20 and"):
+        onnx_export.Session(model, provider="cuda")
+
+
 @pytest.mark.skipif(CUDA, reason="there is a CUDA provider")
 def test_cuda_where_there_is_none():
     with pytest.raises(RuntimeError, match=r"onnxruntime [\d.]+ has only .*CPUExecutionProvider here; the package"):
