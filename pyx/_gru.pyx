@@ -6,17 +6,17 @@ One step, cut into lines of units; the reset gate acts before the product, and u
     c = tanh([x, h_prev * r] @ w_c + b_c)          h = u * (h_prev - c) + c
 
 `gates` and `candidate` compute that for one line of one row on the tile's accumulators, `gates_grad` and
-`candidate_grad` its gradient; all the rest brings them their operands.  Work is cut into *pairs* of lines of units, so
-that a panel without gates fills the tile.  A sequence splits its work over batch rows where there are enough of them
-(threads never meet), else over pairs (threads meet twice a step: forward when h_prev * r and h are complete, backward
-when d_c and d_r are).  A single step packs its weights block by block where they are used.
+`candidate_grad` its gradient; all the rest brings them their operands.  Work is cut into panels of lines of units:
+two for r and u, four for c and backward, which fills the tile.  A sequence splits its work over batch rows where there
+are enough of them (threads never meet), else over panels (threads meet twice a step: forward when h_prev * r and h are
+complete, backward when d_c and d_r are).  A single step packs its weights block by block where they are used.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sum, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, column_sums, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -81,7 +81,7 @@ cdef void gates_grad(
 cdef struct Forward:
     Steps steps  # those that are run
     Py_ssize_t B, I, H
-    Py_ssize_t L, P  # units in a line, pairs of lines
+    Py_ssize_t L  # units in a line
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
     Py_ssize_t ld  # stride of rows of the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
@@ -101,39 +101,38 @@ cdef Forward forward_of(
     p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
     p.ru, p.c = panels_of(whole, I, H, p.L, 2), panels_of(whole, I, H, p.L, 1)
-    p.P = p.ru.count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
     p.by_rows = whole and splits_rows(B, H, 3, itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, 3, p.P, p.by_rows, whole, threads)
+    p.threads = forward_threads(T, B, I, H, 3, p.ru.count, p.by_rows, whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.h = 0 if packed else packed_size(&p)
     p.hr = p.h + B * p.Hs
     p.u = p.hr + B * p.Hs
     p.x = p.u + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (2 * p.chunk * B * p.P * LINES * p.L if p.chunk > 1 or not whole else 0)
+    p.total = p.z + ((p.ru.count + p.c.count) * p.chunk * B * LINES * p.L if p.chunk > 1 or not whole else 0)
     return p
 
 
 cdef Py_ssize_t packed_size(const Forward *p) noexcept nogil:
     """Reals of all panels."""
-    return (p.ru.size + p.c.size) * p.P
+    return p.ru.size * p.ru.count + p.c.size * p.c.count
 
 
 cdef void use_panels(Forward *p, real *panels) noexcept nogil:
-    p.ru.base, p.c.base = panels, panels + p.ru.size * p.P
+    p.ru.base, p.c.base = panels, panels + p.ru.size * p.ru.count
 
 
 cdef void gates_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
-    """From z to r, u and h_prev * r of the step processed as number k, for pair j and batch rows b0 to b1."""
+    """From z to r, u and h_prev * r of the step processed as number k, for panel j and batch rows b0 to b1."""
     cdef real[LF] gate_r
     cdef Py_ssize_t q, s, at, to, t = step_at(&p.steps, k)
     cdef real *u
     for q in range(b0, b1):
         for s in range(units_in(&p.ru, j)):
-            at = (j * PLAIN + s) * p.L
+            at = (j * p.ru.units + s) * p.L
             to = (t * p.B + q) * p.H + at
             u = work + p.u + q * p.Hs + at
             gates(z + ((q - b0) * LINES + 2 * s) * p.L, work + p.h + q * p.Hs + at, gate_r, u,
@@ -145,14 +144,14 @@ cdef void gates_cells(
                 clear(u, p.L)
             store_line(out[0] + to, gate_r, p.H - at)
             store_line(out[1] + to, u, p.H - at)
-            for_writing(out[0] + to + PLAIN * p.L)  # where pair j + 1 of this row will go
-            for_writing(out[1] + to + PLAIN * p.L)
+            for_writing(out[0] + to + p.ru.units * p.L)  # where panel j + 1 of this row will go
+            for_writing(out[1] + to + p.ru.units * p.L)
 
 
 cdef void candidate_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
-    """From z to c, h and the new state of the step processed as number k, for pair j and batch rows b0 to b1."""
+    """From z to c, h and the new state of the step processed as number k, for panel j and batch rows b0 to b1."""
     cdef real[LF] c
     cdef real[LF] zero
     cdef Py_ssize_t q, s, at, t = step_at(&p.steps, k)
@@ -162,7 +161,7 @@ cdef void candidate_cells(
     clear(zero, p.L)
     for q in range(b0, b1):
         for s in range(units_in(&p.c, j)):
-            at = (j * PLAIN + s) * p.L
+            at = (j * p.c.units + s) * p.L
             h = work + p.h + q * p.Hs + at
             y = h
             if marked(&p.steps, k, q, ENDED):
@@ -173,10 +172,10 @@ cdef void candidate_cells(
             if out[2] is not NULL:
                 row = out[2] + (t * p.B + q) * p.H + at
                 store_line(row, c, p.H - at)
-                for_writing(row + PLAIN * p.L)
+                for_writing(row + p.c.units * p.L)
             row = out[3] + (t * p.B + q) * p.ld + at
             store_line(row, y, p.H - at)
-            for_writing(row + PLAIN * p.L)
+            for_writing(row + p.c.units * p.L)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h, p.L)
             if marked(&p.steps, k + 1, q, FRESH):
@@ -187,10 +186,10 @@ cdef void step_rows(
     const Forward *p, const Panels *w, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *work, store **out
 ) noexcept nogil:
-    """A step's r and u or its c and h, whichever w is of, for pair j and batch rows b0 to b1; the input product comes
+    """A step's r and u or its c and h, whichever w is of, for panel j and batch rows b0 to b1; the input product comes
     in z, or is computed from x."""
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m
+    cdef Py_ssize_t r = b0, m, group = 0
     cdef real *a
     while r < b1:
         m = row_group(b1 - r)
@@ -199,32 +198,35 @@ cdef void step_rows(
         else:
             a = acc
             add_bias(w, j, m, a)
-            add_product(w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
-        add_product(w, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a)
+            add_product(w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, group)
+        add_product(w, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a, group)
         if w.gates == 2:
             gates_cells(p, j, k, r, r + m, a, work, out)
         else:
             candidate_cells(p, j, k, r, r + m, a, work, out)
         r += m
+        group += 1
 
 
 cdef void forward_part(
     const Forward *p, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, k0 = 0, k, steps, j, rows, at, z_panel
+    cdef Py_ssize_t b0 = 0, b1 = p.B, ru0 = 0, ru1 = p.ru.count, c0 = 0, c1 = p.c.count  # panels
+    cdef Py_ssize_t k0 = 0, k, steps, j, rows, at, z_panel
     cdef real *xs
     cdef real *z_ru
     cdef real *z_c
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
-        j0, j1 = share(p.P, part, parts), share(p.P, part + 1, parts)
+        ru0, ru1 = share(p.ru.count, part, parts), share(p.ru.count, part + 1, parts)
+        c0, c1 = share(p.c.count, part, parts), share(p.c.count, part + 1, parts)
     rows = b1 - b0
     z_panel = p.chunk * rows * LINES * p.L
     xs = work + p.x + p.chunk * b0 * p.Is
-    z_ru = work + p.z + 2 * p.chunk * b0 * p.P * LINES * p.L
-    z_c = z_ru + p.P * z_panel
+    z_ru = work + p.z + (p.ru.count + p.c.count) * p.chunk * b0 * LINES * p.L
+    z_c = z_ru + p.ru.count * z_panel
     while k0 < p.steps.T:
         steps = min(p.chunk, p.steps.T - k0)
         if p.by_rows:
@@ -234,16 +236,16 @@ cdef void forward_part(
                        share(steps * rows, part + 1, parts))
             meet(parts)
         if p.chunk > 1:
-            add_input_product(&p.ru, p.I, xs, p.Is, steps * rows, z_ru, z_panel, j0, j1)
-            add_input_product(&p.c, p.I, xs, p.Is, steps * rows, z_c, z_panel, j0, j1)
+            add_input_product(&p.ru, p.I, xs, p.Is, steps * rows, z_ru, z_panel, ru0, ru1)
+            add_input_product(&p.c, p.I, xs, p.Is, steps * rows, z_c, z_panel, c0, c1)
         for k in range(steps):
             at = k * rows * LINES * p.L
-            for j in range(j0, j1):
+            for j in range(ru0, ru1):
                 step_rows(p, &p.ru, work + p.h, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_ru + j * z_panel + at,
                           work, out)
             if not p.by_rows:
                 meet(parts)
-            for j in range(j0, j1):
+            for j in range(c0, c1):
                 step_rows(p, &p.c, work + p.hr, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_c + j * z_panel + at,
                           work, out)
             if not p.by_rows:
@@ -255,7 +257,7 @@ cdef void single_step(
     const Forward *p, const Panels *w, const real *h, real *work, const store *weights, store **out, Py_ssize_t j0,
     Py_ssize_t j1
 ) noexcept nogil:
-    """r and u or c and h of a sequence of one step with weights that are not packed yet, for the pairs j0 to j1."""
+    """r and u or c and h of a sequence of one step with weights that are not packed yet, for the panels j0 to j1."""
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
     for j in range(j0, j1):
@@ -287,19 +289,20 @@ cdef void forward_team(
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
-    cdef Py_ssize_t j0 = share(p.P, part, parts), j1 = share(p.P, part + 1, parts)
+    cdef Py_ssize_t ru0 = share(p.ru.count, part, parts), ru1 = share(p.ru.count, part + 1, parts)
+    cdef Py_ssize_t c0 = share(p.c.count, part, parts), c1 = share(p.c.count, part + 1, parts)
     load_states(p, work, h_prev, b0, b1)
-    pack_bias(&p.ru, <real *> p.ru.base, b_ru, j0, j1)
-    pack_bias(&p.c, <real *> p.c.base, b_c, j0, j1)
+    pack_bias(&p.ru, <real *> p.ru.base, b_ru, ru0, ru1)
+    pack_bias(&p.c, <real *> p.c.base, b_c, c0, c1)
     if p.steps.T == 1:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
         meet(parts)
-        single_step(p, &p.ru, work + p.h, work, w_ru, out, j0, j1)
+        single_step(p, &p.ru, work + p.h, work, w_ru, out, ru0, ru1)
         meet(parts)
-        single_step(p, &p.c, work + p.hr, work, w_c, out, j0, j1)
+        single_step(p, &p.c, work + p.hr, work, w_c, out, c0, c1)
     else:
-        pack_panels(&p.ru, <real *> p.ru.base, w_ru, p.I, j0, j1)
-        pack_panels(&p.c, <real *> p.c.base, w_c, p.I, j0, j1)
+        pack_panels(&p.ru, <real *> p.ru.base, w_ru, p.I, ru0, ru1)
+        pack_panels(&p.c, <real *> p.c.base, w_c, p.I, c0, c1)
         meet(parts)
         forward_part(p, work, x, out, part, parts)
 
@@ -364,7 +367,7 @@ def block_gru(
 cdef struct Backward:
     Steps steps  # those that are run
     Py_ssize_t T, B, I, H
-    Py_ssize_t L, J, P  # units in a line, lines of units, pairs of lines
+    Py_ssize_t L, J, P  # units in a line, lines of units, panels
     Py_ssize_t Hs, Ns  # strides in scratch of rows of h and of the gate gradients d_r, d_u, d_c of a row (t, b)
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
@@ -450,11 +453,12 @@ cdef void candidate_grad_rows(
     Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """d_h of the step processed as number k, from the gate gradients of the next, and with it d_u and d_c; for k = -1
-    the gradient of h_prev.  Pair j, batch rows b0 to b1."""
+    the gradient of h_prev.  Panel j, batch rows b0 to b1."""
     cdef real[TILE] acc
     cdef Py_ssize_t b = b0, m, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
+    cdef const real *panel = work + p.h_ru + j * PLAIN * p.L * 2 * p.H
     cdef real *carry
     cdef real *d_h
     cdef real *d
@@ -464,7 +468,7 @@ cdef void candidate_grad_rows(
             for s in range(lines * p.L):
                 acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s]
         if k < p.T - 1:
-            product(acc, m, lines, next_d + b * p.Ns, p.Ns, 1, work + p.h_ru + j * PLAIN * p.L * 2 * p.H, 2 * p.H)
+            product(acc, m, lines, next_d + b * p.Ns, p.Ns, 1, panel, 2 * p.H, panel + PLAIN * p.L * 2 * p.H)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -490,14 +494,15 @@ cdef void gates_grad_rows(
     const Backward *p, real *work, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t k,
     Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """d_r of the step processed as number k, from its d_c.  Pair j, batch rows b0 to b1."""
+    """d_r of the step processed as number k, from its d_c.  Panel j, batch rows b0 to b1."""
     cdef real[TILE] acc
     cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
+    cdef const real *panel = work + p.h_c + j * PLAIN * p.L * p.H
     while b < b1:
         m = row_group(b1 - b)
         clear(acc, m * LINES * p.L)
-        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, work + p.h_c + j * PLAIN * p.L * p.H, p.H)
+        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, panel, p.H, panel + PLAIN * p.L * p.H)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
                 for s in range(lines):
@@ -537,7 +542,7 @@ cdef void backward_team(
     Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, ru_lines = (2 * H + p.L - 1) // p.L
+    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
     cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + H
     cdef Py_ssize_t h_inputs = p.inputs + weight_grad_work(p.I, rows, p.L, p.threads)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
@@ -568,11 +573,8 @@ cdef void backward_team(
             store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
             store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
         return
-    for k in range(share(ru_lines, part, parts), share(ru_lines, part + 1, parts)):
-        column_sum(out[4] + k * p.L, d + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0, 2 * H - k * p.L)
-    for k in range(j0, j1):
-        column_sum(out[5] + k * p.L, d + 2 * H + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0,
-                   H - k * p.L)
+    column_sums(out[4], d, p.Ns, &p.steps, 2 * H, part, parts)
+    column_sums(out[5], d + 2 * H, p.Ns, &p.steps, H, part, parts)
     meet(parts)
     weight_grad(w_ru_grad, 2 * H, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d, p.Ns, work + p.inputs, part,
                 parts)
@@ -724,10 +726,10 @@ def gru_pack(
 cdef void pack_all(
     const Forward *p, real *ru, real *c, const store *w_ru, const store *w_c, const store *b_ru, const store *b_c
 ) noexcept nogil:
-    pack_panels(&p.ru, ru, w_ru, p.I, 0, p.P)
-    pack_bias(&p.ru, ru, b_ru, 0, p.P)
-    pack_panels(&p.c, c, w_c, p.I, 0, p.P)
-    pack_bias(&p.c, c, b_c, 0, p.P)
+    pack_panels(&p.ru, ru, w_ru, p.I, 0, p.ru.count)
+    pack_bias(&p.ru, ru, b_ru, 0, p.ru.count)
+    pack_panels(&p.c, c, w_c, p.I, 0, p.c.count)
+    pack_bias(&p.c, c, b_c, 0, p.c.count)
 
 
 def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

@@ -16,7 +16,7 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sum, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, column_sum, column_sums, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -224,7 +224,7 @@ cdef void step_rows(
 ) noexcept nogil:
     """One step of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
     cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m
+    cdef Py_ssize_t r = b0, m, group = 0
     cdef real *a
     while r < b1:
         m = row_group(b1 - r)
@@ -233,10 +233,11 @@ cdef void step_rows(
         else:
             a = acc
             add_bias(&p.w, j, m, a)
-            add_product(&p.w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a)
-        add_product(&p.w, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a)
+            add_product(&p.w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, group)
+        add_product(&p.w, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a, group)
         cell_rows(p, c, j, k, r, r + m, a, work, h_prev, h, out)
         r += m
+        group += 1
 
 
 cdef void forward_part(
@@ -461,6 +462,7 @@ cdef void backward_rows(
     cdef real[TILE] acc
     cdef Py_ssize_t b = b0, m, q, g, l, i, r, n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
+    cdef const real *panel = work + p.w_h + j * PLAIN * p.L * p.N
     cdef real *carry
     cdef real *d_h
     cdef real *d_cs
@@ -471,7 +473,7 @@ cdef void backward_rows(
             for l in range(n * p.L):
                 acc[q * LINES * p.L + l] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + l]
         if k < p.T - 1:
-            product(acc, m, n, next_d + b * p.Ns, p.Ns, 1, work + p.w_h + j * PLAIN * p.L * p.N, p.N)
+            product(acc, m, n, next_d + b * p.Ns, p.Ns, 1, panel, p.N, panel + PLAIN * p.L * p.N)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -533,9 +535,9 @@ cdef void peephole_grad(
 ) noexcept nogil:
     """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
     cdef Py_ssize_t at = j * p.L, n = p.H - j * p.L
-    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
-    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
-    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs + at, p.H, n)
+    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, min(n, p.L))
+    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, min(n, p.L))
+    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs + at, p.H, min(n, p.L))
 
 
 cdef void backward_team(
@@ -545,7 +547,7 @@ cdef void backward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L, N_lines = (p.N + p.L - 1) // p.L
+    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
     cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + p.H
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
@@ -568,8 +570,7 @@ cdef void backward_team(
         store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
     for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
         input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
-    for k in range(share(N_lines, part, parts), share(N_lines, part + 1, parts)):
-        column_sum(out[7] + k * p.L, d + k * p.L, p.Ns, &p.steps, <store *> NULL, <store *> NULL, 0, p.N - k * p.L)
+    column_sums(out[7], d, p.Ns, &p.steps, p.N, part, parts)
     if c.peephole:
         for k in range(j0, j1):
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)

@@ -9,11 +9,11 @@ from steps cimport Steps, input_row
 from team cimport share
 from tile cimport (
     BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, clear, line_of, lines_in, load_line, pack_line, pack_line_transposed,
-    product, row_group, store, store_line, widen
+    product, row_group, store, store_line, store_row, widen
 )
 
 cdef enum:
-    PLAIN = 2  # lines in a panel without gates
+    PLAIN = 4  # lines in a panel without gates
     CHUNK = 4  # tiles of rows that meet a panel while it is in cache
 
 
@@ -45,9 +45,10 @@ cdef inline void input_grad(
         m = row_group(end - r)
         for l in range(m * LINES * L):
             acc[l] = 0
-        product(acc, m, n, d + r * ldd, ldd, 1, panels + j * L * K, K)
+        product(acc, m, n, d + r * ldd, ldd, 1, panels + j * L * K, K, panels + (j + n) * L * K)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, 1, panels2 + j * L * K2, K2)
+            product(acc, m, n, d + r * ldd + K, ldd, 1, panels2 + j * L * K2, K2,
+                    panels2 + (j + n) * L * K2)
         for q in range(m):
             for g in range(n):
                 store_line(x_grad + (r + q) * I + (j + g) * L, acc + (q * LINES + g) * L, I - (j + g) * L)
@@ -87,7 +88,7 @@ cdef inline void weight_grad_tile(
     cdef Py_ssize_t L = line_of(out), q, l, k
     for l in range(m * LINES * L):
         acc[l] = 0
-    product(acc, m, n, inputs, 1, ROWS, panel, kb)
+    product(acc, m, n, inputs, 1, ROWS, panel, kb, inputs + kb * ROWS)
     for q in range(m):
         for l in range(n):
             if not first:
@@ -128,38 +129,45 @@ cdef inline void weight_grad(
 # ------------------------------------------------------------------------------------------- b_grad and the peepholes
 cdef inline void column_sum(
     store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, const store *rest, Py_ssize_t ld,
-    Py_ssize_t n
+    Py_ssize_t columns
 ) noexcept nogil:
-    """A line of n columns: the sum over rows of d, times the inputs of these columns where `rest` is not NULL.  Summed
-    in double for float too: it costs little, and these sums cancel more than products do."""
-    cdef double[LF] total
-    cdef double[LF] block
-    cdef double[LF] chain
-    cdef real[LF] factor
-    cdef real[LF] value
-    cdef Py_ssize_t L = line_of(value), rows = s.T * s.B, r, l
+    """Up to PLAIN lines of columns: the sum over rows of d, times the inputs of these columns where `rest` is not NULL.
+    Summed in double for float too: it costs little, and these sums cancel more than products do."""
+    cdef double[PLAIN * LF] total
+    cdef double[PLAIN * LF] block
+    cdef double[PLAIN * LF] chain
+    cdef real[PLAIN * LF] factor
+    cdef Py_ssize_t n = min(columns, PLAIN * line_of(d)), rows = s.T * s.B, r, l
     cdef const store *inputs
-    for l in range(L):
+    for l in range(n):
         total[l] = block[l] = chain[l] = 0
         factor[l] = 1
     for r in range(rows):
         if rest is not NULL:
             inputs = input_row(s, first, rest, ld, r)
-            if inputs is NULL:
-                clear(factor, L)
-            else:
-                load_line(factor, inputs, n)
-        load_line(value, d + r * ldd, n)
-        for l in range(L):
-            chain[l] = chain[l] + <double> value[l] * factor[l]
+            for l in range(n):
+                factor[l] = 0
+                if inputs is not NULL:
+                    widen(factor + l, inputs + l)
+        for l in range(n):
+            chain[l] = chain[l] + <double> d[r * ldd + l] * factor[l]
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
-            for l in range(L):
+            for l in range(n):
                 block[l] = block[l] + chain[l]
                 chain[l] = 0
         if (r + 1) % ROW_BLOCK == 0 or r + 1 == rows:
-            for l in range(L):
+            for l in range(n):
                 total[l] = total[l] + block[l]
                 block[l] = 0
-    for l in range(L):
-        value[l] = <real> total[l]
-    store_line(out, value, n)
+    for l in range(n):
+        factor[l] = <real> total[l]
+    store_row(out, factor, n)
+
+
+cdef inline void column_sums(
+    store *out, const real *d, Py_ssize_t ldd, const Steps *s, Py_ssize_t columns, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's share of the sums over rows of d."""
+    cdef Py_ssize_t width = PLAIN * line_of(d), groups = (columns + width - 1) // width, g
+    for g in range(share(groups, part, parts), share(groups, part + 1, parts)):
+        column_sum(out + g * width, d + g * width, ldd, s, <store *> NULL, <store *> NULL, 0, columns - g * width)

@@ -61,7 +61,7 @@ cdef inline Panels panels_of(bint whole, Py_ssize_t I, Py_ssize_t H, Py_ssize_t 
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
-    p.units = 1 if gates == LINES else 2
+    p.units = LINES // gates
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.column[g] = g
@@ -144,15 +144,18 @@ cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *
 
 cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z
+    Py_ssize_t rows, real *z, Py_ssize_t group
 ) noexcept nogil:
-    """z += a @ the K rows from `at` of panel j, for `rows` rows."""
+    """z += a @ the K rows from `at` of panel j, for the `rows` rows of the groups from number `group` on.  Each group
+    fetches another part of the next panel."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
+    cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
         m = row_group(rows - r)
-        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K)
+        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K, next + group % lines * K * p.L)
         r += m
+        group += 1
 
 
 cdef inline void add_input_product(
@@ -163,7 +166,7 @@ cdef inline void add_input_product(
     cdef Py_ssize_t j
     for j in range(j0, j1):
         add_bias(p, j, rows, z + j * zs)
-        add_product(p, j, 0, I, x, stride, rows, z + j * zs)
+        add_product(p, j, 0, I, x, stride, rows, z + j * zs, 0)
 
 
 cdef inline void add_block_unpacked(
@@ -214,5 +217,5 @@ cdef inline void add_product_once(
         else:
             pack_block(p, <real *> p.base, 0, w + k * p.gates * p.H, kb, j0, j1)
             for j in range(j0, j1):
-                add_product(p, j, 0, kb, a + k, stride, rows, z + j * zs)
+                add_product(p, j, 0, kb, a + k, stride, rows, z + j * zs, 0)
         k += kb

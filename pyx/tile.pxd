@@ -22,7 +22,7 @@ ctypedef fused store:  # what arrays hold; `half` is computed as float
 cdef extern from *:
     """
     #if defined(__AVX512F__)
-    enum { VECTOR_BYTES = 64, ROWS = 12, SUB = 2 };  /* 32 registers: 12 x 2 accumulators, 2 of the panel */
+    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4 };  /* 32 registers: 6 x 4 accumulators, 4 of the panel */
     #elif defined(__AVX2__)
     enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1 };   /* 16 registers: 6 x 2 */
     #elif defined(__aarch64__)
@@ -44,6 +44,7 @@ cdef extern from *:
     #define shuffled2(a, b, i, j) __builtin_shuffle(a, b, (long long __attribute__((vector_size(16)))) {i, j})
     #endif
     #define for_writing(address) __builtin_prefetch(address, 1)
+    #define for_reading(address) __builtin_prefetch(address, 0, 2)
     static const vecf ZEROF;
     static const vecd ZEROD;
     /* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
@@ -57,6 +58,7 @@ cdef extern from *:
     #endif
     """
     void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
+    void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
     ctypedef float quad  # 16 bytes at every level
@@ -72,6 +74,7 @@ cdef extern from *:
         SUB  # lines that the tile takes at once
         LF  # floats in a line
         LD  # doubles in a line
+        LINE_BYTES
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
@@ -249,10 +252,11 @@ cdef inline void pack_line_transposed(
 # --------------------------------------------------------------------------------------------------------------- tile
 cdef inline inlined tile(
     Py_ssize_t rows, Py_ssize_t nv, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K
+    const vec *restrict p, Py_ssize_t K, const char *ahead
 ) noexcept nogil:
     """out (rows x nv vectors) += chain over K >= 1 values of k from zero of a[m, k] * p[k].  Inlined with constant rows
-    and nv, so that the accumulators live in registers: also across the loop's end, which is why it is no `for`."""
+    and nv, so that the accumulators live in registers: also across the loop's end, which is why it is no `for`.
+    Meanwhile K lines from `ahead` on come nearer."""
     cdef vec acc[ACC]
     cdef Py_ssize_t k = 0, m, v
     for m in range(rows):
@@ -262,6 +266,7 @@ cdef inline inlined tile(
             else:
                 acc[m * nv + v] = ZEROD
     while True:
+        for_reading(ahead + k * LINE_BYTES)
         for m in range(rows):
             for v in range(nv):
                 if vec is vecf:
@@ -278,36 +283,37 @@ cdef inline inlined tile(
 
 cdef inline called tile_rows(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K
+    const vec *restrict p, Py_ssize_t K, const char *ahead
 ) noexcept nogil:
     """The tile for 1 to ROWS rows and 1 to SUB lines."""
     if SUB > 1 and lines == 1:
-        if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 3: tile(3, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 4: tile(4, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 5: tile(5, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 6: tile(6, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 7: tile(7, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 8: tile(8, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 9: tile(9, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 10: tile(10, VECTORS, out, a, rs, ks, p, K)
-        elif rows == 11: tile(11, VECTORS, out, a, rs, ks, p, K)
-        else: tile(12, VECTORS, out, a, rs, ks, p, K)
-    elif rows == 1: tile(1, SUB * VECTORS, out, a, rs, ks, p, K)
-    elif rows == 2: tile(2, SUB * VECTORS, out, a, rs, ks, p, K)
-    elif rows == 3: tile(3, SUB * VECTORS, out, a, rs, ks, p, K)
+        if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, VECTORS, out, a, rs, ks, p, K, ahead)
+    elif SUB > 1 and lines == 2:
+        if rows == 1: tile(1, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif SUB > 1 and lines == 3:
+        if rows == 1: tile(1, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif rows == 1: tile(1, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif rows == 2: tile(2, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif rows == 3: tile(3, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
     elif ROWS > 3:
-        if rows == 4: tile(4, SUB * VECTORS, out, a, rs, ks, p, K)
-        elif rows == 5: tile(5, SUB * VECTORS, out, a, rs, ks, p, K)
-        elif rows == 6: tile(6, SUB * VECTORS, out, a, rs, ks, p, K)
-        elif ROWS > 6:
-            if rows == 7: tile(7, SUB * VECTORS, out, a, rs, ks, p, K)
-            elif rows == 8: tile(8, SUB * VECTORS, out, a, rs, ks, p, K)
-            elif rows == 9: tile(9, SUB * VECTORS, out, a, rs, ks, p, K)
-            elif rows == 10: tile(10, SUB * VECTORS, out, a, rs, ks, p, K)
-            elif rows == 11: tile(11, SUB * VECTORS, out, a, rs, ks, p, K)
-            else: tile(12, SUB * VECTORS, out, a, rs, ks, p, K)
+        if rows == 4: tile(4, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
 
 
 cdef inline called tile_one(
@@ -337,9 +343,9 @@ cdef inline called tile_one(
 
 cdef inline void product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *panel,
-    Py_ssize_t K
+    Py_ssize_t K, const real *ahead
 ) noexcept nogil:
-    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel."""
+    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel.  K lines from `ahead` on are fetched."""
     cdef Py_ssize_t q, s, k0, kb, g, n, lanes = line_of(acc)
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
@@ -355,10 +361,12 @@ cdef inline void product(
             n = min(<Py_ssize_t> SUB, lines - g)
             if real is float:
                 tile_rows(rows, n, <vecf *> (acc + g * lanes), a + k0 * ks, rs, ks,
-                          <const vecf *> (panel + k0 * lines * lanes + g * lanes * kb), kb)
+                          <const vecf *> (panel + k0 * lines * lanes + g * lanes * kb), kb,
+                          <const char *> (ahead + k0 * lanes))
             else:
                 tile_rows(rows, n, <vecd *> (acc + g * lanes), a + k0 * ks, rs, ks,
-                          <const vecd *> (panel + k0 * lines * lanes + g * lanes * kb), kb)
+                          <const vecd *> (panel + k0 * lines * lanes + g * lanes * kb), kb,
+                          <const char *> (ahead + k0 * lanes))
 
 
 cdef inline inlined chain(
