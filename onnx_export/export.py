@@ -360,7 +360,7 @@ class _Model:
                 *(Tensor(f"{name}_last", "B H") for name in last),
             ),
         )
-        fresh, lengths = self.reset, self.lengths and self.native
+        fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
         return replace(c, op=op, attrs=described, whole=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 from cases import rng
 from graphs import EPS, FLOAT64, checked, on_onnxruntime, on_reference
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
+from test_onnx_runtimes import RUNTIMES
 
 import onnx_export
 from blockcell import GRU, LSTM, Bidirectional, LSTMState, Stack, __version__
@@ -361,6 +362,29 @@ def test_native_in_float64(name):
     layer = LAYERS[name]("float64")
     case = Case(layer, lengths=name == "GRU")
     case.check(exported(layer, case, loop="native"), on_reference)
+
+
+# ------------------------------------------------------------------------------------------------------- other runtimes
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("runtime", "form"),
+    [
+        ("OpenVINO", {"loop": "loop"}),
+        ("OpenVINO", {"loop": "unroll"}),
+        ("tract", {"loop": "scan", "static": True}),
+        ("tract", {"loop": "unroll"}),
+    ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
+)
+def test_other_runtimes(runtime, form, train, tmp_path):
+    """In the forms that docs/onnx.md names for them."""
+    pytest.importorskip(runtime.lower())
+    layer = LAYERS["Bidirectional"]("float32")
+    case = Case(layer, train=train, reset=True)
+    model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, **form)
+    limit = 24 * EPS[np.dtype(np.float32)]
+    run = RUNTIMES[runtime]
+    case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ the model

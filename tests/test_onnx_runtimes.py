@@ -47,7 +47,7 @@ def on_tract(model, args, path):
     path.write_bytes(model.SerializeToString())
     loaded, inputs = tract.onnx().load(str(path)), feeds(model, args)
     for k, array in enumerate(inputs.values()):
-        kind = {"float32": "f32", "int64": "i64"}[array.dtype.name]
+        kind = {"float32": "f32", "int64": "i64", "bool": "bool"}[array.dtype.name]
         loaded.set_input_fact(k, ",".join([*map(str, array.shape), kind]))
     return [value.to_numpy() for value in loaded.into_model().into_runnable().run([*inputs.values()])]
 
