@@ -91,7 +91,7 @@ def export(
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
-        T and B where they are to be fixed. Otherwise they are free, and T at least 1.
+        T and B where they are to be fixed. Otherwise they are free; T must be at least 1 then.
     functions, opset, static
         As in `build`: cells are functions that the model brings along, or plain nodes; the version of ONNX's operators;
         with plain nodes, Scans as tract demands them.
@@ -122,8 +122,9 @@ def export(
     if streaming and reset:
         raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
     fixed = checked_sizes("export", sizes or {}, "TB")
-    if fixed.get("T") == 0:
-        raise ValueError("export: sizes['T'] is 0; expected at least 1")
+    for letter, size in fixed.items():
+        if size == 0:
+            raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
     made = _Model(
         layer,
@@ -234,7 +235,7 @@ class _Model:
 
     def _value(self, name: str, shape: Sequence[int | str], kind: int | None = None) -> ValueInfoProto:
         # onnxruntime 1.31 fails on a size that it knows to be 0: that one stays unknown.
-        sizes = [(self.sizes.get(size) or size) if isinstance(size, str) else (size or None) for size in shape]
+        sizes = [self.sizes.get(size, size) if isinstance(size, str) else (size or None) for size in shape]
         return helper.make_tensor_value_info(name, kind or helper.np_dtype_to_tensor_dtype(self.dtype), sizes)
 
     def _finished(self, outputs: Sequence[str]) -> Nodes:
@@ -428,15 +429,12 @@ class _Model:
         """The number of each row's last step, [B]; -1 where there is none; without lengths that of all rows, [1]."""
         return self._add("Sub", "lengths" if self.lengths else self._size("T"), self._ints(1))
 
-    def _counts(self) -> str:
-        """Which steps count, [T, B]."""
-        return self._add("Less", self._steps(), "lengths")
-
     def _live(self, array: str) -> str:
         """The array, but zero where steps do not count."""
         if not self.lengths:
             return array
-        return self._add("Where", self._add("Unsqueeze", self._counts(), self._ints(2)), array, self._zero())
+        live = self._add("Unsqueeze", self._add("Less", self._steps(), "lengths"), self._ints(2))
+        return self._add("Where", live, array, self._zero())
 
     def _begun(self) -> str:
         """Which rows have a step, [B, 1]."""
@@ -452,15 +450,14 @@ class _Model:
 
     def _at_ends(self, array: str) -> str:
         """What the array has at the rows' last steps; anything for rows that have none."""
-        steps = self._add("Max", self._last_step(), self._ints(0))
-        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
+        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(self._last_step()), axis=0)
 
     def _turn(self, array: str) -> str:
-        """Each row's steps from its last to its first; what lies past the row's length stays where it is."""
+        """Each row's steps from its last to its first. What lies past the row's length stays there: numbers below zero
+        count from the end."""
         if array not in self._turned:
             if self.lengths:
-                mirrored = self._add("Sub", self._last_step(), self._steps())
-                steps = self._add("Where", self._counts(), mirrored, self._steps())
+                steps = self._add("Sub", self._last_step(), self._steps())
                 turned = self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
             else:
                 turned = self._add("Slice", array, self._ints(-1), self._ints(-(2**31)), self._ints(0), self._ints(-1))
