@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -66,6 +67,23 @@ def test_random_configurations(op, loop, seed):
     results = on_onnxruntime(model, given)
     assert all(result.dtype == dtype for result in results)
     compare(op, results, exact(op, args), bound(op, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE)
+def test_every_graph_is_valid(op, loop, dtype):
+    """By ONNX's own check: symbolic sizes and fixed ones, functions and inlined, with and without what is optional."""
+    if loop == "native" and dtype == np.float16:
+        pytest.skip("not exact, and so refused")
+    must = {letter: SIZES[letter] for letter in {"unroll": "T", "native": "H"}.get(loop, "")}
+    most = {"use_peephole": True, "forget_bias": 1.0, "cell_clip": 0.0 if loop == "native" else 0.5}
+    least = {"use_peephole": False, "forget_bias": 0.0, "cell_clip": 0.0}
+    names = {attribute.name for attribute in OPS[op].attributes}
+    for values in (most, least) if names else (most,):
+        attrs = {name: values[name] for name in names}
+        for sizes, functions, static in itertools.product([must, SIZES], [True, False], [True, False]):
+            options = {"sizes": sizes, "functions": functions, "static": static}
+            checked(onnx_export.build(op, dtype=dtype, attrs=attrs, loop=loop, **options))
 
 
 @pytest.mark.parametrize("functions", [True, False])
