@@ -10,6 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner
 from blockcell.optable import OPS
 
 from .build import DOMAIN, OLDEST_OPSET, Config, arguments_of, config, function
+from .loops import reads
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
@@ -38,7 +39,7 @@ def link(model: ModelProto) -> ModelProto:
     -------
     onnx.ModelProto
         Its graph inputs and outputs are those of ``model``. Arguments that cannot influence the results are no longer
-        inputs of their nodes.
+        inputs of their nodes; those of them that were initializers for nobody else are gone.
 
     Raises
     ------
@@ -56,6 +57,7 @@ def link(model: ModelProto) -> ModelProto:
     if not found:
         return linked
     opset = _opset(linked, found[0])
+    given = {name for each in found for name in each.input}
     for each in found:
         each.domain = WAITING
     linked.opset_import.append(helper.make_opsetid(WAITING, 1))
@@ -73,6 +75,7 @@ def link(model: ModelProto) -> ModelProto:
         if len(waiting) == sum(each.domain == WAITING for each in found):
             raise ValueError(_untyped(waiting[0]))
     drop_import(linked, WAITING, FROM_TENSORFLOW)
+    _drop_unread(linked.graph, given)
     return linked
 
 
@@ -192,6 +195,14 @@ def _untyped(each: NodeProto) -> str:
         f"{_called(each)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
         "to be a graph input or an initializer or to have an entry in value_info"
     )
+
+
+def _drop_unread(graph: GraphProto, names: Collection[str]) -> None:
+    """Those of the names' initializers that nobody reads any more, of which onnxruntime would complain."""
+    read = reads(graph.node) | {value.name for value in (*graph.input, *graph.output)}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in names]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
 
 
 # ------------------------------------------------------------------------------------------------------------- imports

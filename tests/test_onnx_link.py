@@ -101,6 +101,23 @@ def test_attributes_that_are_missing_have_tensorflows_defaults(op):
     compare(op, on_onnxruntime(linked(single(op, args, {})), args), exact(op, args), FLOAT64)
 
 
+def test_weights_that_do_not_matter_go():
+    """As tf2onnx leaves zeros for the peepholes; but for those that somebody else reads."""
+    op = "BlockLSTM"
+    args = arguments(op, dtype=np.float64, use_peephole=False)
+    weights = {name: args[name] for name in ("w", "b", "wci", "wcf", "wco")}
+    inputs = {name: args[name] for name in taken(op) if name not in weights}
+    again = node("Identity", ["wcf"], ["y"])
+    outputs = {"h": (np.float64, 3), "y": (np.float64, 1)}
+    cell = tensorflow_node(op, attributes(op, args))
+    model = model_of([cell, again], inputs, outputs, initializers=weights | {"spare": np.float64(1)})
+    result = linked(model)
+    assert {tensor.name for tensor in result.graph.initializer} == {"w", "b", "wcf", "spare"}
+    h, y = on_onnxruntime(result, inputs)
+    np.testing.assert_allclose(h, exact(op, args).h, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(y, args["wcf"])
+
+
 def test_attributes_that_are_not_the_ops_are_dropped():
     args = arguments("GRUBlockCell", dtype=np.float64)
     model = linked(single("GRUBlockCell", args, {"T": 2, "_class": "cell"}))
