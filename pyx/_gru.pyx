@@ -20,14 +20,14 @@ from gradients cimport (
 )
 from half cimport half
 from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, chunk_of, forward_threads, pack_bias,
-    pack_panels, panels_of, splits_rows, stride_of, units_in
+    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
+    forward_threads, pack_bias, pack_panels, panels_of, splits_rows, stride_of, units_in
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
+    LF, LINES, ONCE, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
     store, store_line, store_row
 )
 
@@ -208,6 +208,32 @@ cdef void step_rows(
         group += 1
 
 
+cdef void step_row(
+    const Forward *p, const Panels *w, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
+    const real *x, real *z, Py_ssize_t z_panel, real *work, store **out
+) noexcept nogil:
+    """`step_rows` of the panels j0 to j1 for batch row b alone, several panels at once."""
+    cdef real[ONCE * LINES * LF] acc
+    cdef Py_ssize_t j = j0, n, i, step
+    cdef real *a
+    while j < j1:
+        n = at_once(w, j, j1)
+        if p.chunk > 1:
+            a, step = z + j * z_panel, z_panel
+        else:
+            a, step = acc, LINES * p.L
+            for i in range(n):
+                add_bias(w, j + i, 1, a + i * step)
+            add_row_product(w, j, n, 0, p.I, x, a, step)
+        add_row_product(w, j, n, p.I, p.H, h + b * p.Hs, a, step)
+        for i in range(n):
+            if w.gates == 2:
+                gates_cells(p, j + i, k, b, b + 1, a + i * step, work, out)
+            else:
+                candidate_cells(p, j + i, k, b, b + 1, a + i * step, work, out)
+        j += n
+
+
 cdef void forward_part(
     const Forward *p, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
@@ -240,14 +266,20 @@ cdef void forward_part(
             add_input_product(&p.c, p.I, xs, p.Is, steps * rows, z_c, z_panel, c0, c1)
         for k in range(steps):
             at = k * rows * LINES * p.L
-            for j in range(ru0, ru1):
-                step_rows(p, &p.ru, work + p.h, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_ru + j * z_panel + at,
-                          work, out)
+            if rows == 1:
+                step_row(p, &p.ru, work + p.h, ru0, ru1, k0 + k, b0, xs + k * p.Is, z_ru + at, z_panel, work, out)
+            else:
+                for j in range(ru0, ru1):
+                    step_rows(p, &p.ru, work + p.h, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_ru + j * z_panel + at,
+                              work, out)
             if not p.by_rows:
                 meet(parts)
-            for j in range(c0, c1):
-                step_rows(p, &p.c, work + p.hr, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_c + j * z_panel + at,
-                          work, out)
+            if rows == 1:
+                step_row(p, &p.c, work + p.hr, c0, c1, k0 + k, b0, xs + k * p.Is, z_c + at, z_panel, work, out)
+            else:
+                for j in range(c0, c1):
+                    step_rows(p, &p.c, work + p.hr, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_c + j * z_panel + at,
+                              work, out)
             if not p.by_rows:
                 meet(parts)
         k0 += steps

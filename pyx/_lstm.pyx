@@ -20,14 +20,14 @@ from gradients cimport (
 )
 from half cimport half
 from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, chunk_of, forward_threads, pack_bias,
-    pack_panels, panels_of, splits_rows, stride_of
+    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
+    forward_threads, pack_bias, pack_panels, panels_of, splits_rows, stride_of
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
+    LF, LINES, ONCE, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
     store, store_line, store_row
 )
 
@@ -240,6 +240,29 @@ cdef void step_rows(
         group += 1
 
 
+cdef void step_row(
+    const Forward *p, const Cell *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *x, real *z,
+    Py_ssize_t z_panel, real *work, const real *h_prev, real *h, store **out
+) noexcept nogil:
+    """`step_rows` of the lines j0 to j1 for batch row b alone, several lines at once."""
+    cdef real[ONCE * LINES * LF] acc
+    cdef Py_ssize_t j = j0, n, i, step
+    cdef real *a
+    while j < j1:
+        n = at_once(&p.w, j, j1)
+        if p.chunk > 1:
+            a, step = z + j * z_panel, z_panel
+        else:
+            a, step = acc, LINES * p.L
+            for i in range(n):
+                add_bias(&p.w, j + i, 1, a + i * step)
+            add_row_product(&p.w, j, n, 0, p.I, x, a, step)
+        add_row_product(&p.w, j, n, p.I, p.H, h_prev + b * p.Hs, a, step)
+        for i in range(n):
+            cell_rows(p, c, j + i, k, b, b + 1, a + i * step, work, h_prev, h, out)
+        j += n
+
+
 cdef void forward_part(
     const Forward *p, const Cell *c, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
@@ -268,9 +291,12 @@ cdef void forward_part(
         if p.chunk > 1:
             add_input_product(&p.w, p.I, xs, p.Is, steps * rows, z, z_panel, j0, j1)
         for k in range(steps):
-            for j in range(j0, j1):
-                step_rows(p, c, j, k0 + k, b0, b1, xs + k * rows * p.Is, z + j * z_panel + k * rows * LINES * p.L,
-                          work, h_prev, h, out)
+            if rows == 1:
+                step_row(p, c, j0, j1, k0 + k, b0, xs + k * p.Is, z + k * LINES * p.L, z_panel, work, h_prev, h, out)
+            else:
+                for j in range(j0, j1):
+                    step_rows(p, c, j, k0 + k, b0, b1, xs + k * rows * p.Is, z + j * z_panel + k * rows * LINES * p.L,
+                              work, h_prev, h, out)
             h_prev, h = h, h_prev
             if not p.by_rows:
                 meet(parts)

@@ -9,7 +9,8 @@ the block is still in cache when it is used, or for very few rows reads w as it 
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, chain_rows, load_line, load_lines, packed_at, packed_step, product, row_group, store
+    BLOCK, LF, LINES, ONCE, PACK, chain_rows, load_line, load_lines, packed_at, packed_step, product, product_of_one,
+    row_group, store
 )
 
 cdef enum:
@@ -156,6 +157,22 @@ cdef inline void add_product(
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K, next + group % lines * K * p.L)
         r += m
         group += 1
+
+
+cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
+    """How many panels from j on a single row takes together."""
+    return ONCE if j + ONCE <= end and units_in(p, j + ONCE - 1) == p.units else 1
+
+
+cdef inline void add_row_product(
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const real *a, real *z,
+    Py_ssize_t zs
+) noexcept nogil:
+    """z += a @ the K rows from `at` of so many panels from j on, for one row; they stand zs reals apart in z."""
+    if panels > 1:
+        product_of_one(panels, z, zs, a, panel_at(p, z, j) + at * LINES * p.L, p.size, K)
+    else:
+        add_product(p, j, at, K, a, 0, 1, z, 0)
 
 
 cdef inline void add_input_product(

@@ -31,7 +31,8 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8, TILE = ROWS * LINES * LF };
+           ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
+           TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -78,6 +79,7 @@ cdef extern from *:
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
+        ONCE  # panels that one row takes at once, where the registers hold their chains
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
@@ -316,29 +318,59 @@ cdef inline called tile_rows(
         else: tile(6, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
 
 
-cdef inline called tile_one(
-    vec *restrict out, const void *a, Py_ssize_t ks, const vec *restrict p, Py_ssize_t K
+cdef inline inlined chains_of_one(
+    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, Py_ssize_t ks, const vec *restrict p,
+    Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    """The tile for one row and LINES lines: all sub-panels at once, as a chain waits for each of its additions."""
-    cdef vec acc[LINES * VECTORS]
-    cdef Py_ssize_t k = 0, s, v
-    for v in range(LINES * VECTORS):
+    """The tile for one row and so many panels of LINES lines, `next` vectors from one to the other and `step` in out:
+    as many chains at once as there are, since each waits for its own additions."""
+    cdef vec acc[ONCE * LINES * VECTORS]
+    cdef Py_ssize_t k = 0, i, s, v, n = LINES * VECTORS
+    for v in range(panels * n):
         if vec is vecf:
             acc[v] = ZEROF
         else:
             acc[v] = ZEROD
     while True:
-        for s in range(LINES // SUB):
-            for v in range(SUB * VECTORS):
-                if vec is vecf:
-                    acc[s * SUB * VECTORS + v] += p[(s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k * ks]
-                else:
-                    acc[s * SUB * VECTORS + v] += p[(s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k * ks]
+        for i in range(panels):
+            for s in range(LINES // SUB):
+                for v in range(SUB * VECTORS):
+                    if vec is vecf:
+                        acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
+                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k * ks])
+                    else:
+                        acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
+                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k * ks])
         k += 1
         if k == K:
             break
-    for v in range(LINES * VECTORS):
-        out[v] += acc[v]
+    for i in range(panels):
+        for v in range(n):
+            out[i * step + v] = out[i * step + v] + acc[i * n + v]
+
+
+cdef inline called tile_one(
+    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, Py_ssize_t ks, const vec *restrict p,
+    Py_ssize_t next, Py_ssize_t K
+) noexcept nogil:
+    if ONCE > 1 and panels > 1: chains_of_one(ONCE, out, step, a, ks, p, next, K)
+    else: chains_of_one(1, out, step, a, ks, p, next, K)
+
+
+cdef inline void product_of_one(
+    Py_ssize_t panels, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next, Py_ssize_t K
+) noexcept nogil:
+    """acc += a @ panel for one row and 1 or ONCE panels of LINES lines, which stand `next` apart, and `step` in acc."""
+    cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
+    while k0 < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        if real is float:
+            tile_one(panels, <vecf *> acc, step * VECTORS // LF, a + k0, 1, <const vecf *> (panel + k0 * LINES * lanes),
+                     next * VECTORS // LF, kb)
+        else:
+            tile_one(panels, <vecd *> acc, step * VECTORS // LD, a + k0, 1, <const vecd *> (panel + k0 * LINES * lanes),
+                     next * VECTORS // LD, kb)
+        k0 += kb
 
 
 cdef inline void product(
@@ -352,9 +384,9 @@ cdef inline void product(
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if rows == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
             if real is float:
-                tile_one(<vecf *> acc, a + k0 * ks, ks, <const vecf *> (panel + k0 * lines * lanes), kb)
+                tile_one(1, <vecf *> acc, 0, a + k0 * ks, ks, <const vecf *> (panel + k0 * lines * lanes), 0, kb)
             else:
-                tile_one(<vecd *> acc, a + k0 * ks, ks, <const vecd *> (panel + k0 * lines * lanes), kb)
+                tile_one(1, <vecd *> acc, 0, a + k0 * ks, ks, <const vecd *> (panel + k0 * lines * lanes), 0, kb)
             continue
         for s in range((lines + SUB - 1) // SUB):
             g = s * SUB
