@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-mutants test-peers test-packages gpu-check lint clean
+.PHONY: demo test test-exhaustive test-mutants test-peers test-packages bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -24,6 +24,10 @@ test-peers: $(BUILT)
 
 test-packages:
 	$(PYTHON) tests/packages.py
+
+# Beside the peers that are installed, of `pip install -e '.[bench]'`; nothing else should run meanwhile.
+bench: $(BUILT)
+	$(BIN)/python benchmarks/bench.py --quick
 
 # On a machine with a GPU, perhaps without a network: with what PYTHON has, onnxruntime-gpu above all.
 gpu-check:

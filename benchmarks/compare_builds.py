@@ -1,41 +1,58 @@
 """How many times as long one build of the kernels takes as another, such as that of another compiler.
 
     git clone . /elsewhere && (cd /elsewhere && CC=clang python setup.py build_ext --inplace)
-    python benchmarks/compare_builds.py . /elsewhere
+    python benchmarks/compare_builds.py . /elsewhere [--task "LSTM training"]
 
 The arguments are two checkouts, built in place.  Each runs in a process of its own and the two are asked in turn, as in
-against_tensorflow.py; a ratio is the median of the rounds'.
+bench.py; a ratio is the median of the rounds'.
 """
 
+from __future__ import annotations
+
+import argparse
+import os
 import statistics
 import sys
+from pathlib import Path
 
-from against_tensorflow import ask, start_worker
+from candidates import LAYERS, RAW, STREAMS
+from turns import Worker
 
-POINTS = [
-    ("GRUBlockCell", {"T": 1, "B": 1, "I": 32, "H": 32}),
-    ("GRUBlockCell", {"T": 1, "B": 16, "I": 512, "H": 512}),
-    ("LSTMBlockCell", {"T": 1, "B": 16, "I": 512, "H": 512}),
-    ("BlockLSTM", {"T": 20, "B": 16, "I": 128, "H": 128}),
-    ("BlockLSTM", {"T": 20, "B": 16, "I": 256, "H": 256}),
-    ("BlockLSTMGrad", {"T": 20, "B": 16, "I": 128, "H": 128}),
-    ("BlockLSTMGrad", {"T": 20, "B": 16, "I": 256, "H": 256}),
+WORKER = str(Path(__file__).with_name("candidates.py"))
+SIZES = [
+    (1, 1, 32, 32),
+    (1, 16, 512, 512),
+    (20, 1, 128, 128),
+    (20, 16, 128, 128),
+    (20, 16, 512, 512),
+    (20, 256, 256, 256),
 ]
 ROUNDS = 7
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    first, second = (start_worker("blockcell", PYTHONPATH=folder) for folder in sys.argv[1:])
-    print(f"{'op':14}{'T':>4}{'B':>4}{'H':>5}{'first':>12}{'second':>12}   second / first")
-    for name, sizes in POINTS:
-        rounds = [(ask(first, name, sizes), ask(second, name, sizes)) for _ in range(ROUNDS)]
-        one, other = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
-        ratio = statistics.median(b / a for a, b in rounds)
-        print(f"{name:14}{sizes['T']:4}{sizes['B']:4}{sizes['H']:5}{one:9.1f} us{other:9.1f} us{ratio:9.2f}")
-    first.stdin.close()
-    second.stdin.close()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs=2, metavar="folder", help="a checkout, built in place")
+    parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=RAW + LAYERS + STREAMS, metavar="TASK")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    workers = [
+        Worker(WORKER, "blockcell", str(options.threads), PYTHONPATH=folder, OPENBLAS_NUM_THREADS="1")
+        for folder in options.folders
+    ]
+    for worker, folder in zip(workers, options.folders, strict=True):
+        if worker.missing:
+            sys.exit(f"{folder} does not run: {worker.missing}")
+    print(f"{'task':18}{'T':>4}{'B':>4}{'I':>5}{'H':>5}{'first':>14}{'second':>14}   second / first")
+    for task in options.tasks:
+        for T, B, I, H in SIZES:  # noqa: E741
+            sizes = {"T": T, "B": B, "I": I, "H": H}
+            question = {"task": task, "dtype": options.dtype, "sizes": sizes, "budget": 0.1}
+            rounds = [[worker.ask(question) for worker in workers] for _ in range(ROUNDS)]
+            one, other = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
+            ratio = statistics.median(b / a for a, b in rounds)
+            print(f"{task:18}{T:4}{B:4}{I:5}{H:5}{one:11.1f} us{other:11.1f} us{ratio:9.2f}", flush=True)
 
 
 if __name__ == "__main__":

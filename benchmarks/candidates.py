@@ -1,0 +1,191 @@
+"""What is timed: the same work by blockcell and by each peer.  Each candidate is a process of its own; see turns.py.
+
+    python benchmarks/candidates.py NAME THREADS       # answers {"task", "dtype", "sizes", "budget"} with seconds
+
+Everybody gets contiguous arrays made beforehand, may pack its weights beforehand, gives all of its results, and does no
+work that can be avoided: onnxruntime and OpenVINO write to bound outputs, PyTorch infers under ``inference_mode``.
+The GRU of PyTorch and OpenVINO resets after the product, that of onnxruntime before it, as TensorFlow's does: the
+arithmetic is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from turns import answer, seconds
+
+Call = Callable[[], object]
+Sizes = dict[str, int]
+RAW = ["GRUBlockCell", "GRUBlockCellGrad", "LSTMBlockCell", "LSTMBlockCellGrad", "BlockLSTM", "BlockLSTMGrad"]
+LAYERS = ["LSTM inference", "GRU inference", "LSTM training", "GRU training"]
+STREAMS = ["LSTM step", "GRU step", "LSTM block", "GRU block"]
+
+
+def drawn(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
+    return (scale * np.random.default_rng(0).uniform(-1, 1, shape)).astype(dtype)
+
+
+def raw_arguments(op: str, sizes: Sizes, dtype: str) -> dict[str, Any]:
+    from blockcell.optable import OPS, sizes_of
+
+    values: dict[str, Any] = {"seq_len_max": sizes["T"]} if OPS[op].sequence else {}
+    for tensor in OPS[op].inputs:
+        shape = sizes_of(tensor.shape, sizes)
+        scale = shape[0] ** -0.5 if tensor.name in ("w", "w_ru", "w_c") else 1.0
+        values[tensor.name] = drawn(*shape, dtype=dtype, scale=scale)
+    return values | ({"use_peephole": False} if "use_peephole" in {a.name for a in OPS[op].attributes} else {})
+
+
+# ----------------------------------------------------------------------------------------------------------- candidates
+def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
+    import blockcell as bc
+
+    bc.set_num_threads(threads)
+
+    def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
+        T, B, I, H = (sizes[letter] for letter in "TBIH")  # noqa: E741
+        if task in RAW:
+            op, args = getattr(bc.raw_ops, task), raw_arguments(task, sizes, dtype)
+            return lambda: op(**args)
+        kind, work = task.split()
+        layer = {"LSTM": bc.LSTM, "GRU": bc.GRU}[kind].init(I, H, seed=0, dtype=dtype)
+        x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, H, dtype=dtype)
+        if work == "inference":
+            return lambda: layer(x)
+        if work == "training":
+            return lambda: layer.backward(layer.forward(x)[2], d_y)
+        stream, out = layer.stream(batch=B), np.empty((T, B, H), dtype)
+        if work == "block":
+            return lambda: stream.run(x, out)
+        step, x_t, out_t = stream.step, x[0], out[0]
+        return lambda: step(x_t, out_t)
+
+    return prepare
+
+
+def tensorflow(threads: int) -> Callable[[str, str, Sizes], Call]:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+
+    def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
+        args = raw_arguments(task, sizes, dtype)
+        args = {key: tf.constant(value) if np.ndim(value) else value for key, value in args.items()}
+        if "seq_len_max" in args:
+            args["seq_len_max"] = tf.constant(args["seq_len_max"], tf.int64)
+        op = getattr(tf.raw_ops, task)
+        return lambda: op(**args)
+
+    return prepare
+
+
+def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
+    import torch
+
+    torch.set_num_threads(threads)
+
+    def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
+        kind, work = task.split()
+        layer = getattr(torch.nn, kind)(sizes["I"], sizes["H"], dtype=getattr(torch, dtype))
+        x, d_y = (torch.tensor(drawn(sizes["T"], sizes["B"], sizes[letter], dtype=dtype)) for letter in "IH")
+        if work == "inference":
+            layer.eval()
+
+            def infer() -> Any:
+                with torch.inference_mode():
+                    return layer(x)
+
+            return infer
+        wanted = [x.requires_grad_(), *layer.parameters()]
+        return lambda: torch.autograd.grad(layer(x)[0], wanted, d_y)
+
+    return prepare
+
+
+def native(task: str, dtype: str, sizes: Sizes) -> Any:
+    """A model with ONNX's own node, weights and biases inside."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = task.split()[0]
+    I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3}[kind]  # noqa: E741
+    type_ = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
+    weights = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
+    outputs = {"Y": ["T", 1, sizes["B"], H]} | {
+        name: [1, sizes["B"], H] for name in (["Y_h", "Y_c"] if kind == "LSTM" else ["Y_h"])
+    }
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", *weights], [*outputs], hidden_size=H)],
+        kind,
+        [helper.make_tensor_value_info("x", type_, [sizes["T"], sizes["B"], I])],
+        [helper.make_tensor_value_info(name, type_, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(drawn(*shape, dtype=dtype, scale=H**-0.5), name) for name, shape in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def onnxruntime(threads: int) -> Callable[[str, str, Sizes], Call]:
+    import onnxruntime as ort
+
+    def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 4
+        model = native(task, dtype, sizes).SerializeToString()
+        session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+        bound = session.io_binding()
+        bound.bind_cpu_input("x", drawn(sizes["T"], sizes["B"], sizes["I"], dtype=dtype))
+        for value in session.get_outputs():
+            bound.bind_output(value.name, "cpu")
+        return lambda: session.run_with_iobinding(bound)
+
+    return prepare
+
+
+def openvino(threads: int) -> Callable[[str, str, Sizes], Call]:
+    import openvino as ov
+
+    def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
+        core = ov.Core()
+        model = core.read_model(native(task, dtype, sizes).SerializeToString())
+        # else it computes in bfloat16 where the CPU has that
+        options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        request = core.compile_model(model, "CPU", options).create_infer_request()
+        request.set_input_tensor(ov.Tensor(drawn(sizes["T"], sizes["B"], sizes["I"], dtype=dtype), shared_memory=True))
+        return request.infer
+
+    return prepare
+
+
+CANDIDATES = {function.__name__: function for function in (blockcell, tensorflow, torch, onnxruntime, openvino)}
+DOES = {  # what a candidate can be asked, in which dtypes
+    "blockcell": (RAW + LAYERS + STREAMS, ["float32", "float64", "float16"]),
+    "tensorflow": (RAW, ["float32", "float16"]),
+    "torch": (LAYERS, ["float32", "float64"]),
+    "onnxruntime": (["LSTM inference", "GRU inference"], ["float32"]),
+    "openvino": (["LSTM inference", "GRU inference"], ["float32"]),
+}
+
+
+def main() -> None:
+    name, threads = sys.argv[1:]
+    prepare = CANDIDATES[name](int(threads))
+    ready: dict[str, Call] = {}
+
+    def reply(question: dict[str, Any]) -> float:
+        key = repr([question["task"], question["dtype"], question["sizes"]])
+        if key not in ready:
+            ready.clear()
+            ready[key] = prepare(question["task"], question["dtype"], question["sizes"])
+            ready[key]()
+            ready[key]()
+        return seconds(ready[key], question["budget"])
+
+    answer(reply)
+
+
+if __name__ == "__main__":
+    main()

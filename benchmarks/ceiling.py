@@ -1,0 +1,90 @@
+"""The ceilings of this CPU, against which times are put: multiply-adds between registers, and reading memory.
+
+    python benchmarks/ceiling.py [--level v3]
+
+Needs a C compiler.  Every figure is the best of several rounds, with one thread and with all of them at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = Path(__file__).with_name("ceiling.c")
+LEVELS = {  # flags, bytes of a vector
+    "v4": (["-march=x86-64-v4", "-mprefer-vector-width=512"], 64),
+    "v3": (["-march=x86-64-v3"], 32),
+    "base": ([], 16),
+}
+CHAINS = 14
+ROUNDS = 9
+
+
+def compiled(level: str) -> ctypes.CDLL:
+    flags, width = LEVELS[level]
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "ceiling.so")
+        command = ["cc", "-O3", *flags, f"-DWIDTH={width}", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
+        subprocess.run(command, check=True)
+        loaded = ctypes.CDLL(str(library))
+    for name in ("fma_float", "fma_double", "read_all"):
+        getattr(loaded, name).restype = ctypes.c_double
+    return loaded
+
+
+def together(call: Callable[[int], object], threads: int) -> float:
+    """The seconds that all threads need for a call each, in the best round."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(threads) as team:
+            began = time.perf_counter()
+            list(team.map(call, range(threads)))
+            best = min(best, time.perf_counter() - began)
+    return best
+
+
+def multiply_adds(level: str, dtype: str, threads: int) -> float:
+    """GF/s of multiply-adds between registers; an addition and a multiplication are two."""
+    library, width = compiled(level), LEVELS[level][1]
+    function, itemsize = (library.fma_double, 8) if dtype == "float64" else (library.fma_float, 4)
+    rounds = 10_000_000
+    operations = 2 * CHAINS * width // itemsize * rounds
+    return threads * operations / together(lambda _: function(ctypes.c_long(rounds)), threads) / 1e9
+
+
+def reading(level: str, size: int, threads: int) -> float:
+    """GB/s of reading `size` bytes again and again, each thread its own share of them."""
+    library, share = compiled(level), size // threads // 4
+    arrays = [np.ones(share + 16, np.float32) for _ in range(threads)]
+    starts = [a.ctypes.data + -a.ctypes.data % 64 for a in arrays]
+    rounds = max(1, 500_000_000 // size)
+
+    def call(k: int) -> None:
+        library.read_all(ctypes.c_void_p(starts[k]), ctypes.c_long(share), ctypes.c_long(rounds))
+
+    return rounds * size / together(call, threads) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", default="v4", choices=LEVELS)
+    level = parser.parse_args().level
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        for dtype in ("float32", "float64"):
+            print(f"{threads} thread(s): {multiply_adds(level, dtype, threads):7.1f} GF/s of multiply-adds in {dtype}")
+        for megabytes in (0.5, 1, 2, 4, 8, 16, 32, 256):
+            rate = reading(level, int(megabytes * 2**20), threads)
+            print(f"{threads} thread(s): {rate:7.1f} GB/s read from {megabytes:g} MiB in all")
+
+
+if __name__ == "__main__":
+    main()

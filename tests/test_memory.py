@@ -1,0 +1,65 @@
+"""What a call needs beside its inputs and results: packed weights, and at most one array of T x B x 4H."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from cases import arguments
+
+import blockcell
+from blockcell import ops, raw_ops
+
+T, B, I, H = 40, 32, 96, 128  # noqa: E741
+SEQUENCES = ["BlockLSTM", "BlockLSTMGrad", "block_gru", "block_gru_grad"]
+BLOCK = 256  # rows (t, b) of a weight gradient whose inputs are packed at once
+
+
+def sizes(nested):
+    """Bytes of all arrays."""
+    if isinstance(nested, np.ndarray):
+        return nested.nbytes
+    return sum(map(sizes, nested.values() if isinstance(nested, dict) else nested))
+
+
+def beside_results(call):
+    """The bytes that a call has allocated at its peak, beyond those of its results."""
+    call()  # whatever is made once
+    tracemalloc.start()
+    try:
+        results = call()
+        return tracemalloc.get_traced_memory()[1] - sizes(results)
+    finally:
+        tracemalloc.stop()
+
+
+def allowed(itemsize, training):
+    weights = (I + H + 1) * 4 * (H + 4) * itemsize
+    gates = T * B * 4 * H * itemsize
+    states = 4 * B * (H + 32) * itemsize
+    packed_rows = BLOCK * (I + H + 1024) * itemsize if training else 0  # and lines of gate gradients for each thread
+    return 1.02 * (weights + gates) + states + packed_rows + 50_000  # edges are padded; Python's own objects
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences(name, dtype):
+    args = arguments(name, {"T": T, "B": B, "I": I, "H": H}, dtype=np.dtype(dtype).type)
+    op = getattr(raw_ops if hasattr(raw_ops, name) else ops, name)
+    training = name.lower().endswith("grad")
+    limit = allowed(8 if dtype == "float64" else 4, training)
+    used = beside_results(lambda: op(**args))
+    print(f"{name} {dtype}: {used / limit:.2f} of {limit / 1e6:.1f} MB")
+    assert used <= limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", [blockcell.LSTM, blockcell.GRU])
+def test_layers(kind, dtype):
+    layer = kind.init(I, H, seed=0, dtype=dtype)
+    x, d_y = np.ones((T, B, I), dtype), np.ones((T, B, H), dtype)
+    itemsize = np.dtype(dtype).itemsize
+    weights = sizes(layer.weights)
+    # Inference has its weights packed already, and keeps the input products of few steps.
+    assert beside_results(lambda: layer(x)) <= allowed(itemsize, False) - weights
+    tape = layer.forward(x)[2]
+    assert beside_results(lambda: layer.backward(tape, d_y)) <= allowed(itemsize, True)
