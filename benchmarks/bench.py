@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def main() -> None:
         workers = {}
         for name in names:
             for threads in [cores] if name == "blockcell" else sorted({1, cores}):
-                worker = stack.enter_context(Worker(WORKER, name, str(threads), **environment))
+                worker = stack.enter_context(closing(Worker(WORKER, name, str(threads), **environment)))
                 if worker.missing:
                     print(f"{name} is left out: {worker.missing}")
                     break

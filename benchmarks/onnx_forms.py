@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+from turns import Worker, answer, seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -139,31 +138,27 @@ def model_and_feeds(candidate: str, sizes: dict[str, int]) -> tuple[onnx.ModelPr
 
 
 def worker(candidate: str, threads: int) -> None:
-    """Answers every line of standard input, sizes as JSON, with a call's time in seconds."""
+    """Answers sizes with a call's time in seconds."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
-    ready = {}
-    print("ready", flush=True)
-    for line in sys.stdin:
-        if line not in ready:
-            model, feeds = model_and_feeds(candidate, json.loads(line))
+    ready: dict[str, Callable[[], object]] = {}
+
+    def reply(sizes: dict[str, int]) -> float:
+        key = repr(sizes)
+        if key not in ready:
+            model, feeds = model_and_feeds(candidate, sizes)
             session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
             bound = session.io_binding()
             for name, array in feeds.items():
                 bound.bind_cpu_input(name, array)
             for value in session.get_outputs():
                 bound.bind_output(value.name, "cpu")
-            ready[line] = session, bound, feeds
+            ready[key] = lambda: (session.run_with_iobinding(bound), feeds)  # which have to live on
             for _ in range(5):
-                session.run_with_iobinding(bound)
-        session, bound, _ = ready[line]
-        times = []
-        end = time.perf_counter() + 0.3
-        while not times or time.perf_counter() < end:
-            start = time.perf_counter()
-            session.run_with_iobinding(bound)
-            times.append(time.perf_counter() - start)
-        print(statistics.median(times), flush=True)
+                ready[key]()
+        return seconds(ready[key])
+
+    answer(reply)
 
 
 def main() -> None:
@@ -178,22 +173,17 @@ def main() -> None:
     if options.worker:
         return worker(options.worker, options.threads)
 
-    workers = {}
-    for name in CANDIDATES:
-        command = [sys.executable, __file__, "--worker", name, "--threads", str(options.threads)]
-        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if workers[name].stdout.readline().strip() != "ready":
-            sys.exit(f"{name} does not run here")
+    workers = {name: Worker(__file__, "--worker", name, "--threads", str(options.threads)) for name in CANDIDATES}
+    for name, process in workers.items():
+        if process.missing:
+            sys.exit(f"{name} does not run here: {process.missing}")
     rows = []
     for point in options.sizes:
         H, B = map(int, point.split("x"))
         rounds = []
         for _ in range(options.rounds):
-            times = {}
-            for name, process in workers.items():
-                process.stdin.write(json.dumps({"T": options.steps, "B": B, "I": H, "H": H}) + "\n")
-                process.stdin.flush()
-                times[name] = float(process.stdout.readline())
+            sizes = {"T": options.steps, "B": B, "I": H, "H": H}
+            times = {name: process.ask(sizes) for name, process in workers.items()}
             rounds.append(times)
         for name, (op, _) in CANDIDATES.items():
             peer = NATIVE if op == "BlockLSTM" else GRADIENT
@@ -202,7 +192,7 @@ def main() -> None:
             rows.append([options.steps, B, H, options.threads, name, round(step, 2), round(ratio, 2)])
             print(f"T{options.steps} B{B} H{H} {options.threads} thread(s) {name:28}{step:9.1f} us/step{ratio:7.2f}x")
     for process in workers.values():
-        process.stdin.close()
+        process.close()
     if options.csv:
         with open(options.csv, "w", newline="") as file:
             csv.writer(file).writerows([["T", "B", "H", "threads", "form", "us_per_step", "ratio"], *rows])

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 
 def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
@@ -55,10 +55,7 @@ class Worker:
             raise RuntimeError(f"{question} ended a worker: {self.process.stderr.read()[-500:]}")
         return json.loads(line)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()

@@ -257,6 +257,8 @@ class Layer(ABC):
         ValueError
             A shape or a length does not fit.
         """
+        if lengths is None and reset is None and (results := self._directly(x, state)) is not None:
+            return results
         y, last, _ = self._start(x, state, lengths, reset, False)
         return y, last
 
@@ -329,6 +331,10 @@ class Layer(ABC):
         if tape.end < tape.T:
             d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
         return d_x, d_first, grads
+
+    def _directly(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        """What a plain call returns, without a detour through Python; None where there is no such way."""
+        return None
 
     def _start(self, x: Any, state: State, lengths: Any, reset: Any, training: bool) -> tuple[Array, State, Tape]:
         weights = self._shared.weights
@@ -576,21 +582,8 @@ class _Cell(Layer):
         return run, plan, self._scratch_size("stream", T, B, threads)
 
     # -------------------------------------------------------------------------------------------------------- kernels
-    def __call__(
-        self,
-        x: ArrayLike,
-        state: State = None,
-        *,
-        lengths: ArrayLike | None = None,
-        reset: ArrayLike | None = None,
-    ) -> tuple[Array, State]:
-        if lengths is None and reset is None:
-            results = self._runner.call(self, self._current, _kernels.num_threads(None), x, state)
-            if results is not None:
-                return results
-        return super().__call__(x, state, lengths=lengths, reset=reset)
-
-    __call__.__doc__ = Layer.__call__.__doc__
+    def _directly(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        return self._runner.call(self, self._current, _kernels.num_threads(None), x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # which a kernel's memoryview does not know

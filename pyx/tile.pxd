@@ -319,8 +319,8 @@ cdef inline called tile_rows(
 
 
 cdef inline inlined chains_of_one(
-    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, Py_ssize_t ks, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p, Py_ssize_t next,
+    Py_ssize_t K
 ) noexcept nogil:
     """The tile for one row and so many panels of LINES lines, `next` vectors from one to the other and `step` in out:
     as many chains at once as there are, since each waits for its own additions."""
@@ -337,10 +337,10 @@ cdef inline inlined chains_of_one(
                 for v in range(SUB * VECTORS):
                     if vec is vecf:
                         acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
-                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k * ks])
+                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k])
                     else:
                         acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
-                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k * ks])
+                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k])
         k += 1
         if k == K:
             break
@@ -350,11 +350,11 @@ cdef inline inlined chains_of_one(
 
 
 cdef inline called tile_one(
-    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, Py_ssize_t ks, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p, Py_ssize_t next,
+    Py_ssize_t K
 ) noexcept nogil:
-    if ONCE > 1 and panels > 1: chains_of_one(ONCE, out, step, a, ks, p, next, K)
-    else: chains_of_one(1, out, step, a, ks, p, next, K)
+    if ONCE > 1 and panels > 1: chains_of_one(ONCE, out, step, a, p, next, K)
+    else: chains_of_one(1, out, step, a, p, next, K)
 
 
 cdef inline void product_of_one(
@@ -365,10 +365,10 @@ cdef inline void product_of_one(
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
-            tile_one(panels, <vecf *> acc, step * VECTORS // LF, a + k0, 1, <const vecf *> (panel + k0 * LINES * lanes),
+            tile_one(panels, <vecf *> acc, step * VECTORS // LF, a + k0, <const vecf *> (panel + k0 * LINES * lanes),
                      next * VECTORS // LF, kb)
         else:
-            tile_one(panels, <vecd *> acc, step * VECTORS // LD, a + k0, 1, <const vecd *> (panel + k0 * LINES * lanes),
+            tile_one(panels, <vecd *> acc, step * VECTORS // LD, a + k0, <const vecd *> (panel + k0 * LINES * lanes),
                      next * VECTORS // LD, kb)
         k0 += kb
 
@@ -379,15 +379,12 @@ cdef inline void product(
 ) noexcept nogil:
     """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel.  K lines from `ahead` on are fetched."""
     cdef Py_ssize_t q, s, k0, kb, g, n, lanes = line_of(acc)
+    if rows == 1 and ks == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
+        product_of_one(1, acc, 0, a, panel, 0, K)
+        return
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        if rows == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
-            if real is float:
-                tile_one(1, <vecf *> acc, 0, a + k0 * ks, ks, <const vecf *> (panel + k0 * lines * lanes), 0, kb)
-            else:
-                tile_one(1, <vecd *> acc, 0, a + k0 * ks, ks, <const vecd *> (panel + k0 * lines * lanes), 0, kb)
-            continue
         for s in range((lines + SUB - 1) // SUB):
             g = s * SUB
             n = min(<Py_ssize_t> SUB, lines - g)
