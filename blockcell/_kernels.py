@@ -31,6 +31,16 @@ Kernels = dict[str, tuple[Kernel, Kernel, Kernel]]
 Work = dict[str, Callable[..., int]]
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc keep up to 64 MiB of freed memory, as it does in any process that has freed an array of 32 MiB.
+
+    Else it gives what is free at the top of the heap back to the system as soon as that is twice the largest block freed
+    so far.  Gates, tape and results of one call are several times the largest of them: each call would map all of its
+    pages anew, which may take as long as computing what goes there.
+    """
+    np.empty((32 << 20) - (8 << 10), np.uint8)  # the largest block that counts; it is never touched
+
+
 def available_levels() -> tuple[str, ...]:
     """The CPU levels that were built and that this CPU runs, from the oldest."""
     return tuple(level for level in _cpu.supported_levels() if _is_built(level))
@@ -168,6 +178,7 @@ def build_info() -> dict[str, Any]:
     }
 
 
+_keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 KERNELS, WORK = load(LEVEL)
 if hasattr(os, "register_at_fork"):
