@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -99,6 +100,9 @@ class BuildExt(build_ext):
                 extension.sources = c.sources
                 extension.extra_compile_args = FLAGS + compile_flags + level_flags
                 extension.extra_link_args = link_flags
+                if extension.name == "blockcell._args":
+                    extension.include_dirs = [numpy.get_include()]
+                    extension.define_macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
                 if extension.name == "blockcell._cpu":
                     extension.define_macros = [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()

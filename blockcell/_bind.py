@@ -1,7 +1,7 @@
 """From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
 
-`Call.run`, compiled, takes what a kernel can take as it is; matching it costs about a microsecond. All else comes to
-the methods here, which convert it or say in words what is wrong. Both work from the op's row in the table.
+`Call.run`, compiled, takes what a kernel can take as it is. All else comes to the methods here, which convert it or say
+in words what is wrong. Both work from the op's row in the table.
 """
 
 from __future__ import annotations

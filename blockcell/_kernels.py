@@ -34,9 +34,9 @@ Work = dict[str, Callable[..., int]]
 def _keep_freed_memory() -> None:
     """Let glibc keep up to 64 MiB of freed memory, as it does in any process that has freed an array of 32 MiB.
 
-    Else it gives what is free at the top of the heap back to the system as soon as that is twice the largest block freed
-    so far.  Gates, tape and results of one call are several times the largest of them: each call would map all of its
-    pages anew, which may take as long as computing what goes there.
+    Else it gives what is free at the top of the heap back to the system as soon as that is twice the largest block
+    freed so far.  Gates, tape and results of one call are several times the largest of them: each call would map all of
+    its pages anew, which may take as long as computing what goes there.
     """
     np.empty((32 << 20) - (8 << 10), np.uint8)  # the largest block that counts; it is never touched
 

@@ -1,45 +1,120 @@
 """A call's way from its arguments to the kernel, where nothing has to be converted or explained.
 
-`Binder.match` looks at every array once, through the buffer protocol: one dtype, native, aligned, C-contiguous, and of
-the shape that the table of ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run`
-asks `blockcell._bind.Call`, a subclass, which converts or raises, from the same table.
+`Binder.match` looks at every array once: one dtype, native, aligned, C-contiguous, and of the shape that the table of
+ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run` asks `blockcell._bind.Call`, a
+subclass, which converts or raises, from the same table.
 """
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
+from cython.view cimport memoryview
+from libc.string cimport memcmp, memcpy, memset
+from numpy cimport (
+    NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64, NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS,
+    PyArray_ISCARRAY_RO, PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE,
+    import_array, ndarray, npy_intp
+)
 
 import numpy
 
 from blockcell.optable import DTYPES, dims
 
-cdef object empty = numpy.empty, ndarray = numpy.ndarray
-cdef object UINT8 = numpy.dtype(numpy.uint8), UINT16 = numpy.dtype(numpy.uint16)
+from half cimport half
+
+import_array()
+
 cdef tuple EMPTY = tuple([numpy.empty(0, dtype) for dtype in DTYPES])  # for peepholes that are not used
 
 cdef enum:
     FLOAT, DOUBLE, HALF  # the order of DTYPES
+    KINDS
     LETTERS = 4  # T, B, I, H
     RANKS = 3
     TENSORS = 32  # at least the inputs and outputs of the largest op
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
 
+cdef int[KINDS] TYPES = [NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16]
+
 
 cdef struct Spec:
     int rank
     bint peephole, read, over_time
-    Py_ssize_t[RANKS][LETTERS] factors
-    int same  # outputs: the first one of the same shape.  Outputs of peepholes: the input that it belongs to
+    npy_intp[RANKS][LETTERS] factors
+    int weight  # gradients of peepholes: the input that they belong to
 
 
-cdef struct Seen:
-    char *start
-    Py_ssize_t bytes
-    int rank
-    char format
-    bint readonly
-    Py_ssize_t[RANKS] shape
+cdef bint as_it_is(array, int type_number, int rank) noexcept:
+    """Whether it is an array that a kernel can take as it is."""
+    cdef int d
+    if (
+        not PyArray_CheckExact(array)
+        or not PyArray_ISCARRAY_RO(<ndarray> array)
+        or PyArray_TYPE(<ndarray> array) != type_number
+        or PyArray_NDIM(<ndarray> array) != rank
+    ):
+        return False
+    for d in range(rank):
+        if PyArray_DIMS(<ndarray> array)[d] >= LARGE:
+            return False
+    return True
 
 
-cdef bint overlap(const Seen *a, const Seen *b) noexcept:
-    return a.bytes > 0 and b.bytes > 0 and a.start < b.start + b.bytes and b.start < a.start + a.bytes
+cdef npy_intp size(const npy_intp *factors, const npy_intp *sizes) noexcept:
+    return factors[0] * sizes[0] + factors[1] * sizes[1] + factors[2] * sizes[2] + factors[3] * sizes[3]
+
+
+cdef bint overlap(ndarray a, ndarray b) noexcept:
+    cdef char *a0 = PyArray_BYTES(a)
+    cdef char *b0 = PyArray_BYTES(b)
+    cdef npy_intp a_size = PyArray_NBYTES(a), b_size = PyArray_NBYTES(b)
+    return a_size > 0 and b_size > 0 and a0 < b0 + b_size and b0 < a0 + a_size
+
+
+cdef void clear(ndarray array) noexcept:
+    memset(PyArray_BYTES(array), 0, PyArray_NBYTES(array))
+
+
+cdef class Frame:
+    """A kernel's memoryviews, for one call at a time.
+
+    Making one of an array costs more than all else that is done for the array.  So they are made once, of the dtype
+    that the kernel expects, and `point` has them show the arrays of a call.
+    """
+
+    cdef list views
+    cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
+    cdef npy_intp work  # and how many bytes of scratch that needs
+
+    def __init__(self, int number, int views):
+        cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
+        self.views = [typed_view(number) for _ in range(views - 1)]
+        self.views.append(scratch)
+        self.asked[0] = -1
+
+    cdef point(self, int k, ndarray array):
+        cdef memoryview view = <memoryview> self.views[k]
+        view.view.buf, view.view.len = PyArray_BYTES(array), PyArray_NBYTES(array)
+        view.view.ndim, view.view.shape = PyArray_NDIM(array), <Py_ssize_t *> PyArray_DIMS(array)
+        view.view.strides = NULL  # C-contiguous
+
+    cdef let_go(self):
+        """Nothing is kept of a call's arrays."""
+        cdef memoryview view
+        for each in self.views:
+            view = <memoryview> each
+            view.view.buf, view.view.len, view.view.ndim, view.view.shape = NULL, 0, 0, NULL
+
+
+cdef typed_view(int number):
+    """A memoryview as the kernels of the dtype have it."""
+    cdef float[::1] floats
+    cdef double[::1] doubles
+    cdef half[::1] halves
+    if number == FLOAT:
+        floats = EMPTY[FLOAT]
+        return floats
+    if number == DOUBLE:
+        doubles = EMPTY[DOUBLE]
+        return doubles
+    halves = EMPTY[HALF].view(numpy.uint16)
+    return halves
 
 
 cdef class Binder:
@@ -47,11 +122,13 @@ cdef class Binder:
 
     cdef Spec[TENSORS] specs
     cdef int inputs, outputs
+    cdef int views  # the memoryviews that a kernel takes, the last of which is that of its scratch
     cdef int[LETTERS] source, axis  # the input and its dimension that give a letter's value
     cdef bint sequence, takes_clip, takes_peephole, ifco
     cdef readonly object op
     cdef type result
     cdef tuple kernels
+    cdef tuple frames  # for each dtype a list of those that no call uses
     cdef object work, threads
 
     def __init__(self, op, tuple kernels, work, threads):
@@ -61,6 +138,8 @@ cdef class Binder:
         attributes = [attribute.name for attribute in op.attributes]
         self.takes_clip, self.takes_peephole = "cell_clip" in attributes, "use_peephole" in attributes
         self.inputs, self.outputs = len(op.inputs), len(op.outputs)
+        self.views = sum([tensor.read for tensor in op.inputs]) + self.outputs + 1
+        self.frames = [], [], []
         tensors = op.inputs + op.outputs
         assert len(tensors) <= TENSORS
         self.source = [-1, -1, -1, -1]
@@ -75,15 +154,16 @@ cdef class Binder:
                     if self.source[letter] < 0:
                         self.source[letter], self.axis[letter] = k, d
             if k >= self.inputs:
-                shapes = [other.shape for other in op.outputs]
-                self.specs[k].same = peepholes.pop(0) if tensor.peephole else self.inputs + shapes.index(tensor.shape)
+                self.specs[k].weight = peepholes.pop(0) if tensor.peephole else -1
 
     def run(
         self, tuple arrays, out, num_threads, seq_len_max=None, use_peephole=False, forget_bias=0.0, cell_clip=0.0
     ):
         """The op's named tuple for `arrays`, which are the inputs of the table."""
-        cdef int k, number
-        cdef const Spec *spec
+        cdef int k, number = 0
+        cdef npy_intp[LETTERS] sizes
+        cdef Frame frame
+        cdef list arguments
         threads = self.threads(None) if num_threads is None else self.thread_number(num_threads)
         if use_peephole is not True and use_peephole is not False:
             use_peephole = self.switch("use_peephole", use_peephole)
@@ -94,144 +174,143 @@ cdef class Binder:
         if self.sequence and type(seq_len_max) is not int:
             seq_len_max = self.integer("seq_len_max", seq_len_max)
 
-        bound = self.match(arrays, out, use_peephole)
-        if bound is None:
-            arrays, bound = self.convert(arrays, out, use_peephole, seq_len_max)
-        number, T, B, I, H, outputs = bound
+        outputs = self.match(arrays, out, use_peephole, &number, sizes)
+        if outputs is None:
+            arrays, (number, sizes[0], sizes[1], sizes[2], sizes[3], outputs) = self.convert(
+                arrays, out, use_peephole, seq_len_max
+            )
         results = tuple.__new__(self.result, outputs if out is None else out)
         if self.sequence:
-            if not 0 <= seq_len_max <= T:
-                raise self.wrong_steps(seq_len_max, T, arrays[0])
-            if seq_len_max < T:
+            steps = sizes[0]
+            if not 0 <= seq_len_max <= steps:
+                raise self.wrong_steps(seq_len_max, steps, arrays[0])
+            if seq_len_max < steps:
                 for k in range(self.outputs):
                     if self.specs[self.inputs + k].over_time:
                         outputs[k][seq_len_max:] = 0
-        if B == 0 or H == 0 or (self.sequence and seq_len_max == 0):
-            for output in outputs:
-                output.fill(0)
+            sizes[0] = seq_len_max
+        if sizes[1] == 0 or sizes[3] == 0 or (self.sequence and sizes[0] == 0):
+            for k in range(self.outputs):
+                clear(outputs[k])
             return results
+        if number == HALF and self.takes_clip:
+            forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
+        try:
+            frame = self.frames[number].pop()
+        except IndexError:  # the first call, or more at once than ever before
+            frame = Frame(number, self.views)
+        try:
+            self.point(frame, arrays, outputs, use_peephole, EMPTY[number])
+            work = self.scratch(frame, sizes, 8 if number == DOUBLE else 4, threads)
+            frame.point(self.views - 1, work)
+            arguments = frame.views[:]
+            if self.sequence:
+                arguments.append(seq_len_max)
+            if self.takes_clip:
+                arguments.append(forget_bias)
+                arguments.append(cell_clip)
+            if self.takes_peephole:
+                arguments.append(use_peephole)
+                if self.sequence:
+                    arguments.append(self.ifco)
+            arguments.append(threads)
+            self.kernels[number](*arguments)
+        finally:
+            frame.let_go()
+            self.frames[number].append(frame)
+        return results
 
-        arguments = []
+    cdef point(self, Frame frame, tuple arrays, outputs, bint use_peephole, empty):
+        """The frame's memoryviews to the arrays."""
+        cdef const Spec *spec
+        cdef int k, at = 0
         for k in range(self.inputs):
             spec = &self.specs[k]
             if spec.read:
-                arguments.append(EMPTY[number] if spec.peephole and not use_peephole else arrays[k])
+                frame.point(at, empty if spec.peephole and not use_peephole else arrays[k])
+                at += 1
         for k in range(self.outputs):
             if self.specs[self.inputs + k].peephole and not use_peephole:
-                outputs[k].fill(0)
-        arguments.extend(outputs)
-        if number == HALF:  # which a kernel's memoryview does not know
-            arguments = [array.view(UINT16) for array in arguments]
-            if self.takes_clip:
-                forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
-        steps = seq_len_max if self.sequence else T
-        arguments.append(empty(self.work(steps, B, I, H, 8 if number == DOUBLE else 4, threads), UINT8))
-        if self.sequence:
-            arguments.append(seq_len_max)
-        if self.takes_clip:
-            arguments.append(forget_bias)
-            arguments.append(cell_clip)
-        if self.takes_peephole:
-            arguments.append(use_peephole)
-            if self.sequence:
-                arguments.append(self.ifco)
-        arguments.append(threads)
-        self.kernels[number](*arguments)
-        return results
+                clear(outputs[k])
+            frame.point(at, outputs[k])
+            at += 1
 
-    cdef bint look(self, array, Seen *seen) except -1:
-        """Whether it is an array that a kernel can take as it is."""
-        cdef Py_buffer view
-        cdef int d
-        if type(array) is not ndarray:
-            return False
-        try:
-            PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT)
-        except Exception:  # a dtype that has no buffer
-            return False
-        seen.start, seen.bytes, seen.rank = <char *> view.buf, view.len, view.ndim
-        seen.format, seen.readonly = view.format[0], view.readonly
-        cdef bint good = (
-            view.ndim <= RANKS
-            and view.format[0] in b"fde"
-            and view.format[1] == 0
-            and <size_t> view.buf % <size_t> view.itemsize == 0
-            and PyBuffer_IsContiguous(&view, b"C")
-        )
-        for d in range(view.ndim if good else 0):
-            seen.shape[d] = view.shape[d]
-            good = good and view.shape[d] < LARGE
-        PyBuffer_Release(&view)
-        return good
+    cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
+        cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
+        if memcmp(asked, frame.asked, sizeof(asked)) != 0:
+            frame.work = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            memcpy(frame.asked, asked, sizeof(asked))
+        return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
 
-    cdef bint fits(self, int k, const Seen *seen, const Py_ssize_t *sizes) noexcept:
+    cdef bint fits(self, int k, ndarray array, const npy_intp *sizes) noexcept:
         cdef const Spec *spec = &self.specs[k]
         cdef int d
         for d in range(spec.rank):
-            if seen.shape[d] != self.size(spec.factors[d], sizes):
+            if PyArray_DIMS(array)[d] != size(spec.factors[d], sizes):
                 return False
         return True
 
-    cdef Py_ssize_t size(self, const Py_ssize_t *factors, const Py_ssize_t *sizes) noexcept:
-        return factors[0] * sizes[0] + factors[1] * sizes[1] + factors[2] * sizes[2] + factors[3] * sizes[3]
-
-    cdef tuple match(self, tuple arrays, out, bint use_peephole):
-        """(number of the dtype, T, B, I, H, the outputs' arrays), or None where somebody must look closer."""
-        cdef Seen[TENSORS] seen
-        cdef Py_ssize_t[LETTERS] sizes
+    cdef match(self, tuple arrays, out, bint use_peephole, int *number, npy_intp *sizes):
+        """The outputs, with the dtype's number and the letters' values; None where somebody must look closer."""
         cdef const Spec *spec
-        cdef int k, letter, number
+        cdef int k, letter, source
+        if not PyArray_CheckExact(arrays[0]):
+            return None
+        number[0] = 0
+        while TYPES[number[0]] != PyArray_TYPE(<ndarray> arrays[0]):
+            number[0] += 1
+            if number[0] == KINDS:
+                return None
         for k in range(self.inputs):
             spec, array = &self.specs[k], arrays[k]
             if array is None and spec.peephole and not use_peephole:
-                seen[k].bytes, seen[k].rank = 0, -1
-            elif not self.look(array, &seen[k]) or seen[k].rank != spec.rank or seen[k].format != seen[0].format:
+                continue
+            if not as_it_is(array, TYPES[number[0]], spec.rank):
                 return None
         for letter in range(LETTERS):
-            sizes[letter] = seen[self.source[letter]].shape[self.axis[letter]] if self.source[letter] >= 0 else 0
+            source = self.source[letter]
+            sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.axis[letter]] if source >= 0 else 0
         for k in range(self.inputs):
-            if (use_peephole or not self.specs[k].peephole) and not self.fits(k, &seen[k], sizes):
+            if (use_peephole or not self.specs[k].peephole) and not self.fits(k, arrays[k], sizes):
                 return None
-        number = FLOAT if seen[0].format == b"f" else DOUBLE if seen[0].format == b"d" else HALF
         if out is None:
-            out = self.allocate(DTYPES[number], seen, sizes, use_peephole)
-        elif not self.accept(out, seen, sizes, use_peephole):
-            return None
-        return number, sizes[0], sizes[1], sizes[2], sizes[3], out
+            return self.allocate(TYPES[number[0]], arrays, sizes, use_peephole)
+        return out if self.accept(out, TYPES[number[0]], arrays, sizes, use_peephole) else None
 
-    cdef list allocate(self, dtype, const Seen *seen, const Py_ssize_t *sizes, bint use_peephole):
-        cdef list shapes = [], outputs = []
+    cdef list allocate(self, int type_number, tuple arrays, const npy_intp *sizes, bint use_peephole):
+        cdef list outputs = []
+        cdef npy_intp[RANKS] shape
         cdef const Spec *spec
         cdef int k, d
         for k in range(self.inputs, self.inputs + self.outputs):
             spec = &self.specs[k]
-            if spec.peephole and not use_peephole and seen[spec.same].rank == 1:
-                shape = (seen[spec.same].shape[0],)
-            elif spec.peephole or spec.same == k:
-                shape = tuple([self.size(spec.factors[d], sizes) for d in range(spec.rank)])
-            else:
-                shape = shapes[spec.same - self.inputs]
-            shapes.append(shape)
-            outputs.append(empty(shape, dtype))
+            for d in range(spec.rank):
+                shape[d] = size(spec.factors[d], sizes)
+            if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
+                shape[0] = PyArray_DIMS(<ndarray> arrays[spec.weight])[0]
+            outputs.append(PyArray_SimpleNew(spec.rank, shape, type_number))
         return outputs
 
-    cdef bint accept(self, out, Seen *seen, const Py_ssize_t *sizes, bint use_peephole) except -1:
+    cdef bint accept(
+        self, out, int type_number, tuple arrays, const npy_intp *sizes, bint use_peephole
+    ) except -1:
         cdef const Spec *spec
         cdef int k, other
         if not isinstance(out, tuple) or len(out) != self.outputs:
             return False
-        for k in range(self.inputs, self.inputs + self.outputs):
-            spec = &self.specs[k]
-            if not self.look(out[k - self.inputs], &seen[k]) or seen[k].rank != spec.rank:
+        for k in range(self.outputs):
+            spec, array = &self.specs[self.inputs + k], out[k]
+            if not as_it_is(array, type_number, spec.rank) or not PyArray_ISWRITEABLE(array):
                 return False
-            if seen[k].format != seen[0].format or seen[k].readonly:
-                return False
-            if spec.peephole and not use_peephole and seen[spec.same].rank == 1:
-                if seen[k].shape[0] != seen[spec.same].shape[0]:
+            if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
+                if PyArray_DIMS(<ndarray> array)[0] != PyArray_DIMS(<ndarray> arrays[spec.weight])[0]:
                     return False
-            elif not self.fits(k, &seen[k], sizes):
+            elif not self.fits(self.inputs + k, array, sizes):
                 return False
+            for other in range(self.inputs):
+                if arrays[other] is not None and overlap(array, arrays[other]):
+                    return False
             for other in range(k):
-                if overlap(&seen[k], &seen[other]):
+                if overlap(array, out[other]):
                     return False
         return True

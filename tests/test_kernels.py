@@ -47,15 +47,15 @@ class AtLevel(Call):
 
 
 @cache
-def call(name, level):
+def at_level(name, level):
     return AtLevel(OPS[name], level).run
 
 
-def run(name, args, level=_kernels.LEVEL, num_threads=None):
+def run(name, args, level=_kernels.LEVEL, num_threads=None, call=None):
     inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
     options = {attribute.name: attribute.default for attribute in OPS[name].attributes}
     options |= {key: value for key, value in args.items() if key not in {tensor.name for tensor in OPS[name].inputs}}
-    return call(name, level)(inputs, None, num_threads, **options)
+    return (call or at_level(name, level))(inputs, None, num_threads, **options)
 
 
 def sizes_of(T, B, I, H):  # noqa: E741
@@ -253,8 +253,8 @@ def test_scratch_is_enough(name, steps):
     kernel, guard = kernels[op.kernel][0], 1 << 20
 
     def guarded(*args):
-        k = next(k for k, value in enumerate(args) if isinstance(value, np.ndarray) and value.dtype == np.uint8)
-        memory = np.full(args[k].size + guard, 0xAB, np.uint8)
+        k = next(k for k, value in enumerate(args) if getattr(value, "itemsize", 0) == 1)  # a view of bytes
+        memory = np.full(args[k].shape[0] + guard, 0xAB, np.uint8)
         kernel(*args[:k], memory[:-guard], *args[k + 1 :])
         assert (memory[-guard:] == 0xAB).all()
 
@@ -266,6 +266,26 @@ def test_scratch_is_enough(name, steps):
         options = {key: args[key] for key in ("seq_len_max", "use_peephole") if key in args}
         for threads in (1, 2, 3):
             call.run(inputs, None, threads, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_call_within_a_call(name, dtype):
+    """As of a finalizer, or of another thread where there is no GIL: neither sees the other's arrays."""
+    op, (kernels, work) = OPS[name], _kernels.load(_kernels.LEVEL)
+    outer, inner = (arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype]) for sizes in [(3, 2, 4, 5), (2, 3, 20, 33)])
+    expected, results = [run(name, outer), run(name, inner)], []
+
+    def size_of_scratch(*sizes):  # is asked between the arrays and the kernel
+        if not results:
+            results.append(None)
+            results[0] = run(name, inner, call=call.run)
+        return work[op.kernel](*sizes)
+
+    call = Call(op)
+    Binder.__init__(call, op, kernels[op.kernel], size_of_scratch, _kernels.num_threads)
+    assert same_bits(run(name, outer, call=call.run), expected[0])
+    assert same_bits(results[0], expected[1])
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])

@@ -45,8 +45,11 @@ def test_onnx_export_imports_no_kernels(source):
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/*.p[yx][xd]")), ids=lambda path: path.name)
 def test_native_code_uses_no_c_interface_of_numpy(source):
-    """Arrays come in through the buffer protocol: there is no version of numpy to build against."""
-    assert not re.search(r"^\s*cimport numpy|^\s*from numpy\S* cimport", source.read_text(), re.MULTILINE)
+    """Arrays come in through the buffer protocol.  `_args` alone is built against numpy, for speed: it looks at every
+    array of every call and makes the results."""
+    assert source.name == "_args.pyx" or not re.search(
+        r"^\s*cimport numpy|^\s*from numpy\S* cimport", source.read_text(), re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("tests/test_*.py")), ids=lambda path: path.name)
