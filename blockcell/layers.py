@@ -21,6 +21,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self, SupportsIndex
 
@@ -390,11 +391,18 @@ def _read(
     array = reader.array(name, value)
     if type(value) is not np.ndarray or array.dtype != dtype:
         reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
-    if array.shape != shape and (
-        array.ndim != len(shape) or any(n is not None and n != m for n, m in zip(shape, array.shape, strict=True))
-    ):
+    if not _fits(array.shape, shape):
         raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}")
     return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    if len(found) != len(shape):
+        return False
+    for n, expected in zip(found, shape, strict=True):
+        if n != expected and expected is not None:
+            return False
+    return True
 
 
 def _read_lengths(reader: Reader, value: Any, T: int, B: int) -> Array | None:
@@ -472,9 +480,10 @@ class _Cell(Layer):
         return {prefix: self}
 
     @classmethod
-    def _tensors(cls) -> list[Tensor]:
+    @cache
+    def _tensors(cls) -> tuple[Tensor, ...]:
         """The weights, in the kernels' order."""
-        return [tensor for tensor in cls._op.inputs if tensor.name[0] in "wb"]
+        return tuple(tensor for tensor in cls._op.inputs if tensor.name[0] in "wb")
 
     @property
     def input_size(self) -> int:
@@ -600,9 +609,10 @@ class _Cell(Layer):
         return np.empty(self._scratch_size(name, T, B, threads), np.uint8)
 
     def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
-        fields = self._state._fields
+        fields, shape = self._state._fields, (B, self.hidden_size)
+        if state is None:
+            return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
         parts = _read_parts(reader, name, state, fields, f"{self._state.__name__}({', '.join(fields)})")
-        shape = (B, self.hidden_size)
         expected = f"(B, H) = {shape} with B from x, H from the layer"
         return self._state(
             *(
