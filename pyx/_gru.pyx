@@ -16,7 +16,7 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sums, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, input_grad, input_grads, pack_transposed, plain_panels, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -27,8 +27,8 @@ from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, ONCE, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
-    store, store_line, store_row
+    LF, LINES, ONCE, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
+    round_to_half, row_group, store, store_line, store_row
 )
 
 
@@ -188,24 +188,24 @@ cdef void step_rows(
 ) noexcept nogil:
     """A step's r and u or its c and h, whichever w is of, for panel j and batch rows b0 to b1; the input product comes
     in z, or is computed from x."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, group = 0
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t r = b0, m, first = 0
     cdef real *a
     while r < b1:
-        m = row_group(b1 - r)
+        m = row_group(b1 - r, TILES * ROWS)
         if p.chunk > 1:
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
             add_bias(w, j, m, a)
-            add_product(w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, group)
-        add_product(w, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a, group)
+            add_product(w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, first)
+        add_product(w, j, p.I, p.H, h + r * p.Hs, p.Hs, m, a, first)
         if w.gates == 2:
             gates_cells(p, j, k, r, r + m, a, work, out)
         else:
             candidate_cells(p, j, k, r, r + m, a, work, out)
         r += m
-        group += 1
+        first += TILES
 
 
 cdef void step_row(
@@ -399,7 +399,8 @@ def block_gru(
 cdef struct Backward:
     Steps steps  # those that are run
     Py_ssize_t T, B, I, H
-    Py_ssize_t L, J, P  # units in a line, lines of units, panels
+    Py_ssize_t L, J  # units in a line, lines of units
+    Py_ssize_t h_panels, x_panels, panel  # panels of the transposed weights; reals of one for H of its columns
     Py_ssize_t Hs, Ns  # strides in scratch of rows of h and of the gate gradients d_r, d_u, d_c of a row (t, b)
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
@@ -414,19 +415,19 @@ cdef Backward backward_of(
     p.T, p.B, p.I, p.H = T, B, I, H
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
-    p.P = (p.J + PLAIN - 1) // PLAIN
+    p.h_panels, p.x_panels, p.panel = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L), PLAIN * p.L * H
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(3 * H, p.L)
     p.by_rows = splits_rows(B, H, 3, itemsize, threads)
     p.threads = 1 if 12.0 * T * B * H * (I + H) < 1e6 else threads
     p.h_ru = 0
-    p.h_c = p.h_ru + p.J * p.L * 2 * H
-    p.x_ru = p.h_c + p.J * p.L * H
-    p.x_c = p.x_ru + (I + p.L - 1) // p.L * p.L * 2 * H
+    p.h_c = p.h_ru + p.h_panels * 2 * p.panel
+    p.x_ru = p.h_c + p.h_panels * p.panel
+    p.x_c = p.x_ru + p.x_panels * 2 * p.panel
     p.w_grad = 0  # float16's weight gradients in float32 take the place of the panels, which are done with by then
-    p.d_h = p.x_c + (I + p.L - 1) // p.L * p.L * H
+    p.d_h = max(p.x_c + p.x_panels * p.panel, threads * 3 * p.panel)  # of a single step each thread keeps one of each
     p.d = p.d_h + B * p.Hs
     p.inputs = p.d + T * B * p.Ns
-    p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
+    p.total = p.inputs + weight_grad_work(I, H, 2 * H, T * B, p.L, threads)
     return p
 
 
@@ -482,25 +483,24 @@ cdef void gates_grad_line(
 
 cdef void candidate_grad_rows(
     const Backward *p, real *work, const store **saved, const store *h_prev, const store *h_grad, store *h_prev_grad,
-    Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+    const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """d_h of the step processed as number k, from the gate gradients of the next, and with it d_u and d_c; for k = -1
     the gradient of h_prev.  Panel j, batch rows b0 to b1."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
-    cdef const real *panel = work + p.h_ru + j * PLAIN * p.L * 2 * p.H
     cdef real *carry
     cdef real *d_h
     cdef real *d
     while b < b1:
-        m = row_group(b1 - b)
+        m = row_group(b1 - b, TILES * ROWS)
         for q in range(m):
             for s in range(lines * p.L):
                 acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s]
         if k < p.T - 1:
-            product(acc, m, lines, next_d + b * p.Ns, p.Ns, 1, panel, 2 * p.H, panel + PLAIN * p.L * 2 * p.H)
+            product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, 2 * p.H, panel + 2 * p.panel, first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -520,21 +520,22 @@ cdef void candidate_grad_rows(
                 else:
                     candidate_grad_line(p, saved, h_prev, h_grad, at, t * p.B + r, carry, d_h, d)
         b += m
+        first += TILES
 
 
 cdef void gates_grad_rows(
-    const Backward *p, real *work, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1
+    const Backward *p, real *work, const store **saved, const store *h_prev, const real *panel, Py_ssize_t j,
+    Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """d_r of the step processed as number k, from its d_c.  Panel j, batch rows b0 to b1."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
-    cdef const real *panel = work + p.h_c + j * PLAIN * p.L * p.H
     while b < b1:
-        m = row_group(b1 - b)
+        m = row_group(b1 - b, TILES * ROWS)
         clear(acc, m * LINES * p.L)
-        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, 1, panel, p.H, panel + PLAIN * p.L * p.H)
+        product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, panel, p.H, panel + p.panel, first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
                 for s in range(lines):
@@ -542,6 +543,7 @@ cdef void gates_grad_rows(
                     gates_grad_line(p, saved, h_prev, at, t * p.B + b + q, acc + (q * LINES + s) * p.L,
                                     work + p.d_h + (b + q) * p.Hs + at * p.L, d + (b + q) * p.Ns)
         b += m
+        first += TILES
 
 
 cdef void backward_part(
@@ -549,23 +551,50 @@ cdef void backward_part(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps, last step first."""
-    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.P, k = p.T - 1, j
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.h_panels, k = p.T - 1, j
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
-        j0, j1 = share(p.P, part, parts), share(p.P, part + 1, parts)
+        j0, j1 = share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)
     while k >= 0:
         for j in range(j0, j1):
-            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, k, b0, b1)
+            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, work + p.h_ru + j * 2 * p.panel, j, k, b0,
+                                b1)
         if not p.by_rows:
             meet(parts)
         for j in range(j0, j1):
-            gates_grad_rows(p, work, saved, h_prev, j, k, b0, b1)
+            gates_grad_rows(p, work, saved, h_prev, work + p.h_c + j * p.panel, j, k, b0, b1)
         if not p.by_rows:
             meet(parts)
         k -= 1
     for j in range(j0, j1):
-        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, j, k, b0, b1)
+        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, work + p.h_ru + j * 2 * p.panel, j, k, b0, b1)
+
+
+cdef void backward_single(
+    const Backward *p, real *work, const store *w_ru, const store *w_c, const store **saved, const store *h_prev,
+    const store *h_grad, store *x_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's part of a sequence of one step, which uses each weight once: packed where it is used."""
+    cdef Py_ssize_t j, H = p.H, panels = p.h_panels + p.x_panels
+    cdef real *ru = work + p.h_ru + part * 3 * p.panel
+    cdef real *c = ru + 2 * p.panel
+    for j in range(p.h_panels):
+        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, 0, share(p.B, part, parts),
+                            share(p.B, part + 1, parts))
+    meet(parts)
+    for j in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
+        pack_transposed(c, w_c + p.I * H, H, H, j)
+        gates_grad_rows(p, work, saved, h_prev, c, j, 0, 0, p.B)
+    meet(parts)
+    for j in range(share(panels, part, parts), share(panels, part + 1, parts)):
+        if j < p.h_panels:
+            pack_transposed(ru, w_ru + p.I * 2 * H, 2 * H, H, j)
+            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, -1, 0, p.B)
+        else:
+            pack_transposed(ru, w_ru, 2 * H, p.I, j - p.h_panels)
+            pack_transposed(c, w_c, H, p.I, j - p.h_panels)
+            input_grad(x_grad, p.I, work + p.d, p.Ns, p.B, ru, 2 * H, c, H, j - p.h_panels)
 
 
 cdef void backward_team(
@@ -574,10 +603,7 @@ cdef void backward_team(
     Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
-    cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + H
-    cdef Py_ssize_t h_inputs = p.inputs + weight_grad_work(p.I, rows, p.L, p.threads)
-    cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
+    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, w_rows = p.I + H
     cdef real *d = work + p.d
     cdef real *w_ru_grad = work + p.w_grad
     cdef real *w_c_grad = w_ru_grad + w_rows * 2 * H
@@ -589,33 +615,31 @@ cdef void backward_team(
             clear(work + p.d_h + k * p.Hs, p.Hs)
         else:
             load_row(work + p.d_h + k * p.Hs, h_last_grad + k * H, H)
-    for k in range(j0, j1):
-        pack_transposed(work + p.h_ru, w_ru + p.I * 2 * H, 2 * H, H, k)
-        pack_transposed(work + p.h_c, w_c + p.I * H, H, H, k)
-    for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
-        pack_transposed(work + p.x_ru, w_ru, 2 * H, p.I, k)
-        pack_transposed(work + p.x_c, w_c, H, p.I, k)
-    meet(parts)
-    backward_part(p, work, saved, h_prev, h_grad, out[1], part, parts)
-    meet(parts)
-    for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
-        input_grad(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, k)
+    if p.T == 1:
+        meet(parts)
+        backward_single(p, work, w_ru, w_c, saved, h_prev, h_grad, out[0], out[1], part, parts)
+        meet(parts)
+    else:
+        for k in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
+            pack_transposed(work + p.h_ru + k * 2 * p.panel, w_ru + p.I * 2 * H, 2 * H, H, k)
+            pack_transposed(work + p.h_c + k * p.panel, w_c + p.I * H, H, H, k)
+        for k in range(share(p.x_panels, part, parts), share(p.x_panels, part + 1, parts)):
+            pack_transposed(work + p.x_ru + k * 2 * p.panel, w_ru, 2 * H, p.I, k)
+            pack_transposed(work + p.x_c + k * p.panel, w_c, H, p.I, k)
+        meet(parts)
+        backward_part(p, work, saved, h_prev, h_grad, out[1], part, parts)
+        meet(parts)
+        input_grads(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, part, parts)
     if not weights:
         for k in range(share(rows, part, parts), share(rows, part + 1, parts)):
             store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
             store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
         return
-    column_sums(out[4], d, p.Ns, &p.steps, 2 * H, part, parts)
-    column_sums(out[5], d + 2 * H, p.Ns, &p.steps, H, part, parts)
     meet(parts)
-    weight_grad(w_ru_grad, 2 * H, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d, p.Ns, work + p.inputs, part,
-                parts)
-    weight_grad(w_c_grad, H, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d + 2 * H, p.Ns, work + p.inputs, part,
-                parts)
-    weight_grad(w_ru_grad + p.I * 2 * H, 2 * H, &p.steps, h_prev, saved[3], <store *> NULL, H, d, p.Ns, work + h_inputs,
-                part, parts)
-    weight_grad(w_c_grad + p.I * H, H, &p.steps, h_prev, saved[3], saved[0], H, d + 2 * H, p.Ns, work + h_inputs, part,
-                parts)
+    weight_grad(w_ru_grad, out[4], 2 * H, &p.steps, x, p.I, h_prev, saved[3], <store *> NULL, H, d, p.Ns,
+                work + p.inputs, part, parts)
+    weight_grad(w_c_grad, out[5], H, &p.steps, x, p.I, h_prev, saved[3], saved[0], H, d + 2 * H, p.Ns,
+                work + p.inputs, part, parts)
     if store is half:
         meet(parts)
         for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):

@@ -7,16 +7,16 @@ One step, with z = [x, h_prev] @ w + b cut into lines of units, gates in the ord
     cs = clip(ci * i + f * cs_prev)                co = tanh(cs)
     o  = sigmoid(z_o [+ cs * wco])                 h  = o * co
 
-`cell` computes that for one line of one row on the tile's accumulators and `cell_grad` its gradient; all the rest
-brings them their operands.  A sequence splits its work over batch rows where there are enough of them (threads never
-meet), else over hidden units (threads meet once a step).
+`cell_state` and `cell_output` compute that for one line of one row on the tile's accumulators, and `cell_grad` its
+gradient; all the rest brings them their operands.  A sequence splits its work over batch rows where there are enough of
+them (threads never meet), else over hidden units (threads meet once a step).
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, column_sum, column_sums, input_grad, input_grad_tasks, pack_transposed, weight_grad, weight_grad_work
+    PLAIN, input_grad, input_grads, pack_transposed, peephole_sum, plain_panels, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -27,8 +27,8 @@ from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport meet, share, team_size
 from tile cimport (
-    LF, LINES, ONCE, TILE, aligned, clear, for_writing, line_of, load_line, load_row, product, round_to_half, row_group,
-    store, store_line, store_row
+    LF, LINES, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
+    round_to_half, row_group, store, store_line, store_row
 )
 
 
@@ -46,18 +46,17 @@ cdef Cell cell_of(double forget_bias, double cell_clip, bint peephole, bint ifco
 
 
 # ------------------------------------------------------------------------------------------------- one line of one row
-cdef void cell(
-    const Cell *c, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict h_state,
-    real *restrict y
+cdef void cell_state(
+    const Cell *c, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
-    """z, in its four lines i, ci, f, o, to the line's new state and its outputs y: i, cs, f, o, ci, co, h."""
+    """z, in its four lines i, ci, f, o, to the line's new cs, and to four of its outputs y, which are i, cs, f, o, ci,
+    co, h."""
     cdef Py_ssize_t l, L = line_of(y)
     cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip
-    cdef real[LF] zi, zf, zo, s
+    cdef real[LF] zi, zf, s
     for l in range(L):
         zi[l] = z[l]
         zf[l] = z[2 * L + l] + forget_bias
-        zo[l] = z[3 * L + l]
     if c.peephole:
         for l in range(L):
             zi[l] = zi[l] + cs_state[l] * peep[l]
@@ -71,15 +70,27 @@ cdef void cell(
         for l in range(L):
             s[l] = clip if s[l] > clip else s[l]
             s[l] = -clip if s[l] < -clip else s[l]
-    if c.peephole:
-        for l in range(L):
-            zo[l] = zo[l] + s[l] * peep[2 * L + l]
     for l in range(L):
         y[L + l] = s[l]
-        y[3 * L + l] = sigmoid(zo[l])
-        y[5 * L + l] = tanh(s[l])
-        y[6 * L + l] = y[3 * L + l] * y[5 * L + l]
         cs_state[l] = s[l]
+
+
+cdef void cell_output(
+    const Cell *c, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+    real *restrict h_state, real *restrict y
+) noexcept nogil:
+    """z and the line's new cs to its new h, and to o, co, h of its outputs y."""
+    cdef Py_ssize_t l, L = line_of(y)
+    cdef real[LF] zo
+    for l in range(L):
+        zo[l] = z[3 * L + l]
+    if c.peephole:
+        for l in range(L):
+            zo[l] = zo[l] + cs_state[l] * peep[2 * L + l]
+    for l in range(L):
+        y[3 * L + l] = sigmoid(zo[l])
+        y[5 * L + l] = tanh(cs_state[l])
+        y[6 * L + l] = y[3 * L + l] * y[5 * L + l]
         h_state[l] = y[6 * L + l]
 
 
@@ -186,36 +197,62 @@ cdef void pack_rest(
             load_peepholes(panels + p.w.size * p.w.count, wci, wcf, wco, p.H, j)
 
 
-cdef void cell_rows(
-    const Forward *p, const Cell *c, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
-    real *work, const real *h_prev, real *h, store **out
+cdef inline void store_output(
+    const Forward *p, store **out, int g, Py_ssize_t j, Py_ssize_t r, const real *y
 ) noexcept nogil:
-    """From z to the states and outputs of the step processed as number k, for line j and batch rows b0 to b1."""
+    """Line j of row r = t * B + b of output g, where that is wanted."""
+    cdef store *row
+    if out[g] is not NULL:
+        row = out[g] + r * (p.ld if g == 6 else p.H) + j * p.L
+        store_line(row, y + g * p.L, p.H - j * p.L)
+        for_writing(row + p.L)  # where line j + 1 of this row will go
+
+
+cdef void cell_lines(
+    const Forward *p, const Cell *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t zs, real *work, const real *h_prev, real *h, store **out
+) noexcept nogil:
+    """From z, whose lines are zs apart, to the states and outputs of the step processed as number k, for the lines j0
+    to j1 and batch rows b0 to b1.  First cs of all, then h of all: h waits for its cs, but not for another."""
     cdef real[7 * LF] y
-    cdef Py_ssize_t q, g, l, t = step_at(&p.steps, k), n = p.H - j * p.L
+    cdef Py_ssize_t j, q, l, r, t = step_at(&p.steps, k)
+    cdef const real *peep
     cdef real *cs
     cdef real *state
-    cdef store *row
-    for q in range(b0, b1):
-        cs = work + p.cs + q * p.Hs + j * p.L
-        state = h + q * p.Hs + j * p.L
-        if marked(&p.steps, k, q, ENDED):
-            for l in range(p.L):
-                state[l] = h_prev[q * p.Hs + j * p.L + l]
-            clear(y, 7 * p.L)
-        else:
-            cell(c, z + (q - b0) * LINES * p.L, <const real *> p.peep + 3 * j * p.L, cs, state, y)
-        for g in range(7):
-            if out[g] is not NULL:
-                row = out[g] + (t * p.B + q) * (p.ld if g == 6 else p.H) + j * p.L
-                store_line(row, y + g * p.L, n)
-                for_writing(row + p.L)  # where line j + 1 of this row will go
-        if store is half:  # the next step reads the states as they are stored
-            round_to_half(cs, p.L)
-            round_to_half(state, p.L)
-        if marked(&p.steps, k + 1, q, FRESH):
-            clear(cs, p.L)
-            clear(state, p.L)
+    for j in range(j0, j1):
+        peep = <const real *> p.peep + 3 * j * p.L
+        for q in range(b0, b1):
+            r = t * p.B + q
+            cs = work + p.cs + q * p.Hs + j * p.L
+            if marked(&p.steps, k, q, ENDED):
+                clear(y, 7 * p.L)
+            else:
+                cell_state(c, z + (j - j0) * zs + (q - b0) * LINES * p.L, peep, cs, y)
+            store_output(p, out, 0, j, r, y)
+            store_output(p, out, 1, j, r, y)
+            store_output(p, out, 2, j, r, y)
+            store_output(p, out, 4, j, r, y)
+    for j in range(j0, j1):
+        peep = <const real *> p.peep + 3 * j * p.L
+        for q in range(b0, b1):
+            r = t * p.B + q
+            cs = work + p.cs + q * p.Hs + j * p.L
+            state = h + q * p.Hs + j * p.L
+            if marked(&p.steps, k, q, ENDED):
+                for l in range(p.L):
+                    state[l] = h_prev[q * p.Hs + j * p.L + l]
+                clear(y, 7 * p.L)
+            else:
+                cell_output(c, z + (j - j0) * zs + (q - b0) * LINES * p.L, peep, cs, state, y)
+            store_output(p, out, 3, j, r, y)
+            store_output(p, out, 5, j, r, y)
+            store_output(p, out, 6, j, r, y)
+            if store is half:  # the next step reads the states as they are stored
+                round_to_half(cs, p.L)
+                round_to_half(state, p.L)
+            if marked(&p.steps, k + 1, q, FRESH):
+                clear(cs, p.L)
+                clear(state, p.L)
 
 
 cdef void step_rows(
@@ -223,21 +260,21 @@ cdef void step_rows(
     real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
     """One step of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t r = b0, m, group = 0
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t r = b0, m, first = 0
     cdef real *a
     while r < b1:
-        m = row_group(b1 - r)
+        m = row_group(b1 - r, TILES * ROWS)
         if p.chunk > 1:
             a = z + (r - b0) * LINES * p.L
         else:
             a = acc
             add_bias(&p.w, j, m, a)
-            add_product(&p.w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, group)
-        add_product(&p.w, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a, group)
-        cell_rows(p, c, j, k, r, r + m, a, work, h_prev, h, out)
+            add_product(&p.w, j, 0, p.I, x + (r - b0) * p.Is, p.Is, m, a, first)
+        add_product(&p.w, j, p.I, p.H, h_prev + r * p.Hs, p.Hs, m, a, first)
+        cell_lines(p, c, j, j + 1, k, r, r + m, a, 0, work, h_prev, h, out)
         r += m
-        group += 1
+        first += TILES
 
 
 cdef void step_row(
@@ -245,22 +282,25 @@ cdef void step_row(
     Py_ssize_t z_panel, real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
     """`step_rows` of the lines j0 to j1 for batch row b alone, several lines at once."""
-    cdef real[ONCE * LINES * LF] acc
-    cdef Py_ssize_t j = j0, n, i, step
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t j = j0, end, n, i, q, step = z_panel if p.chunk > 1 else LINES * p.L
     cdef real *a
+    cdef real *line
     while j < j1:
-        n = at_once(&p.w, j, j1)
-        if p.chunk > 1:
-            a, step = z + j * z_panel, z_panel
-        else:
-            a, step = acc, LINES * p.L
-            for i in range(n):
-                add_bias(&p.w, j + i, 1, a + i * step)
-            add_row_product(&p.w, j, n, 0, p.I, x, a, step)
-        add_row_product(&p.w, j, n, p.I, p.H, h_prev + b * p.Hs, a, step)
-        for i in range(n):
-            cell_rows(p, c, j + i, k, b, b + 1, a + i * step, work, h_prev, h, out)
-        j += n
+        end = min(j1, j + TILES * ROWS)
+        a = z + j * z_panel if p.chunk > 1 else acc
+        i = j
+        while i < end:
+            n = at_once(&p.w, i, end)
+            line = a + (i - j) * step
+            if p.chunk == 1:
+                for q in range(n):
+                    add_bias(&p.w, i + q, 1, line + q * step)
+                add_row_product(&p.w, i, n, 0, p.I, x, line, step)
+            add_row_product(&p.w, i, n, p.I, p.H, h_prev + b * p.Hs, line, step)
+            i += n
+        cell_lines(p, c, j, end, k, b, b + 1, a, step, work, h_prev, h, out)
+        j = end
 
 
 cdef void forward_part(
@@ -314,7 +354,7 @@ cdef void single_step(
     add_product_once(&p.w, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
     add_product_once(&p.w, w + p.I * 4 * p.H, p.H, work + p.h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
-        cell_rows(p, c, j, 0, 0, p.B, z + j * z_panel, work, work + p.h, work + p.h + p.B * p.Hs, out)
+        cell_lines(p, c, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, work + p.h, work + p.h + p.B * p.Hs, out)
 
 
 cdef void load_states(
@@ -420,6 +460,7 @@ cdef struct Backward:
     Steps steps  # those that are run
     Py_ssize_t T, B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
+    Py_ssize_t h_panels, x_panels, panel  # panels of the transposed weights; reals of one
     Py_ssize_t Hs, N, Ns  # stride of a row of H; gate gradients of a row (t, b) and their stride
     Py_ssize_t threads
     bint by_rows  # threads split the batch, not the hidden units
@@ -437,15 +478,17 @@ cdef Backward backward_of(
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(p.N, p.L)
     p.by_rows = splits_rows(B, H, 4, itemsize, threads)
     p.threads = 1 if 16.0 * T * B * H * (I + H) < 1e6 else threads
+    p.panel = PLAIN * p.L * p.N
+    p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
     p.w_h = 0
-    p.w_x = p.w_h + p.J * p.L * p.N
+    p.w_x = p.w_h + p.h_panels * p.panel
     p.w_grad = 0  # float16's weight gradient in float32 takes the place of the panels, which are done with by then
-    p.d = p.w_x + (I + p.L - 1) // p.L * p.L * p.N
+    p.d = max(p.w_x + p.x_panels * p.panel, threads * p.panel)  # of a single step each thread keeps one panel
     p.d_h = p.d + T * B * p.Ns
     p.d_cs = p.d_h + B * p.Hs
     p.peep = p.d_cs + B * p.Hs
     p.inputs = p.peep + 3 * p.J * p.L
-    p.total = p.inputs + weight_grad_work(I, T * B, p.L, threads) + weight_grad_work(H, T * B, p.L, threads)
+    p.total = p.inputs + weight_grad_work(I, H, p.N, T * B, p.L, threads)
     return p
 
 
@@ -481,25 +524,25 @@ cdef void backward_line(
 
 cdef void backward_rows(
     const Backward *p, const Cell *c, real *work, const store **saved, const store *cs_prev, const store *cs_grad,
-    const store *h_grad, store *h_prev_grad, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+    const store *h_grad, store *h_prev_grad, const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """The gate gradients of the step processed as number k, from those of the next; for k = -1 that of h_prev.  Panel
     j, batch rows b0 to b1."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t b = b0, m, q, g, l, i, r, n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN), t = step_at(&p.steps, k)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0, q, g, l, i, r, n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
-    cdef const real *panel = work + p.w_h + j * PLAIN * p.L * p.N
     cdef real *carry
     cdef real *d_h
     cdef real *d_cs
     cdef real *d
     while b < b1:
-        m = row_group(b1 - b)
+        m = row_group(b1 - b, TILES * ROWS)
         for q in range(m):
             for l in range(n * p.L):
                 acc[q * LINES * p.L + l] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + l]
         if k < p.T - 1:
-            product(acc, m, n, next_d + b * p.Ns, p.Ns, 1, panel, p.N, panel + PLAIN * p.L * p.N)
+            product(acc, m, n, next_d + b * p.Ns, p.Ns, panel, p.N, panel + p.panel, first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -522,6 +565,7 @@ cdef void backward_rows(
                     clear(d_h, p.L)
                     backward_line(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, l, t * p.B + r, carry, d_cs, d)
         b += m
+        first += TILES
 
 
 cdef void backward_part(
@@ -529,17 +573,38 @@ cdef void backward_part(
     const store *h_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps, last step first."""
-    cdef Py_ssize_t panels = (p.J + PLAIN - 1) // PLAIN, b0 = 0, b1 = p.B, j0 = 0, j1 = panels, k = p.T - 1, j
+    cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.h_panels, k = p.T - 1, j
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
-        j0, j1 = share(panels, part, parts), share(panels, part + 1, parts)
+        j0, j1 = share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)
     while k >= -1:
         for j in range(j0, j1):
-            backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, j, k, b0, b1)
+            backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, work + p.w_h + j * p.panel, j, k,
+                          b0, b1)
         if not p.by_rows:
             meet(parts)
         k -= 1
+
+
+cdef void backward_single(
+    const Backward *p, const Cell *c, real *work, const store *w, const store **saved, const store *cs_prev,
+    const store *cs_grad, const store *h_grad, store *x_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's part of a sequence of one step, which uses each weight once: packed where it is used."""
+    cdef Py_ssize_t j, panels = p.h_panels + p.x_panels
+    cdef real *panel = work + p.w_h + part * p.panel
+    for j in range(p.h_panels):
+        backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, panel, j, 0, share(p.B, part, parts),
+                      share(p.B, part + 1, parts))
+    meet(parts)
+    for j in range(share(panels, part, parts), share(panels, part + 1, parts)):
+        if j < p.h_panels:
+            pack_transposed(panel, w + p.I * p.N, p.N, p.H, j)
+            backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, panel, j, -1, 0, p.B)
+        else:
+            pack_transposed(panel, w, p.N, p.I, j - p.h_panels)
+            input_grad(x_grad, p.I, work + p.d, p.Ns, p.B, panel, p.N, panel, 0, j - p.h_panels)
 
 
 cdef void load_carry(
@@ -561,9 +626,9 @@ cdef void peephole_grad(
 ) noexcept nogil:
     """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
     cdef Py_ssize_t at = j * p.L, n = p.H - j * p.L
-    column_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, min(n, p.L))
-    column_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, min(n, p.L))
-    column_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs + at, p.H, min(n, p.L))
+    peephole_sum(out[4] + at, d + c.column[0] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
+    peephole_sum(out[5] + at, d + c.column[2] * p.H + at, p.Ns, &p.steps, cs_prev + at, cs + at, p.H, n)
+    peephole_sum(out[6] + at, d + c.column[3] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs + at, p.H, n)
 
 
 cdef void backward_team(
@@ -573,37 +638,39 @@ cdef void backward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, rows = p.T * p.B, x_lines = (p.I + p.L - 1) // p.L
-    cdef Py_ssize_t tasks = input_grad_tasks(rows, x_lines), w_rows = p.I + p.H
+    cdef Py_ssize_t k, rows = p.T * p.B, w_rows = p.I + p.H
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
     cdef real *d = work + p.d
     cdef real *w_grad = work + p.w_grad
     if store is not half:
         w_grad = <real *> out[3]
-    for k in range(j0, j1):
-        pack_transposed(work + p.w_h, w + p.I * p.N, p.N, p.H, k)
-        if c.peephole:
+    if c.peephole:
+        for k in range(j0, j1):
             load_peepholes(work + p.peep, wci, wcf, wco, p.H, k)
-    for k in range(share(x_lines, part, parts), share(x_lines, part + 1, parts)):
-        pack_transposed(work + p.w_x, w, p.N, p.I, k)
     for k in range(b0, b1):
         load_carry(p, work, cs_last_grad, h_last_grad, k)
-    meet(parts)
-    backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
-    meet(parts)
+    if p.T == 1:
+        meet(parts)
+        backward_single(p, c, work, w, saved, cs_prev, cs_grad, h_grad, out[0], out[2], part, parts)
+        meet(parts)
+    else:
+        for k in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
+            pack_transposed(work + p.w_h + k * p.panel, w + p.I * p.N, p.N, p.H, k)
+        for k in range(share(p.x_panels, part, parts), share(p.x_panels, part + 1, parts)):
+            pack_transposed(work + p.w_x + k * p.panel, w, p.N, p.I, k)
+        meet(parts)
+        backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
+        meet(parts)
+        input_grads(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, work, 0, part, parts)
     for k in range(b0, b1):
         store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
-    for k in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
-        input_grad(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, <real *> NULL, 0, k)
-    column_sums(out[7], d, p.Ns, &p.steps, p.N, part, parts)
     if c.peephole:
         for k in range(j0, j1):
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)
     meet(parts)
-    weight_grad(w_grad, p.N, &p.steps, <store *> NULL, x, <store *> NULL, p.I, d, p.Ns, work + p.inputs, part, parts)
-    weight_grad(w_grad + p.I * p.N, p.N, &p.steps, h_prev, h, <store *> NULL, p.H, d, p.Ns,
-                work + p.inputs + weight_grad_work(p.I, rows, p.L, p.threads), part, parts)
+    weight_grad(w_grad, out[7], p.N, &p.steps, x, p.I, h_prev, h, <store *> NULL, p.H, d, p.Ns, work + p.inputs, part,
+                parts)
     if store is half:
         meet(parts)
         for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):

@@ -2,155 +2,257 @@
 
 d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.
 Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
-order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.
+order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
+states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
 """
+from half cimport float_to_half, half
+from panels cimport stride_of
 from real cimport real
 from steps cimport Steps, input_row
-from team cimport share
+from team cimport meet, share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, clear, line_of, lines_in, load_line, pack_line, pack_line_transposed,
-    product, row_group, store, store_line, store_row, widen
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line,
+    pack_line_transposed, pack_rows, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
+    vecd, vecf, widen
 )
 
 cdef enum:
     PLAIN = 4  # lines in a panel without gates
-    CHUNK = 4  # tiles of rows that meet a panel while it is in cache
+
+
+cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
+    return (lines + PLAIN - 1) // PLAIN
 
 
 cdef inline void pack_transposed(
-    real *panels, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
+    real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
-    """Line j of the panels of w.T, for `rows` rows of w."""
-    cdef Py_ssize_t L = line_of(panels), first = j // PLAIN * PLAIN
-    pack_line_transposed(panels + first * L * N, min(<Py_ssize_t> PLAIN, lines_in(panels, rows) - first), j - first,
-                         w + j * L * N, N, rows - j * L, N)
+    """Panel j of w.T, for `rows` rows of w of N columns."""
+    cdef Py_ssize_t L = line_of(panel), first = j * PLAIN, l
+    cdef Py_ssize_t n = min(<Py_ssize_t> PLAIN, lines_in(panel, rows) - first)
+    for l in range(n):
+        pack_line_transposed(panel, n, l, w + (first + l) * L * N, N, rows - (first + l) * L, N)
 
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
-cdef inline Py_ssize_t input_grad_tasks(Py_ssize_t rows, Py_ssize_t lines) noexcept nogil:
-    return ((rows + CHUNK * ROWS - 1) // (CHUNK * ROWS)) * ((lines + PLAIN - 1) // PLAIN)
-
-
 cdef inline void input_grad(
-    store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panels, Py_ssize_t K,
-    const real *panels2, Py_ssize_t K2, Py_ssize_t task
+    store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panel, Py_ssize_t K,
+    const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
-    """One chunk of rows against one panel of columns of x: the first K columns of d times `panels`, then the following
-    K2 times `panels2`."""
-    cdef real[TILE] acc
-    cdef Py_ssize_t L = line_of(acc), lines = lines_in(acc, I), panel_count = (lines + PLAIN - 1) // PLAIN
-    cdef Py_ssize_t j = task % panel_count * PLAIN, r = task // panel_count * CHUNK * ROWS
-    cdef Py_ssize_t end = min(rows, r + CHUNK * ROWS), n = min(<Py_ssize_t> PLAIN, lines - j), m, q, g, l
-    while r < end:
-        m = row_group(end - r)
-        for l in range(m * LINES * L):
-            acc[l] = 0
-        product(acc, m, n, d + r * ldd, ldd, 1, panels + j * L * K, K, panels + (j + n) * L * K)
+    """Rows of x_grad, the columns of panel j: the first K columns of d times `panel`, then the next K2 times
+    `panel2`."""
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
+    cdef Py_ssize_t r = 0, m, q, g
+    while r < rows:
+        m = row_group(rows - r, TILES * ROWS)
+        clear(acc, m * LINES * L)
+        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K, 0)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, 1, panels2 + j * L * K2, K2,
-                    panels2 + (j + n) * L * K2)
+            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2, panel2 + n * L * K2, 0)
         for q in range(m):
             for g in range(n):
-                store_line(x_grad + (r + q) * I + (j + g) * L, acc + (q * LINES + g) * L, I - (j + g) * L)
+                store_line(x_grad + (r + q) * I + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
         r += m
 
 
+cdef inline void input_grads(
+    store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panels, Py_ssize_t K,
+    const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """One thread's share of x_grad, some rows times one panel after the other."""
+    cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j
+    cdef Py_ssize_t tasks = (rows + most - 1) // most * count
+    for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
+        r, j = task // count * most, task % count
+        input_grad(x_grad + r * I, I, d + r * ldd, ldd, min(most, rows - r), panels + j * PLAIN * L * K, K,
+                   panels2 + j * PLAIN * L * K2, K2, j)
+
+
 # --------------------------------------------------------------------------------------------- w_grad = inputs.T @ d
-cdef inline Py_ssize_t weight_grad_work(Py_ssize_t M, Py_ssize_t rows, Py_ssize_t L, Py_ssize_t threads) noexcept nogil:
-    """Reals of scratch: the inputs of a block of rows, transposed into tiles, and a panel of d for each thread."""
-    return min(rows, <Py_ssize_t> ROW_BLOCK) * (M + ROWS + threads * PLAIN * L)
+cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
+    return (inputs + ROWS - 1) // ROWS
+
+
+cdef inline Py_ssize_t weight_grad_work(
+    Py_ssize_t I, Py_ssize_t H, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t L, Py_ssize_t threads
+) noexcept nogil:
+    """Reals of scratch: the inputs of a block of rows, transposed into tiles, column sums in double, and a panel of d
+    for each thread."""
+    cdef Py_ssize_t block = min(rows, <Py_ssize_t> ROW_BLOCK), columns = (N + L - 1) // L * L
+    return (tiles_of(I) + tiles_of(H)) * stride_of(block * ROWS, L) + 2 * columns + threads * block * PLAIN * L
 
 
 cdef inline void pack_inputs(
-    real *inputs, Py_ssize_t block, const store *row, const store *scale, Py_ssize_t M, Py_ssize_t g, Py_ssize_t k
+    real *dst, Py_ssize_t stride, const store *row, const store *scale, Py_ssize_t M
 ) noexcept nogil:
-    """Row k of the tile of inputs g: ROWS columns, times those of `scale` where it is not NULL; zeros for no row."""
-    cdef real *dst = inputs + (g * block + k) * ROWS
-    cdef Py_ssize_t q, n = min(<Py_ssize_t> ROWS, M - g * ROWS)
+    """A row of M inputs to their tiles, times those of `scale` where it is not NULL; zeros for no row."""
+    cdef real[ROWS] values
     cdef real factor
-    if row is NULL:
-        clear(dst, n)
-        return
-    for q in range(n):
-        widen(dst + q, row + g * ROWS + q)
-        if scale is not NULL:
-            widen(&factor, scale + g * ROWS + q)
-            dst[q] = dst[q] * factor
+    cdef Py_ssize_t g, q, n
+    for g in range(tiles_of(M)):
+        n = min(<Py_ssize_t> ROWS, M - g * ROWS)
+        clear(values, ROWS)
+        if row is not NULL:
+            if n == ROWS:
+                for q in range(ROWS):
+                    widen(values + q, row + g * ROWS + q)
+            else:
+                for q in range(n):
+                    widen(values + q, row + g * ROWS + q)
+            if scale is not NULL:
+                for q in range(n):
+                    widen(&factor, scale + g * ROWS + q)
+                    values[q] = values[q] * factor
+        for q in range(ROWS):
+            dst[g * stride + q] = values[q]
 
 
-cdef inline void weight_grad_tile(
-    real *out, Py_ssize_t N, const real *inputs, const real *panel, Py_ssize_t m, Py_ssize_t n, Py_ssize_t columns,
-    Py_ssize_t kb, bint first
+cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
+    """n lines join their total, or begin it."""
+    cdef Py_ssize_t v
+    for v in range(n * VECTORS):
+        if real is float:
+            (<vecf *> total)[v] = (<vecf *> lines)[v] if first else (<vecf *> lines)[v] + (<vecf *> total)[v]
+        else:
+            (<vecd *> total)[v] = (<vecd *> lines)[v] if first else (<vecd *> lines)[v] + (<vecd *> total)[v]
+
+
+cdef inline void weight_grad_tiles(
+    real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
+    Py_ssize_t columns, Py_ssize_t kb, bint first
 ) noexcept nogil:
-    """m rows by n lines (`columns` columns) of out, := the product of this block of rows or += it."""
-    cdef real[TILE] acc
+    """M rows by n lines (`columns` columns) of out, := the product of this block of rows or += it.  As many tiles as
+    meet a block of the panel while it is in cache, or less."""
+    cdef real[TILES * TILE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = line_of(out), q, l, k
-    for l in range(m * LINES * L):
-        acc[l] = 0
-    product(acc, m, n, inputs, 1, ROWS, panel, kb, inputs + kb * ROWS)
-    for q in range(m):
+    cdef Py_ssize_t L = line_of(out), tiles = tiles_of(M), k0 = 0, b, g, q, l
+    clear(acc, tiles * ROWS * LINES * L)
+    for q in range(M):
         for l in range(n):
-            if not first:
-                load_line(total, out + q * N + l * L, columns - l * L)
-                for k in range(L):
-                    acc[(q * LINES + l) * L + k] += total[k]
-            store_line(out + q * N + l * L, acc + (q * LINES + l) * L, columns - l * L)
+            for_writing(out + q * N + l * L)
+    while k0 < kb:
+        b = min(<Py_ssize_t> BLOCK, kb - k0)
+        for g in range(tiles):
+            product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
+                             inputs + g * stride + k0 * ROWS, 1, ROWS, panel + k0 * n * L, b,
+                             inputs + (g + TILES) * stride + k0 * ROWS)
+        k0 += b
+    for q in range(M):
+        if columns >= n * L:
+            join_lines(out + q * N, acc + q * LINES * L, n, first)
+            continue
+        for l in range(n):
+            load_line(total, out + q * N + l * L, columns - l * L)
+            join_lines(total, acc + (q * LINES + l) * L, 1, first)
+            store_line(out + q * N + l * L, total, columns - l * L)
+
+
+cdef inline void weight_grad_rows(
+    real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
+    Py_ssize_t columns, Py_ssize_t kb, bint first
+) noexcept nogil:
+    """The same for any number of rows of out."""
+    cdef Py_ssize_t m = 0, most = TILES * ROWS
+    while m < M:
+        weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns, kb,
+                          first)
+        m += most
+
+
+cdef inline void store_sum(store *out, double sum) noexcept nogil:
+    if store is half:
+        out[0] = float_to_half(<float> sum)
+    else:
+        out[0] = <store> sum
+
+
+cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_ssize_t kb) noexcept nogil:
+    """sums += the sum over the rows of a block of d in a panel of n lines: chains of BLOCK rows, added up in order."""
+    cdef double[LF] block
+    cdef double[LF] chain
+    cdef Py_ssize_t L = line_of(panel), g, k0, k, b, l, step
+    cdef const real *rows
+    for g in range(n):
+        step = packed_step(panel, n, g)
+        for l in range(L):
+            block[l] = 0
+        k0 = 0
+        while k0 < kb:
+            b = min(<Py_ssize_t> BLOCK, kb - k0)
+            rows = packed_at(panel, n, g, k0, b)
+            for l in range(L):
+                chain[l] = 0
+            for k in range(b):
+                for l in range(L):
+                    chain[l] = chain[l] + rows[k * step + l]
+            for l in range(L):
+                block[l] = block[l] + chain[l]
+            k0 += b
+        for l in range(L):
+            sums[g * L + l] = sums[g * L + l] + block[l]
 
 
 cdef inline void weight_grad(
-    real *out, Py_ssize_t N, const Steps *s, const store *first, const store *rest, const store *scale, Py_ssize_t M,
-    const real *d, Py_ssize_t ldd, real *work, Py_ssize_t part, Py_ssize_t parts
+    real *out, store *b_grad, Py_ssize_t N, const Steps *s, const store *x, Py_ssize_t I, const store *h_prev,
+    const store *h, const store *scale, Py_ssize_t H, const real *d, Py_ssize_t ldd, real *work, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
-    """One thread's rows of out (M x N) := inputs.T @ d[:, :N]; `scale`, where not NULL, multiplies the inputs."""
+    """One thread's columns of out (I+H x N) := [x, the state that a step started from].T @ d[:, :N], where `scale`, if
+    not NULL, multiplies the states, and of b_grad := the sum over rows of d.  The threads pack the inputs of a block of
+    rows together, and d each for itself."""
     cdef Py_ssize_t L = line_of(out), rows = s.T * s.B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
-    cdef Py_ssize_t lines = lines_in(out, N)
-    cdef Py_ssize_t groups = (M + ROWS - 1) // ROWS
-    cdef Py_ssize_t g0 = share(groups, part, parts), g1 = share(groups, part + 1, parts)
-    cdef real *panel = work + block * (groups * ROWS + part * PLAIN * L)
-    cdef Py_ssize_t r0 = 0, kb, k, g, j, n, l
+    cdef Py_ssize_t lines = lines_in(out, N), start = share(lines, part, parts), end = share(lines, part + 1, parts)
+    cdef Py_ssize_t r0 = 0, r, kb, k, j, n, l, stride = stride_of(block * ROWS, L)
+    cdef real *states = work + tiles_of(I) * stride
+    cdef double *sums = <double *> (states + tiles_of(H) * stride)
+    cdef real *panel = <real *> (sums + lines * L) + part * block * PLAIN * L
+    for l in range(start * L, end * L):
+        sums[l] = 0
     while r0 < rows:
         kb = min(block, rows - r0)
-        for k in range(kb):
-            for g in range(g0, g1):
-                pack_inputs(work, block, input_row(s, first, rest, M, r0 + k),
-                            <const store *> NULL if scale is NULL else scale + (r0 + k) * M, M, g, k)
-        for j in range((lines + PLAIN - 1) // PLAIN):
-            n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
-            k = j * PLAIN * L
-            for l in range(n):
-                pack_line(panel, n, l, d + r0 * ldd + k + l * L, ldd, N - k - l * L, kb)
-            for g in range(g0, g1):
-                weight_grad_tile(out + g * ROWS * N + k, N, work + g * ROWS * block, panel,
-                                 min(<Py_ssize_t> ROWS, M - g * ROWS), n, N - k, kb, r0 == 0)
+        for k in range(share(kb, part, parts), share(kb, part + 1, parts)):
+            r = r0 + k
+            pack_inputs(work + k * ROWS, stride, input_row(s, <store *> NULL, x, I, r), <store *> NULL, I)
+            pack_inputs(states + k * ROWS, stride, input_row(s, h_prev, h, H, r),
+                        <store *> NULL if scale is NULL else scale + r * H, H)
+        meet(parts)
+        j = start
+        while j < end:
+            n = min(<Py_ssize_t> PLAIN, end - j)
+            pack_rows(panel, n, d + r0 * ldd + j * L, ldd, N - j * L, kb)
+            add_columns(sums + j * L, panel, n, kb)
+            weight_grad_rows(out + j * L, N, I, work, stride, panel, n, N - j * L, kb, r0 == 0)
+            weight_grad_rows(out + I * N + j * L, N, H, states, stride, panel, n, N - j * L, kb, r0 == 0)
+            j += n
         r0 += kb
+        if r0 == rows:
+            for l in range(start * L, min(end * L, N)):
+                store_sum(b_grad + l, sums[l])
+        meet(parts)  # before anybody packs or sums again
 
 
-# ------------------------------------------------------------------------------------------- b_grad and the peepholes
-cdef inline void column_sum(
+# ----------------------------------------------------------------------------------------------------------- peepholes
+cdef inline void peephole_sum(
     store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, const store *rest, Py_ssize_t ld,
     Py_ssize_t columns
 ) noexcept nogil:
-    """Up to PLAIN lines of columns: the sum over rows of d, times the inputs of these columns where `rest` is not NULL.
-    Summed in double for float too: it costs little, and these sums cancel more than products do."""
-    cdef double[PLAIN * LF] total
-    cdef double[PLAIN * LF] block
-    cdef double[PLAIN * LF] chain
-    cdef real[PLAIN * LF] factor
-    cdef Py_ssize_t n = min(columns, PLAIN * line_of(d)), rows = s.T * s.B, r, l
+    """Up to a line of columns: the sum over rows of d times what `input_row` finds for these columns."""
+    cdef double[LF] total
+    cdef double[LF] block
+    cdef double[LF] chain
+    cdef real factor
+    cdef Py_ssize_t n = min(columns, line_of(d)), rows = s.T * s.B, r, l
     cdef const store *inputs
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
-        factor[l] = 1
     for r in range(rows):
-        if rest is not NULL:
-            inputs = input_row(s, first, rest, ld, r)
-            for l in range(n):
-                factor[l] = 0
-                if inputs is not NULL:
-                    widen(factor + l, inputs + l)
+        inputs = input_row(s, first, rest, ld, r)
         for l in range(n):
-            chain[l] = chain[l] + <double> d[r * ldd + l] * factor[l]
+            factor = 0
+            if inputs is not NULL:
+                widen(&factor, inputs + l)
+            chain[l] = chain[l] + <double> d[r * ldd + l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
                 block[l] = block[l] + chain[l]
@@ -160,14 +262,4 @@ cdef inline void column_sum(
                 total[l] = total[l] + block[l]
                 block[l] = 0
     for l in range(n):
-        factor[l] = <real> total[l]
-    store_row(out, factor, n)
-
-
-cdef inline void column_sums(
-    store *out, const real *d, Py_ssize_t ldd, const Steps *s, Py_ssize_t columns, Py_ssize_t part, Py_ssize_t parts
-) noexcept nogil:
-    """One thread's share of the sums over rows of d."""
-    cdef Py_ssize_t width = PLAIN * line_of(d), groups = (columns + width - 1) // width, g
-    for g in range(share(groups, part, parts), share(groups, part + 1, parts)):
-        column_sum(out + g * width, d + g * width, ldd, s, <store *> NULL, <store *> NULL, 0, columns - g * width)
+        store_sum(out + l, total[l])

@@ -9,8 +9,8 @@ the block is still in cache when it is used, or for very few rows reads w as it 
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, ONCE, PACK, chain_rows, load_line, load_lines, packed_at, packed_step, product, product_of_one,
-    row_group, store
+    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, load_line, load_lines, packed_at, packed_step, product,
+    product_of_one, row_group, store
 )
 
 cdef enum:
@@ -145,18 +145,17 @@ cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *
 
 cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t group
+    Py_ssize_t rows, real *z, Py_ssize_t first
 ) noexcept nogil:
-    """z += a @ the K rows from `at` of panel j, for the `rows` rows of the groups from number `group` on.  Each group
-    fetches another part of the next panel."""
+    """z += a @ the K rows from `at` of panel j, for `rows` rows, whose tiles are those from number `first` on."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
-        m = row_group(rows - r)
-        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, 1, panel, K, next + group % lines * K * p.L)
+        m = row_group(rows - r, TILES * ROWS)
+        product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)
         r += m
-        group += 1
+        first += TILES
 
 
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:

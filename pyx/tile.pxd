@@ -32,7 +32,7 @@ cdef extern from *:
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
            ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
-           TILE = ROWS * LINES * LF };
+           TILES = 4, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -83,6 +83,7 @@ cdef extern from *:
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
+        TILES  # tiles of rows that meet a block of a panel while it is in the first-level cache
         TILE  # reals in an accumulator tile
 
 ctypedef fused vec:
@@ -188,18 +189,19 @@ cdef inline void load_lines(
         load_line(panel + k * step, w + k * ld, n)
 
 
-cdef inline void pack_line(
-    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
+cdef inline void pack_rows(
+    real *panel, Py_ssize_t lines, const real *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
-    """Line g of a panel := the n columns of w that start at `w` (row stride ld), zeros beyond."""
-    cdef Py_ssize_t q, k0, k, kb, step = packed_step(panel, lines, g)
-    cdef real *dst
-    for q in range((K + BLOCK - 1) // BLOCK):
-        k0 = q * BLOCK
+    """A panel of so many lines := n columns of K rows (row stride ld), zeros beyond."""
+    cdef Py_ssize_t k0 = 0, k, g, kb, lanes = line_of(panel)
+    while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        dst = packed_at(panel, lines, g, k0, kb)
         for k in range(kb):
-            load_line(dst + k * step, w + (k0 + k) * ld, n)
+            for g in range(lines):
+                for_reading(rows + (k0 + k + PACK) * ld + g * lanes)
+                load_line(packed_at(panel, lines, g, k0, kb) + k * packed_step(panel, lines, g),
+                          rows + (k0 + k) * ld + g * lanes, n - g * lanes)
+        k0 += kb
 
 
 cdef inline void transpose_square(
@@ -373,29 +375,44 @@ cdef inline void product_of_one(
         k0 += kb
 
 
-cdef inline void product(
-    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *panel,
-    Py_ssize_t K, const real *ahead
+cdef inline void product_of_block(
+    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *block,
+    Py_ssize_t kb, const real *ahead
 ) noexcept nogil:
-    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ panel.  K lines from `ahead` on are fetched."""
-    cdef Py_ssize_t q, s, k0, kb, g, n, lanes = line_of(acc)
-    if rows == 1 and ks == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
+    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ a panel's block of kb values of k, for at most
+    ROWS rows.  Meanwhile kb lines from `ahead` on are fetched."""
+    cdef Py_ssize_t g = 0, n, lanes = line_of(acc)
+    while g < lines:
+        n = min(<Py_ssize_t> SUB, lines - g)
+        if real is float:
+            tile_rows(rows, n, <vecf *> (acc + g * lanes), a, rs, ks, <const vecf *> (block + g * lanes * kb), kb,
+                      <const char *> ahead)
+        else:
+            tile_rows(rows, n, <vecd *> (acc + g * lanes), a, rs, ks, <const vecd *> (block + g * lanes * kb), kb,
+                      <const char *> ahead)
+        g += n
+
+
+cdef inline void product(
+    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K,
+    const real *next, Py_ssize_t first
+) noexcept nogil:
+    """acc (rows x lines) += a (rows of `stride`) @ panel, all rows with one block before the next.  These are the tiles
+    of rows from number `first` on; each fetches another part of the panel that comes next."""
+    cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc)
+    if rows == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
         product_of_one(1, acc, 0, a, panel, 0, K)
         return
-    for q in range((K + BLOCK - 1) // BLOCK):
-        k0 = q * BLOCK
+    while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        for s in range((lines + SUB - 1) // SUB):
-            g = s * SUB
-            n = min(<Py_ssize_t> SUB, lines - g)
-            if real is float:
-                tile_rows(rows, n, <vecf *> (acc + g * lanes), a + k0 * ks, rs, ks,
-                          <const vecf *> (panel + k0 * lines * lanes + g * lanes * kb), kb,
-                          <const char *> (ahead + k0 * lanes))
-            else:
-                tile_rows(rows, n, <vecd *> (acc + g * lanes), a + k0 * ks, rs, ks,
-                          <const vecd *> (panel + k0 * lines * lanes + g * lanes * kb), kb,
-                          <const char *> (ahead + k0 * lanes))
+        r, part = 0, first
+        while r < rows:
+            m = row_group(rows - r, ROWS)
+            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, 1,
+                             panel + k0 * lines * lanes, kb, next + (part % lines * K + k0) * lanes)
+            r += m
+            part += 1
+        k0 += kb
 
 
 cdef inline inlined chain(
@@ -454,7 +471,7 @@ cdef inline void chain_rows(
     in rows of ss reals."""
     cdef Py_ssize_t r = 0, m
     while r < rows:
-        m = min(row_group(rows - r), <Py_ssize_t> 4)
+        m = min(row_group(rows - r, ROWS), <Py_ssize_t> 4)
         if real is float:
             chain_some(m, lines, <vecf *> (sums + r * ss), ss * VECTORS // LF, a + r * rs, rs, w, ld, K)
         else:
@@ -462,10 +479,10 @@ cdef inline void chain_rows(
         r += m
 
 
-cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:
-    """How many of the remaining rows the next tile takes: groups of nearly equal size, none above ROWS."""
+cdef inline Py_ssize_t row_group(Py_ssize_t rows, Py_ssize_t most) noexcept nogil:
+    """How many of the remaining rows come next: groups of nearly equal size, none above `most`."""
     cdef Py_ssize_t groups
-    if rows <= ROWS:  # spares a small step the divisions
+    if rows <= most:  # spares a small step the divisions
         return rows
-    groups = (rows + ROWS - 1) // ROWS
+    groups = (rows + most - 1) // most
     return (rows + groups - 1) // groups

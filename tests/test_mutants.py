@@ -30,7 +30,10 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm wcf and wco": (
         "_lstm",
-        {"cs_state[l] * peep[L + l]": "cs_state[l] * peep[2 * L + l]", "s[l] * peep[2 * L + l]": "s[l] * peep[L + l]"},
+        {
+            "zf[l] + cs_state[l] * peep[L + l]": "zf[l] + cs_state[l] * peep[2 * L + l]",
+            "zo[l] + cs_state[l] * peep[2 * L + l]": "zo[l] + cs_state[l] * peep[L + l]",
+        },
     ),
     "lstm h_prev and cs_prev": (
         "_lstm",
