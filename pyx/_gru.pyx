@@ -21,7 +21,7 @@ from gradients cimport (
 from half cimport half
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
-    forward_threads, pack_bias, pack_panels, panels_of, splits_rows, stride_of, units_in
+    forward_threads, pack_bias, pack_panels, packs_whole, panels_of, splits_rows, stride_of, units_in
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
@@ -86,6 +86,7 @@ cdef struct Forward:
     Py_ssize_t ld  # stride of rows of the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads
+    bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
     Panels ru, c
     Py_ssize_t h, hr, u, x, z, total  # where things begin in scratch, in reals; its size
@@ -96,21 +97,21 @@ cdef Forward forward_of(
 ) noexcept nogil:
     """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
-    cdef bint whole = packed or T > 1
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
-    p.ru, p.c = panels_of(whole, I, H, p.L, 2), panels_of(whole, I, H, p.L, 1)
+    p.whole = packed or packs_whole(T, B, I, H, 3, itemsize, threads)
+    p.ru, p.c = panels_of(p.whole, I, H, p.L, 2), panels_of(p.whole, I, H, p.L, 1)
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = whole and splits_rows(B, H, 3, itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, 3, p.ru.count, p.by_rows, whole, threads)
+    p.by_rows = p.whole and splits_rows(B, H, 3, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 3, p.ru.count, p.by_rows, p.whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.h = 0 if packed else packed_size(&p)
     p.hr = p.h + B * p.Hs
     p.u = p.hr + B * p.Hs
     p.x = p.u + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + ((p.ru.count + p.c.count) * p.chunk * B * LINES * p.L if p.chunk > 1 or not whole else 0)
+    p.total = p.z + ((p.ru.count + p.c.count) * p.chunk * B * LINES * p.L if p.chunk > 1 or not p.whole else 0)
     return p
 
 
@@ -326,7 +327,7 @@ cdef void forward_team(
     load_states(p, work, h_prev, b0, b1)
     pack_bias(&p.ru, <real *> p.ru.base, b_ru, ru0, ru1)
     pack_bias(&p.c, <real *> p.c.base, b_c, c0, c1)
-    if p.steps.T == 1:
+    if not p.whole:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
         meet(parts)
         single_step(p, &p.ru, work + p.h, work, w_ru, out, ru0, ru1)
@@ -403,6 +404,7 @@ cdef struct Backward:
     Py_ssize_t h_panels, x_panels, panel  # panels of the transposed weights; reals of one for H of its columns
     Py_ssize_t Hs, Ns  # strides in scratch of rows of h and of the gate gradients d_r, d_u, d_c of a row (t, b)
     Py_ssize_t threads
+    bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
     Py_ssize_t h_ru, h_c, x_ru, x_c, w_grad, d_h, d, inputs, total  # where things begin in scratch, in reals; its size
 
@@ -417,6 +419,7 @@ cdef Backward backward_of(
     p.J = (H + p.L - 1) // p.L
     p.h_panels, p.x_panels, p.panel = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L), PLAIN * p.L * H
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(3 * H, p.L)
+    p.whole = packs_whole(T, B, I, H, 3, itemsize, threads)
     p.by_rows = splits_rows(B, H, 3, itemsize, threads)
     p.threads = 1 if 12.0 * T * B * H * (I + H) < 1e6 else threads
     p.h_ru = 0
@@ -615,7 +618,7 @@ cdef void backward_team(
             clear(work + p.d_h + k * p.Hs, p.Hs)
         else:
             load_row(work + p.d_h + k * p.Hs, h_last_grad + k * H, H)
-    if p.T == 1:
+    if not p.whole:
         meet(parts)
         backward_single(p, work, w_ru, w_c, saved, h_prev, h_grad, out[0], out[1], part, parts)
         meet(parts)

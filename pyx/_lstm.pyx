@@ -21,7 +21,7 @@ from gradients cimport (
 from half cimport half
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
-    forward_threads, pack_bias, pack_panels, panels_of, splits_rows, stride_of
+    forward_threads, pack_bias, pack_panels, packs_whole, panels_of, splits_rows, stride_of
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
@@ -130,6 +130,7 @@ cdef struct Forward:
     Py_ssize_t ld  # stride of rows of the output h
     Py_ssize_t chunk  # steps whose x product is computed at once; 1: it is part of the step
     Py_ssize_t threads
+    bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
     Panels w
     void *peep  # the three peepholes of each line, behind the panels
@@ -146,21 +147,21 @@ cdef Forward forward_of(
 ) noexcept nogil:
     """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
-    cdef bint whole = packed or T > 1
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
-    p.w = panels_of(whole, I, H, p.L, 4)
+    p.whole = packed or packs_whole(T, B, I, H, 4, itemsize, threads)
+    p.w = panels_of(p.whole, I, H, p.L, 4)
     p.J = p.w.J
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = whole and splits_rows(B, H, 4, itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, whole, threads)
+    p.by_rows = p.whole and splits_rows(B, H, 4, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, p.whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.h = 0 if packed else packed_size(&p.w)
     p.cs = p.h + 2 * B * p.Hs
     p.x = p.cs + B * p.Hs
     p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or not whole else 0)
+    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or not p.whole else 0)
     return p
 
 
@@ -381,7 +382,7 @@ cdef void forward_team(
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
     load_states(p, work, cs_prev, h_prev, b0, b1)
     pack_rest(p, c, work, wci, wcf, wco, b, j0, j1)
-    if p.steps.T == 1:
+    if not p.whole:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
         meet(parts)
         single_step(p, c, work, w, out, j0, j1)
@@ -463,6 +464,7 @@ cdef struct Backward:
     Py_ssize_t h_panels, x_panels, panel  # panels of the transposed weights; reals of one
     Py_ssize_t Hs, N, Ns  # stride of a row of H; gate gradients of a row (t, b) and their stride
     Py_ssize_t threads
+    bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
     Py_ssize_t w_h, w_x, w_grad, d, d_h, d_cs, peep, inputs, total  # where things begin in scratch, in reals; its size
 
@@ -476,6 +478,7 @@ cdef Backward backward_of(
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(p.N, p.L)
+    p.whole = packs_whole(T, B, I, H, 4, itemsize, threads)
     p.by_rows = splits_rows(B, H, 4, itemsize, threads)
     p.threads = 1 if 16.0 * T * B * H * (I + H) < 1e6 else threads
     p.panel = PLAIN * p.L * p.N
@@ -650,7 +653,7 @@ cdef void backward_team(
             load_peepholes(work + p.peep, wci, wcf, wco, p.H, k)
     for k in range(b0, b1):
         load_carry(p, work, cs_last_grad, h_last_grad, k)
-    if p.T == 1:
+    if not p.whole:
         meet(parts)
         backward_single(p, c, work, w, saved, cs_prev, cs_grad, h_grad, out[0], out[2], part, parts)
         meet(parts)

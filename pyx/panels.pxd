@@ -3,8 +3,8 @@
 w [I+H, gates * H] holds gate after gate.  A panel holds `units` lines of hidden units with all of their gates: its line
 g is gate g % gates of line of units j * units + g // gates, so that the gates of a unit meet in one accumulator tile.
 
-A sequence packs all of w once.  A single step uses each weight once for every batch row: it packs block by block, where
-the block is still in cache when it is used, or for very few rows reads w as it lies.
+A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
+block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
 """
 from half cimport half
 from real cimport real
@@ -14,7 +14,7 @@ from tile cimport (
 )
 
 cdef enum:
-    FEW = 8  # batch rows up to which packing costs more than it gains
+    FEW = 16  # batch rows up to which packing costs more than it gains
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -29,6 +29,14 @@ cdef inline bint splits_rows(
     """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for half of them
     where the recurrent weights fit into each core's cache."""
     return B >= 16 * threads or (B >= 4 * threads and gates * H * H * itemsize <= 1 << 20)
+
+
+cdef inline bint packs_whole(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
+) noexcept nogil:
+    """Whether all of w is packed before any of it is used: for many steps, or for many rows where it fits into each
+    core's cache."""
+    return T > 1 or (B >= 16 * threads and gates * H * (I + H) * itemsize <= 1 << 20)
 
 
 cdef inline Py_ssize_t forward_threads(

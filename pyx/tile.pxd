@@ -186,6 +186,7 @@ cdef inline void load_lines(
     """n columns of the rows k0 to k0 + count of w to the line of a panel that begins at `panel`."""
     cdef Py_ssize_t k
     for k in range(k0, k0 + count):
+        for_reading(w + (k + PACK) * ld)
         load_line(panel + k * step, w + k * ld, n)
 
 
