@@ -16,7 +16,7 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, input_grad, input_grads, pack_transposed, plain_panels, weight_grad, weight_grad_work
+    PLAIN, backward_threads, input_grad, input_grads, pack_transposed, plain_panels, weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -421,7 +421,7 @@ cdef Backward backward_of(
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(3 * H, p.L)
     p.whole = packs_whole(T, B, I, H, 3, itemsize, threads)
     p.by_rows = splits_rows(B, H, 3, itemsize, threads)
-    p.threads = 1 if 12.0 * T * B * H * (I + H) < 1e6 else threads
+    p.threads = backward_threads(12.0 * B * H * (I + H), T, p.by_rows, threads)
     p.h_ru = 0
     p.h_c = p.h_ru + p.h_panels * 2 * p.panel
     p.x_ru = p.h_c + p.h_panels * p.panel

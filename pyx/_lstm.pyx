@@ -16,7 +16,8 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, input_grad, input_grads, pack_transposed, peephole_sum, plain_panels, weight_grad, weight_grad_work
+    PLAIN, backward_threads, input_grad, input_grads, pack_transposed, peephole_sum, plain_panels, weight_grad,
+    weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -480,7 +481,7 @@ cdef Backward backward_of(
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(p.N, p.L)
     p.whole = packs_whole(T, B, I, H, 4, itemsize, threads)
     p.by_rows = splits_rows(B, H, 4, itemsize, threads)
-    p.threads = 1 if 16.0 * T * B * H * (I + H) < 1e6 else threads
+    p.threads = backward_threads(16.0 * B * H * (I + H), T, p.by_rows, threads)
     p.panel = PLAIN * p.L * p.N
     p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
     p.w_h = 0

@@ -20,6 +20,13 @@ cdef enum:
     PLAIN = 4  # lines in a panel without gates
 
 
+cdef inline Py_ssize_t backward_threads(
+    double step, Py_ssize_t T, bint by_rows, Py_ssize_t threads
+) noexcept nogil:
+    """One where waking and waiting for others costs more than they do: `step` floating-point operations a step."""
+    return 1 if step * T < 1e6 or (not by_rows and step < 4e5) else threads
+
+
 cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PLAIN - 1) // PLAIN
 

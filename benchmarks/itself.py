@@ -1,0 +1,95 @@
+"""blockcell beside itself: two threads and one, float64 and float16 and float32, and the slowest steps of a stream.
+
+    python benchmarks/itself.py [--rounds 7]
+
+Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
+Prints Markdown.  Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from candidates import LAYERS
+from turns import Worker
+
+import blockcell
+
+WORKER = str(Path(__file__).with_name("candidates.py"))
+SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
+STEPS = 100_000
+
+
+def row(cells: Iterable[object]) -> None:
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+def asked(worker: Worker, task: str, dtype: str, T: int, B: int, H: int) -> float:
+    return worker.ask({"task": task, "dtype": dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05})
+
+
+def steps_of_a_stream(H: int) -> list[float]:
+    """Microseconds of single steps of an LSTM with one input, as Python sees them."""
+    stream = blockcell.LSTM.init(1, H, seed=0).stream()
+    x, out, times = np.ones((1, 1), np.float32), np.empty((1, H), np.float32), []
+    for _ in range(STEPS):
+        start = time.perf_counter_ns()
+        stream.step(x, out)
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return sorted(times)
+
+
+def peak_of_steps(H: int) -> int:
+    """Bytes that a thousand steps have allocated at their peak."""
+    stream = blockcell.LSTM.init(1, H, seed=0).stream()
+    x, out, step = np.ones((1, 1), np.float32), np.empty((1, H), np.float32), stream.step
+    step(x, out)
+    tracemalloc.start()
+    for _ in range(1000):
+        step(x, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = range(parser.parse_args().rounds)
+    cores = len(os.sched_getaffinity(0))
+    one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
+    row(["T", "B", "I = H", "task", "one thread, us", f"{cores} threads", "float64 / float32", "float16 / float32"])
+    row(["---"] * 8)
+    for size in SIZES:
+        for task in LAYERS:
+            times = [
+                [asked(one, task, "float32", *size)]
+                + [asked(all_, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
+                for _ in rounds
+            ]
+            single = statistics.median(t[0] for t in times) * 1e6
+            gain, double, half = (
+                statistics.median(ratios)
+                for ratios in ([t[0] / t[1] for t in times], [t[2] / t[1] for t in times], [t[3] / t[1] for t in times])
+            )
+            row([*size, task, f"{single:.0f}", f"{gain:.2f}x", f"{double:.2f}", f"{half:.2f}"])
+    one.close()
+    all_.close()
+    print()
+    row(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
+    row(["---"] * 5)
+    for H in (16, 40, 128):
+        times = steps_of_a_stream(H)
+        median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
+        row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(H)])
+
+
+if __name__ == "__main__":
+    main()
