@@ -51,9 +51,13 @@ class Worker:
     """A process that answers; ``missing`` says why it does not run, or is None."""
 
     def __init__(self, script: str, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, script, *arguments]
+        self.command, self.environment = [sys.executable, script, *arguments], os.environ | environment
+        self.start()
+
+    def start(self) -> None:
+        """Also again, after it has ended."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, text=True, env=os.environ | environment, **pipes)
+        self.process = subprocess.Popen(self.command, text=True, env=self.environment, **pipes)
         self.missing = None
         if self.process.stdout.readline().strip() != "ready":
             self.missing = (self.process.communicate()[1].strip().splitlines() or ["it ended at once"])[-1]
