@@ -24,7 +24,7 @@ cdef inline Py_ssize_t backward_threads(
     double step, Py_ssize_t T, bint by_rows, Py_ssize_t threads
 ) noexcept nogil:
     """One where waking and waiting for others costs more than they do: `step` floating-point operations a step."""
-    return 1 if step * T < 1e6 or (not by_rows and step < 4e5) else threads
+    return 1 if step * T < 1e6 or (not by_rows and step < 3e5) else threads
 
 
 cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
