@@ -1,8 +1,8 @@
 """blockcell beside TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
 
     python benchmarks/bench.py --quick                          # a few sizes, under 4 minutes: make bench
-    python benchmarks/bench.py --csv FILE                       # the whole grid, hours
-    python benchmarks/bench.py --tasks "LSTM training" --heights 256 512 --batches 16 --steps 20
+    python benchmarks/bench.py --csv FILE                       # the whole grid, an hour
+    python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
 
 Candidates are those of candidates.py that are installed; the others are named.  blockcell chooses its threads; a peer

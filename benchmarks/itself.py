@@ -1,4 +1,4 @@
-"""blockcell beside itself: two threads and one, float64 and float16 and float32, and the slowest steps of a stream.
+"""blockcell beside itself: all threads and one, float64 and float16 and float32, and the slowest steps of a stream.
 
     python benchmarks/itself.py [--rounds 7]
 
@@ -13,7 +13,9 @@ import os
 import statistics
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -35,25 +37,29 @@ def asked(worker: Worker, task: str, dtype: str, T: int, B: int, H: int) -> floa
     return worker.ask({"task": task, "dtype": dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05})
 
 
-def steps_of_a_stream(H: int) -> list[float]:
-    """Microseconds of single steps of an LSTM with one input, as Python sees them."""
+def step_of_a_stream(H: int) -> Callable[[], object]:
+    """A step of an LSTM with one input."""
     stream = blockcell.LSTM.init(1, H, seed=0).stream()
-    x, out, times = np.ones((1, 1), np.float32), np.empty((1, H), np.float32), []
+    return partial(stream.step, np.ones((1, 1), np.float32), np.empty((1, H), np.float32))
+
+
+def times_of_steps(step: Callable[[], object]) -> list[float]:
+    """Microseconds of single steps, as Python sees them, the slowest last."""
+    times = []
     for _ in range(STEPS):
         start = time.perf_counter_ns()
-        stream.step(x, out)
+        step()
         times.append((time.perf_counter_ns() - start) / 1e3)
     return sorted(times)
 
 
-def peak_of_steps(H: int) -> int:
+def peak_of_steps(step: Callable[[], object]) -> int:
     """Bytes that a thousand steps have allocated at their peak."""
-    stream = blockcell.LSTM.init(1, H, seed=0).stream()
-    x, out, step = np.ones((1, 1), np.float32), np.empty((1, H), np.float32), stream.step
-    step(x, out)
+    step()
+    thousand = repeat(None, 1000)
     tracemalloc.start()
-    for _ in range(1000):
-        step(x, out)
+    for _ in thousand:
+        step()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -86,9 +92,10 @@ def main() -> None:
     row(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
     row(["---"] * 5)
     for H in (16, 40, 128):
-        times = steps_of_a_stream(H)
+        step = step_of_a_stream(H)
+        times = times_of_steps(step)
         median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
-        row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(H)])
+        row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
 
 
 if __name__ == "__main__":
