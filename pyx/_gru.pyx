@@ -606,7 +606,7 @@ cdef void backward_team(
     Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, H = p.H, rows = p.T * p.B, w_rows = p.I + H
+    cdef Py_ssize_t k, j, H = p.H, rows = p.T * p.B, w_rows = p.I + H, panels = p.h_panels + p.x_panels
     cdef real *d = work + p.d
     cdef real *w_ru_grad = work + p.w_grad
     cdef real *w_c_grad = w_ru_grad + w_rows * 2 * H
@@ -623,12 +623,14 @@ cdef void backward_team(
         backward_single(p, work, w_ru, w_c, saved, h_prev, h_grad, out[0], out[1], part, parts)
         meet(parts)
     else:
-        for k in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
-            pack_transposed(work + p.h_ru + k * 2 * p.panel, w_ru + p.I * 2 * H, 2 * H, H, k)
-            pack_transposed(work + p.h_c + k * p.panel, w_c + p.I * H, H, H, k)
-        for k in range(share(p.x_panels, part, parts), share(p.x_panels, part + 1, parts)):
-            pack_transposed(work + p.x_ru + k * 2 * p.panel, w_ru, 2 * H, p.I, k)
-            pack_transposed(work + p.x_c + k * p.panel, w_c, H, p.I, k)
+        for k in range(share(panels, part, parts), share(panels, part + 1, parts)):
+            if k < p.h_panels:
+                pack_transposed(work + p.h_ru + k * 2 * p.panel, w_ru + p.I * 2 * H, 2 * H, H, k)
+                pack_transposed(work + p.h_c + k * p.panel, w_c + p.I * H, H, H, k)
+            else:
+                j = k - p.h_panels
+                pack_transposed(work + p.x_ru + j * 2 * p.panel, w_ru, 2 * H, p.I, j)
+                pack_transposed(work + p.x_c + j * p.panel, w_c, H, p.I, j)
         meet(parts)
         backward_part(p, work, saved, h_prev, h_grad, out[1], part, parts)
         meet(parts)

@@ -642,7 +642,7 @@ cdef void backward_team(
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
-    cdef Py_ssize_t k, rows = p.T * p.B, w_rows = p.I + p.H
+    cdef Py_ssize_t k, j, rows = p.T * p.B, w_rows = p.I + p.H, panels = p.h_panels + p.x_panels
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
     cdef real *d = work + p.d
@@ -659,10 +659,12 @@ cdef void backward_team(
         backward_single(p, c, work, w, saved, cs_prev, cs_grad, h_grad, out[0], out[2], part, parts)
         meet(parts)
     else:
-        for k in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
-            pack_transposed(work + p.w_h + k * p.panel, w + p.I * p.N, p.N, p.H, k)
-        for k in range(share(p.x_panels, part, parts), share(p.x_panels, part + 1, parts)):
-            pack_transposed(work + p.w_x + k * p.panel, w, p.N, p.I, k)
+        for k in range(share(panels, part, parts), share(panels, part + 1, parts)):
+            if k < p.h_panels:
+                pack_transposed(work + p.w_h + k * p.panel, w + p.I * p.N, p.N, p.H, k)
+            else:
+                j = k - p.h_panels
+                pack_transposed(work + p.w_x + j * p.panel, w, p.N, p.I, j)
         meet(parts)
         backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
         meet(parts)

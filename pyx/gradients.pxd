@@ -5,13 +5,13 @@ Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero i
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
 """
-from half cimport float_to_half, half
+from half cimport half
 from panels cimport stride_of
 from real cimport real
 from steps cimport Steps, input_row
 from team cimport meet, share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line,
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
     pack_line_transposed, pack_rows, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
     vecd, vecf, widen
 )
@@ -167,13 +167,6 @@ cdef inline void weight_grad_rows(
         m += most
 
 
-cdef inline void store_sum(store *out, double sum) noexcept nogil:
-    if store is half:
-        out[0] = float_to_half(<float> sum)
-    else:
-        out[0] = <store> sum
-
-
 cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_ssize_t kb) noexcept nogil:
     """sums += the sum over the rows of a block of d in a panel of n lines: chains of BLOCK rows, added up in order."""
     cdef double[LF] block
@@ -235,7 +228,7 @@ cdef inline void weight_grad(
         r0 += kb
         if r0 == rows:
             for l in range(start * L, min(end * L, N)):
-                store_sum(b_grad + l, sums[l])
+                narrow(b_grad + l, <real> sums[l])
         meet(parts)  # before anybody packs or sums again
 
 
@@ -269,4 +262,4 @@ cdef inline void peephole_sum(
                 total[l] = total[l] + block[l]
                 block[l] = 0
     for l in range(n):
-        store_sum(out + l, total[l])
+        narrow(out + l, <real> total[l])

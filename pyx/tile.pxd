@@ -109,6 +109,14 @@ cdef inline void widen(real *dst, const store *src) noexcept nogil:
         dst[0] = <real> src[0]
 
 
+cdef inline void narrow(store *dst, real value) noexcept nogil:
+    """The same back, rounded once."""
+    if store is half:
+        dst[0] = float_to_half(<float> value)
+    else:
+        dst[0] = <store> value
+
+
 cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """A line from n values of an array, padded with zeros."""
     cdef Py_ssize_t l, lanes = line_of(dst)
@@ -127,16 +135,10 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
     cdef Py_ssize_t l, lanes = line_of(src)
     if n >= lanes:
         for l in range(lanes):
-            if store is half:
-                dst[l] = float_to_half(<float> src[l])
-            else:
-                dst[l] = <store> src[l]
+            narrow(dst + l, src[l])
         return
     for l in range(n):
-        if store is half:
-            dst[l] = float_to_half(<float> src[l])
-        else:
-            dst[l] = <store> src[l]
+        narrow(dst + l, src[l])
 
 
 cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:

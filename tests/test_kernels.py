@@ -165,7 +165,7 @@ def test_extremes(name, scale, level):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_threads(name, dtype, level):
-    for sizes in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64)]:
+    for sizes in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64), (1, 20, 70, 130)]:
         args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
         one = run(name, args, level, num_threads=1)
         for threads in (2, 3, 8):

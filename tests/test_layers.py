@@ -365,7 +365,7 @@ def run_all(layer, x, state, d_y=None, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_threads_do_not_matter(name, dtype, threads):
-    for T, B, I, H in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64)]:
+    for T, B, I, H in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64), (1, 20, 70, 130)]:
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, lengths, reset = draw(layer, T, B, name)
         for options in ({}, {"lengths": lengths, "reset": reset}):
