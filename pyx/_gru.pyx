@@ -60,9 +60,10 @@ cdef void candidate_grad(
 ) noexcept nogil:
     """From the gradient of h to those of the pre-activations u and c."""
     cdef Py_ssize_t l, L = line_of(u)
+    cdef real one = 1  # a literal 1 would make all of it double
     for l in range(L):
-        d_u[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (1 - u[l])
-        d_c[l] = d_h[l] * (1 - u[l]) * (1 - c[l] * c[l])
+        d_u[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
+        d_c[l] = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
 
 
 cdef void gates_grad(
@@ -72,8 +73,9 @@ cdef void gates_grad(
     """From the gradient of h_prev * r to that of the pre-activation r; d_h, the gradient of h, becomes that part of
     h_prev's that does not come through r and u."""
     cdef Py_ssize_t l, L = line_of(r)
+    cdef real one = 1
     for l in range(L):
-        d_r[l] = d_hr[l] * h_prev[l] * r[l] * (1 - r[l])
+        d_r[l] = d_hr[l] * h_prev[l] * r[l] * (one - r[l])
         d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
 
 

@@ -102,20 +102,20 @@ cdef void cell_grad(
     """From y (i, cs, f, o, ci, co) and the gradients of h and cs to d, those of the pre-activations i, ci, f, o;
     cs_grad becomes that of cs_prev.  The clip counts as the identity, as in TF."""
     cdef Py_ssize_t l, L = line_of(d)
-    cdef real i, f, o, ci, co
+    cdef real i, f, o, ci, co, one = 1  # a literal 1 would make them double
     cdef real[LF] d_cs
     for l in range(L):
         o, co = y[3 * L + l], y[5 * L + l]
-        d[3 * L + l] = h_grad[l] * co * o * (1 - o)
-        d_cs[l] = h_grad[l] * o * (1 - co * co) + cs_grad[l]
+        d[3 * L + l] = h_grad[l] * co * o * (one - o)
+        d_cs[l] = h_grad[l] * o * (one - co * co) + cs_grad[l]
     if c.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + d[3 * L + l] * peep[2 * L + l]
     for l in range(L):
         i, f, ci = y[l], y[2 * L + l], y[4 * L + l]
-        d[l] = d_cs[l] * ci * i * (1 - i)
-        d[L + l] = d_cs[l] * i * (1 - ci * ci)
-        d[2 * L + l] = d_cs[l] * cs_prev[l] * f * (1 - f)
+        d[l] = d_cs[l] * ci * i * (one - i)
+        d[L + l] = d_cs[l] * i * (one - ci * ci)
+        d[2 * L + l] = d_cs[l] * cs_prev[l] * f * (one - f)
         cs_grad[l] = d_cs[l] * f
     if c.peephole:
         for l in range(L):

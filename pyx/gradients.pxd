@@ -94,25 +94,26 @@ cdef inline void pack_inputs(
     real *dst, Py_ssize_t stride, const store *row, const store *scale, Py_ssize_t M
 ) noexcept nogil:
     """A row of M inputs to their tiles, times those of `scale` where it is not NULL; zeros for no row."""
-    cdef real[ROWS] values
+    cdef real *to
     cdef real factor
     cdef Py_ssize_t g, q, n
     for g in range(tiles_of(M)):
         n = min(<Py_ssize_t> ROWS, M - g * ROWS)
-        clear(values, ROWS)
-        if row is not NULL:
-            if n == ROWS:
-                for q in range(ROWS):
-                    widen(values + q, row + g * ROWS + q)
-            else:
-                for q in range(n):
-                    widen(values + q, row + g * ROWS + q)
-            if scale is not NULL:
-                for q in range(n):
-                    widen(&factor, scale + g * ROWS + q)
-                    values[q] = values[q] * factor
-        for q in range(ROWS):
-            dst[g * stride + q] = values[q]
+        to = dst + g * stride
+        if row is NULL:
+            clear(to, ROWS)
+        elif n == ROWS:
+            for q in range(ROWS):
+                widen(to + q, row + g * ROWS + q)
+        else:
+            for q in range(n):
+                widen(to + q, row + g * ROWS + q)
+            for q in range(n, ROWS):
+                to[q] = 0
+        if scale is not NULL:
+            for q in range(n):
+                widen(&factor, scale + g * ROWS + q)
+                to[q] = to[q] * factor
 
 
 cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:

@@ -26,9 +26,10 @@ cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
 cdef inline bint splits_rows(
     Py_ssize_t B, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for half of them
-    where the recurrent weights fit into each core's cache."""
-    return B >= 16 * threads or (B >= 4 * threads and gates * H * H * itemsize <= 1 << 20)
+    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for a part of them
+    where the recurrent weights fit into each core's second-level cache, or nearly into its first."""
+    cdef Py_ssize_t w = gates * H * H * itemsize
+    return B >= 16 * threads or (B >= 4 * threads and w <= 1 << 20) or (B >= 2 * threads and w <= 1 << 16)
 
 
 cdef inline bint packs_whole(
