@@ -5,10 +5,11 @@
     python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
 
-Candidates are those of candidates.py that are installed; the others are named.  blockcell chooses its threads; a peer
-is asked with one thread and with all, and its better median counts.  The ratio of a point is the median of the rounds'
-ratios.  The CSV has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py
-makes docs/benchmarks of them.
+Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
+all, and its better median counts.  A round goes through all points, so that the rounds of a point are minutes apart and
+a neighbour's busy minute spoils one of them; the ratio of a point is the median of the rounds' ratios.  The CSV has a
+line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks of
+them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ OTHERS = ((100, 100), (300, 300), (40, 300), (300, 64))  # I and H that are uneq
 QUICK = {"widths": (16, 128, 512), "batches": (1, 16, 256), "steps": (1, 20)}
 HEAVY = 1e10  # operations of a call that is left out: nothing is learnt from seconds of it
 PACKAGES = {"tensorflow": ("tensorflow-cpu", "tensorflow")}  # where a candidate is not the name of its package
+Who = tuple[str, int]  # a candidate and its number of threads
+Times = dict[Who, list[float]]  # of a point: each round's, none where it does not run
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
@@ -86,30 +89,36 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
                 yield task, sizes
 
 
-def measure(
-    workers: dict[tuple[str, int], Worker], task: str, dtype: str, sizes: dict[str, int], rounds: int, budget: float
-) -> list[list[Any]]:
-    """The lines of a point."""
-    asked = {who: w for who, w in workers.items() if task in DOES[who[0]][0] and dtype in DOES[who[0]][1]}
+def ask(
+    workers: dict[Who, Worker], task: str, dtype: str, sizes: dict[str, int], budget: float, times: Times
+) -> None:
+    """A round of a point: everybody's time joins `times`; a peer whose process ends is left out of this point."""
     question = {"task": task, "dtype": dtype, "sizes": sizes, "budget": budget}
-    times: dict[tuple[str, int], list[float]] = {who: [] for who in asked}
-    for _ in range(rounds):
-        for who, worker in list(asked.items()):
-            try:
-                times[who].append(worker.ask(question))
-            except RuntimeError as error:
-                if who[0] == "blockcell":
-                    raise
-                print(f"{who[0]} with {who[1]} thread(s) is left out here: {error}")
-                worker.start()
-                del asked[who]
+    for who, worker in workers.items():
+        if task not in DOES[who[0]][0] or dtype not in DOES[who[0]][1] or times.get(who, [0]) == []:
+            continue
+        try:
+            times.setdefault(who, []).append(worker.ask(question))
+        except RuntimeError as error:
+            if who[0] == "blockcell":
+                raise
+            print(f"{who[0]} with {who[1]} thread(s) is left out here: {error}")
+            worker.start()
+            times[who] = []
+
+
+def summary(task: str, dtype: str, sizes: dict[str, int], times: Times) -> list[list[Any]]:
+    """The lines of a point."""
+    found = {who: rounds for who, rounds in times.items() if rounds}
+    best: dict[str, Who] = {}
+    for who in sorted(found, key=lambda who: statistics.median(found[who])):
+        best.setdefault(who[0], who)
     lines = []
-    for candidate in dict.fromkeys(name for name, _ in asked):
-        best = min((who for who in asked if who[0] == candidate), key=lambda who: statistics.median(times[who]))
-        ours = next(times[who] for who in asked if who[0] == "blockcell")
-        ratio = statistics.median(theirs / us for theirs, us in zip(times[best], ours, strict=True))
-        us = statistics.median(times[best]) * 1e6
-        lines.append([task, dtype, *sizes.values(), candidate, best[1], round(us, 2), round(ratio, 3)])
+    for candidate in (name for name in CANDIDATES if name in best):
+        pairs = zip(found[best[candidate]], found[best["blockcell"]], strict=True)
+        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+        us = statistics.median(found[best[candidate]]) * 1e6
+        lines.append([task, dtype, *sizes.values(), candidate, best[candidate][1], round(us, 2), round(ratio, 3)])
     return lines
 
 
@@ -143,24 +152,31 @@ def main() -> None:
     with ExitStack() as stack:
         workers = {}
         for name in names:
-            for threads in [cores] if name == "blockcell" else sorted({1, cores}):
+            for threads in sorted({1, cores}):
                 worker = stack.enter_context(closing(Worker(WORKER, name, str(threads), **environment)))
                 if worker.missing:
                     print(f"{name} is left out: {worker.missing}")
                     break
                 workers[name, threads] = worker
-        if ("blockcell", cores) not in workers:
+        if ("blockcell", 1) not in workers:
             sys.exit("blockcell does not run here")
         about = machine(options.level, options.dtype, list(dict.fromkeys(name for name, _ in workers)))
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-        lines, start, todo = [], time.time(), list(points(options))
-        for done, (task, sizes) in enumerate(todo, 1):
-            new = measure(workers, task, options.dtype, sizes, options.rounds, budget)
-            lines += new
-            times = "  ".join(f"{line[6]} {line[8]:.6g} us" + f" ({line[9]:.2f}x)" * (line[9] != 1) for line in new)
+        start, todo = time.time(), list(points(options))
+        times: list[Times] = [{} for _ in todo]
+        lines: list[list[Any]] = []
+        for done in range(options.rounds * len(todo)):
+            number = done % len(todo)
+            (task, sizes), found = todo[number], times[number]
+            ask(workers, task, options.dtype, sizes, budget, found)
+            new = summary(task, options.dtype, sizes, found)
+            if done >= (options.rounds - 1) * len(todo):
+                lines += new
+            us = "  ".join(f"{line[6]} {line[8]:.6g} us" + f" ({line[9]:.2f}x)" * (line[9] != 1) for line in new)
             point = " ".join(f"{letter}{size:<4}" for letter, size in sizes.items())
-            left = (time.time() - start) / done * (len(todo) - done) / 60
-            print(f"[{done}/{len(todo)}, {left:.0f} min left] {task:17} {point} {times}", flush=True)
+            left = (time.time() - start) / (done + 1) * (options.rounds * len(todo) - done - 1) / 60
+            at = f"[{number + 1}/{len(todo)} of round {done // len(todo) + 1}, {left:.0f} min left]"
+            print(f"{at} {task:17} {point} {us}", flush=True)
     for task, candidate in dict.fromkeys((line[0], line[6]) for line in lines if line[6] != "blockcell"):
         ratios = [line[9] for line in lines if (line[0], line[6]) == (task, candidate)]
         mean = statistics.geometric_mean(ratios)
