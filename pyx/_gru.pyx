@@ -31,6 +31,9 @@ from tile cimport (
     round_to_half, row_group, store, store_line, store_row
 )
 
+cdef enum:
+    ALONE = 32  # rows from which on a thread, in a single step backward, packs all weights itself and keeps to its rows
+
 
 # ------------------------------------------------------------------------------------------------- one line of one row
 cdef void gates(
@@ -422,7 +425,7 @@ cdef Backward backward_of(
     p.h_panels, p.x_panels, p.panel = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L), PLAIN * p.L * H
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(3 * H, p.L)
     p.whole = packs_whole(T, B, I, H, 3, itemsize, threads)
-    p.by_rows = splits_rows(B, H, 3, itemsize, threads)
+    p.by_rows = splits_rows(B, H, 3, itemsize, threads) if p.whole else B >= ALONE * threads
     p.threads = backward_threads(12.0 * B * H * (I + H), T, p.by_rows, threads)
     p.h_ru = 0
     p.h_c = p.h_ru + p.h_panels * 2 * p.panel
@@ -581,25 +584,30 @@ cdef void backward_single(
     const store *h_grad, store *x_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of a sequence of one step, which uses each weight once: packed where it is used."""
-    cdef Py_ssize_t j, H = p.H, panels = p.h_panels + p.x_panels
+    cdef Py_ssize_t j, H = p.H, h0 = 0, h1 = p.h_panels, j0 = 0, j1 = p.h_panels + p.x_panels
+    cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef real *ru = work + p.h_ru + part * 3 * p.panel
     cdef real *c = ru + 2 * p.panel
     for j in range(p.h_panels):
-        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, 0, share(p.B, part, parts),
-                            share(p.B, part + 1, parts))
-    meet(parts)
-    for j in range(share(p.h_panels, part, parts), share(p.h_panels, part + 1, parts)):
+        candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, 0, b0, b1)
+    if not p.by_rows:
+        meet(parts)
+        h0, h1 = share(h1, part, parts), share(h1, part + 1, parts)
+        j0, j1 = share(j1, part, parts), share(j1, part + 1, parts)
+        b0, b1 = 0, p.B
+    for j in range(h0, h1):
         pack_transposed(c, w_c + p.I * H, H, H, j)
-        gates_grad_rows(p, work, saved, h_prev, c, j, 0, 0, p.B)
-    meet(parts)
-    for j in range(share(panels, part, parts), share(panels, part + 1, parts)):
+        gates_grad_rows(p, work, saved, h_prev, c, j, 0, b0, b1)
+    if not p.by_rows:
+        meet(parts)
+    for j in range(j0, j1):
         if j < p.h_panels:
             pack_transposed(ru, w_ru + p.I * 2 * H, 2 * H, H, j)
-            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, -1, 0, p.B)
+            candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, -1, b0, b1)
         else:
             pack_transposed(ru, w_ru, 2 * H, p.I, j - p.h_panels)
             pack_transposed(c, w_c, H, p.I, j - p.h_panels)
-            input_grad(x_grad, p.I, work + p.d, p.Ns, p.B, ru, 2 * H, c, H, j - p.h_panels)
+            input_grad(x_grad + b0 * p.I, p.I, work + p.d + b0 * p.Ns, p.Ns, b1 - b0, ru, 2 * H, c, H, j - p.h_panels)
 
 
 cdef void backward_team(
