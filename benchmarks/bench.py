@@ -89,9 +89,7 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
                 yield task, sizes
 
 
-def ask(
-    workers: dict[Who, Worker], task: str, dtype: str, sizes: dict[str, int], budget: float, times: Times
-) -> None:
+def ask(workers: dict[Who, Worker], task: str, dtype: str, sizes: dict[str, int], budget: float, times: Times) -> None:
     """A round of a point: everybody's time joins `times`; a peer whose process ends is left out of this point."""
     question = {"task": task, "dtype": dtype, "sizes": sizes, "budget": budget}
     for who, worker in workers.items():

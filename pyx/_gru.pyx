@@ -133,59 +133,64 @@ cdef void gates_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
     """From z to r, u and h_prev * r of the step processed as number k, for panel j and batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(z)
     cdef real[LF] gate_r
     cdef Py_ssize_t q, s, at, to, t = step_at(&p.steps, k)
     cdef real *u
     for q in range(b0, b1):
         for s in range(units_in(&p.ru, j)):
-            at = (j * p.ru.units + s) * p.L
+            at = (j * p.ru.units + s) * L
             to = (t * p.B + q) * p.H + at
             u = work + p.u + q * p.Hs + at
-            gates(z + ((q - b0) * LINES + 2 * s) * p.L, work + p.h + q * p.Hs + at, gate_r, u,
+            gates(z + ((q - b0) * LINES + 2 * s) * L, work + p.h + q * p.Hs + at, gate_r, u,
                   work + p.hr + q * p.Hs + at)
             if out[0] is NULL:
                 continue
             if marked(&p.steps, k, q, ENDED):
-                clear(gate_r, p.L)
-                clear(u, p.L)
+                clear(gate_r, L)
+                clear(u, L)
             store_line(out[0] + to, gate_r, p.H - at)
             store_line(out[1] + to, u, p.H - at)
-            for_writing(out[0] + to + p.ru.units * p.L)  # where panel j + 1 of this row will go
-            for_writing(out[1] + to + p.ru.units * p.L)
+            if at + p.ru.units * L < p.H:
+                for_writing(out[0] + to + p.ru.units * L)  # where panel j + 1 of this row will go, not past its end:
+                for_writing(out[1] + to + p.ru.units * L)  # that may be another thread's
 
 
 cdef void candidate_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *work, store **out
 ) noexcept nogil:
     """From z to c, h and the new state of the step processed as number k, for panel j and batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(z)
     cdef real[LF] c
     cdef real[LF] zero
     cdef Py_ssize_t q, s, at, t = step_at(&p.steps, k)
     cdef real *h
     cdef const real *y
     cdef store *row
-    clear(zero, p.L)
+    clear(zero, L)
     for q in range(b0, b1):
         for s in range(units_in(&p.c, j)):
-            at = (j * p.c.units + s) * p.L
+            at = (j * p.c.units + s) * L
             h = work + p.h + q * p.Hs + at
             y = h
             if marked(&p.steps, k, q, ENDED):
-                clear(c, p.L)
+                clear(c, L)
                 y = zero
             else:
-                candidate(z + ((q - b0) * LINES + s) * p.L, work + p.u + q * p.Hs + at, h, c)
+                candidate(z + ((q - b0) * LINES + s) * L, work + p.u + q * p.Hs + at, h, c)
             if out[2] is not NULL:
                 row = out[2] + (t * p.B + q) * p.H + at
                 store_line(row, c, p.H - at)
-                for_writing(row + p.c.units * p.L)
+                if at + p.c.units * L < p.H:
+                    for_writing(row + p.c.units * L)
             row = out[3] + (t * p.B + q) * p.ld + at
             store_line(row, y, p.H - at)
-            for_writing(row + p.c.units * p.L)
+            if at + p.c.units * L < p.H:
+                for_writing(row + p.c.units * L)
             if store is half:  # the next step reads the state as it is stored
-                round_to_half(h, p.L)
+                round_to_half(h, L)
             if marked(&p.steps, k + 1, q, FRESH):
-                clear(h, p.L)
+                clear(h, L)
 
 
 cdef void step_rows(
@@ -194,13 +199,14 @@ cdef void step_rows(
 ) noexcept nogil:
     """A step's r and u or its c and h, whichever w is of, for panel j and batch rows b0 to b1; the input product comes
     in z, or is computed from x."""
+    cdef Py_ssize_t L = line_of(h)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t r = b0, m, first = 0
     cdef real *a
     while r < b1:
         m = row_group(b1 - r, TILES * ROWS)
         if p.chunk > 1:
-            a = z + (r - b0) * LINES * p.L
+            a = z + (r - b0) * LINES * L
         else:
             a = acc
             add_bias(w, j, m, a)
@@ -219,6 +225,7 @@ cdef void step_row(
     const real *x, real *z, Py_ssize_t z_panel, real *work, store **out
 ) noexcept nogil:
     """`step_rows` of the panels j0 to j1 for batch row b alone, several panels at once."""
+    cdef Py_ssize_t L = line_of(h)
     cdef real[ONCE * LINES * LF] acc
     cdef Py_ssize_t j = j0, n, i, step
     cdef real *a
@@ -227,7 +234,7 @@ cdef void step_row(
         if p.chunk > 1:
             a, step = z + j * z_panel, z_panel
         else:
-            a, step = acc, LINES * p.L
+            a, step = acc, LINES * L
             for i in range(n):
                 add_bias(w, j + i, 1, a + i * step)
             add_row_product(w, j, n, 0, p.I, x, a, step)
@@ -439,54 +446,55 @@ cdef Backward backward_of(
     return p
 
 
-cdef void load_state(
-    const Backward *p, const store **saved, const store *h_prev, real *h, Py_ssize_t j, Py_ssize_t r
-) noexcept nogil:
-    """Line j of the state that row r = t * B + b started from."""
-    cdef const store *row = input_row(&p.steps, h_prev, saved[3], p.H, r)
-    if row is NULL:
-        clear(h, p.L)
-    else:
-        load_line(h, row + j * p.L, p.H - j * p.L)
+cdef void load_state(real *h, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
+    cdef Py_ssize_t L = line_of(h)
+    clear(h, L)
+    if row is not NULL:
+        load_line(h, row + j * L, n)
 
 
 cdef void candidate_grad_line(
-    const Backward *p, const store **saved, const store *h_prev, const store *h_grad, Py_ssize_t j, Py_ssize_t r,
+    const Backward *p, const store **saved, const store *before, const store *h_grad, Py_ssize_t j, Py_ssize_t r,
     const real *carry, real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b: the carry plus the incoming gradient to d_h, and to d_u and d_c in row d."""
+    """Line j of row r = t * B + b, which started from the state `before`: the carry plus the incoming gradient to d_h,
+    and to d_u and d_c in row d."""
+    cdef Py_ssize_t L = line_of(d)
     cdef real[LF] u
     cdef real[LF] c
     cdef real[LF] h
     cdef real[LF] d_u
     cdef real[LF] d_c
-    cdef Py_ssize_t l, at = r * p.H + j * p.L, n = p.H - j * p.L
+    cdef Py_ssize_t l, at = r * p.H + j * L, n = p.H - j * L
     load_line(d_h, h_grad + at, n)
-    for l in range(p.L):
+    for l in range(L):
         d_h[l] = carry[l] + d_h[l]
     load_line(u, saved[1] + at, n)
     load_line(c, saved[2] + at, n)
-    load_state(p, saved, h_prev, h, j, r)
+    load_state(h, before, j, n)
     candidate_grad(u, c, h, d_h, d_u, d_c)
-    store_line(d + p.H + j * p.L, d_u, n)
-    store_line(d + 2 * p.H + j * p.L, d_c, n)
+    store_line(d + p.H + j * L, d_u, n)
+    store_line(d + 2 * p.H + j * L, d_c, n)
 
 
 cdef void gates_grad_line(
-    const Backward *p, const store **saved, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
+    const Backward *p, const store **saved, const store *before, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
     real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b: from d_hr to d_r in row d, and to the carry in d_h."""
+    """Line j of row r = t * B + b, which started from the state `before`: from d_hr to d_r in row d, and to the carry
+    in d_h."""
+    cdef Py_ssize_t L = line_of(d)
     cdef real[LF] gate_r
     cdef real[LF] u
     cdef real[LF] h
     cdef real[LF] d_r
-    cdef Py_ssize_t at = r * p.H + j * p.L, n = p.H - j * p.L
+    cdef Py_ssize_t at = r * p.H + j * L, n = p.H - j * L
     load_line(gate_r, saved[0] + at, n)
     load_line(u, saved[1] + at, n)
-    load_state(p, saved, h_prev, h, j, r)
+    load_state(h, before, j, n)
     gates_grad(gate_r, u, h, d_hr, d_h, d_r)
-    store_line(d + j * p.L, d_r, n)
+    store_line(d + j * L, d_r, n)
 
 
 cdef void candidate_grad_rows(
@@ -495,6 +503,7 @@ cdef void candidate_grad_rows(
 ) noexcept nogil:
     """d_h of the step processed as number k, from the gate gradients of the next, and with it d_u and d_c; for k = -1
     the gradient of h_prev.  Panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
@@ -502,31 +511,37 @@ cdef void candidate_grad_rows(
     cdef real *carry
     cdef real *d_h
     cdef real *d
+    cdef const store *before = NULL
     while b < b1:
         m = row_group(b1 - b, TILES * ROWS)
         for q in range(m):
-            for s in range(lines * p.L):
-                acc[q * LINES * p.L + s] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + s]
+            for s in range(lines):
+                carry = acc + (q * LINES + s) * L
+                d_h = work + p.d_h + (b + q) * p.Hs + (j * PLAIN + s) * L
+                for l in range(L):
+                    carry[l] = d_h[l]
         if k < p.T - 1:
             product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, 2 * p.H, panel + 2 * p.panel, first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
+            if k >= 0:
+                before = input_row(&p.steps, h_prev, saved[3], p.H, t * p.B + r)
             for s in range(lines):
                 at = j * PLAIN + s
-                carry = acc + (q * LINES + s) * p.L
-                d_h = work + p.d_h + r * p.Hs + at * p.L
+                carry = acc + (q * LINES + s) * L
+                d_h = work + p.d_h + r * p.Hs + at * L
                 if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's state
-                    clear(carry, p.L)
+                    clear(carry, L)
                 if k < 0:
-                    store_line(h_prev_grad + r * p.H + at * p.L, carry, p.H - at * p.L)
+                    store_line(h_prev_grad + r * p.H + at * L, carry, p.H - at * L)
                 elif marked(&p.steps, k, r, ENDED):
-                    for l in range(p.L):
+                    for l in range(L):
                         d_h[l] = carry[l]
                     for l in range(3):
-                        clear(d + l * p.H + at * p.L, min(p.L, p.H - at * p.L))
+                        clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 else:
-                    candidate_grad_line(p, saved, h_prev, h_grad, at, t * p.B + r, carry, d_h, d)
+                    candidate_grad_line(p, saved, before, h_grad, at, t * p.B + r, carry, d_h, d)
         b += m
         first += TILES
 
@@ -536,20 +551,23 @@ cdef void gates_grad_rows(
     Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """d_r of the step processed as number k, from its d_c.  Panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
+    cdef const store *before
     while b < b1:
         m = row_group(b1 - b, TILES * ROWS)
-        clear(acc, m * LINES * p.L)
+        clear(acc, m * LINES * L)
         product(acc, m, lines, d + b * p.Ns + 2 * p.H, p.Ns, panel, p.H, panel + p.panel, first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
+                before = input_row(&p.steps, h_prev, saved[3], p.H, t * p.B + b + q)
                 for s in range(lines):
                     at = j * PLAIN + s
-                    gates_grad_line(p, saved, h_prev, at, t * p.B + b + q, acc + (q * LINES + s) * p.L,
-                                    work + p.d_h + (b + q) * p.Hs + at * p.L, d + (b + q) * p.Ns)
+                    gates_grad_line(p, saved, before, at, t * p.B + b + q, acc + (q * LINES + s) * L,
+                                    work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
         b += m
         first += TILES
 

@@ -203,11 +203,13 @@ cdef inline void store_output(
     const Forward *p, store **out, int g, Py_ssize_t j, Py_ssize_t r, const real *y
 ) noexcept nogil:
     """Line j of row r = t * B + b of output g, where that is wanted."""
+    cdef Py_ssize_t L = line_of(y)
     cdef store *row
     if out[g] is not NULL:
-        row = out[g] + r * (p.ld if g == 6 else p.H) + j * p.L
-        store_line(row, y + g * p.L, p.H - j * p.L)
-        for_writing(row + p.L)  # where line j + 1 of this row will go
+        row = out[g] + r * (p.ld if g == 6 else p.H) + j * L
+        store_line(row, y + g * L, p.H - j * L)
+        if (j + 1) * L < p.H:
+            for_writing(row + L)  # where line j + 1 of this row will go; what follows the row may be another thread's
 
 
 cdef void cell_lines(
@@ -216,45 +218,46 @@ cdef void cell_lines(
 ) noexcept nogil:
     """From z, whose lines are zs apart, to the states and outputs of the step processed as number k, for the lines j0
     to j1 and batch rows b0 to b1.  First cs of all, then h of all: h waits for its cs, but not for another."""
+    cdef Py_ssize_t L = line_of(z)
     cdef real[7 * LF] y
     cdef Py_ssize_t j, q, l, r, t = step_at(&p.steps, k)
     cdef const real *peep
     cdef real *cs
     cdef real *state
     for j in range(j0, j1):
-        peep = <const real *> p.peep + 3 * j * p.L
+        peep = <const real *> p.peep + 3 * j * L
         for q in range(b0, b1):
             r = t * p.B + q
-            cs = work + p.cs + q * p.Hs + j * p.L
+            cs = work + p.cs + q * p.Hs + j * L
             if marked(&p.steps, k, q, ENDED):
-                clear(y, 7 * p.L)
+                clear(y, 7 * L)
             else:
-                cell_state(c, z + (j - j0) * zs + (q - b0) * LINES * p.L, peep, cs, y)
+                cell_state(c, z + (j - j0) * zs + (q - b0) * LINES * L, peep, cs, y)
             store_output(p, out, 0, j, r, y)
             store_output(p, out, 1, j, r, y)
             store_output(p, out, 2, j, r, y)
             store_output(p, out, 4, j, r, y)
     for j in range(j0, j1):
-        peep = <const real *> p.peep + 3 * j * p.L
+        peep = <const real *> p.peep + 3 * j * L
         for q in range(b0, b1):
             r = t * p.B + q
-            cs = work + p.cs + q * p.Hs + j * p.L
-            state = h + q * p.Hs + j * p.L
+            cs = work + p.cs + q * p.Hs + j * L
+            state = h + q * p.Hs + j * L
             if marked(&p.steps, k, q, ENDED):
-                for l in range(p.L):
-                    state[l] = h_prev[q * p.Hs + j * p.L + l]
-                clear(y, 7 * p.L)
+                for l in range(L):
+                    state[l] = h_prev[q * p.Hs + j * L + l]
+                clear(y, 7 * L)
             else:
-                cell_output(c, z + (j - j0) * zs + (q - b0) * LINES * p.L, peep, cs, state, y)
+                cell_output(c, z + (j - j0) * zs + (q - b0) * LINES * L, peep, cs, state, y)
             store_output(p, out, 3, j, r, y)
             store_output(p, out, 5, j, r, y)
             store_output(p, out, 6, j, r, y)
             if store is half:  # the next step reads the states as they are stored
-                round_to_half(cs, p.L)
-                round_to_half(state, p.L)
+                round_to_half(cs, L)
+                round_to_half(state, L)
             if marked(&p.steps, k + 1, q, FRESH):
-                clear(cs, p.L)
-                clear(state, p.L)
+                clear(cs, L)
+                clear(state, L)
 
 
 cdef void step_rows(
@@ -262,13 +265,14 @@ cdef void step_rows(
     real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
     """One step of line j for the batch rows b0 to b1; the input product comes in z, or is computed from x."""
+    cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t r = b0, m, first = 0
     cdef real *a
     while r < b1:
         m = row_group(b1 - r, TILES * ROWS)
         if p.chunk > 1:
-            a = z + (r - b0) * LINES * p.L
+            a = z + (r - b0) * LINES * L
         else:
             a = acc
             add_bias(&p.w, j, m, a)
@@ -284,8 +288,9 @@ cdef void step_row(
     Py_ssize_t z_panel, real *work, const real *h_prev, real *h, store **out
 ) noexcept nogil:
     """`step_rows` of the lines j0 to j1 for batch row b alone, several lines at once."""
+    cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t j = j0, end, n, i, q, step = z_panel if p.chunk > 1 else LINES * p.L
+    cdef Py_ssize_t j = j0, end, n, i, q, step = z_panel if p.chunk > 1 else LINES * L
     cdef real *a
     cdef real *line
     while j < j1:
@@ -497,33 +502,32 @@ cdef Backward backward_of(
 
 
 cdef void backward_line(
-    const Backward *p, const Cell *c, const store **saved, const store *cs_prev, const store *cs_grad,
+    const Backward *p, const Cell *c, const store **saved, const store *before, const store *cs_grad,
     const store *h_grad, const real *peep, Py_ssize_t j, Py_ssize_t r, const real *carry, real *d_cs, real *d
 ) noexcept nogil:
     """Line j of row r = t * B + b: the carries of h and cs plus the incoming gradients to the gate gradients in row d;
-    d_cs becomes the gradient of the cs that the step started from."""
+    d_cs becomes the gradient of the cs that the step started from, whose row is `before`, or NULL for zeros."""
+    cdef Py_ssize_t L = line_of(d)
     cdef real[6 * LF] y
     cdef real[4 * LF] gates
     cdef real[LF] value
     cdef real[LF] d_h
-    cdef Py_ssize_t k, l, at = r * p.H + j * p.L, n = p.H - j * p.L
-    cdef const store *before = input_row(&p.steps, cs_prev, saved[1], p.H, r)
+    cdef Py_ssize_t k, l, at = r * p.H + j * L, n = p.H - j * L
     for k in range(6):
-        load_line(y + k * p.L, saved[k] + at, n)
+        load_line(y + k * L, saved[k] + at, n)
     load_line(value, h_grad + at, n)
-    for l in range(p.L):
+    for l in range(L):
         d_h[l] = carry[l] + value[l]
     if cs_grad is not NULL:
         load_line(value, cs_grad + at, n)
-        for l in range(p.L):
+        for l in range(L):
             d_cs[l] = d_cs[l] + value[l]
-    if before is NULL:
-        clear(value, p.L)
-    else:
-        load_line(value, before + j * p.L, n)
-    cell_grad(c, y, value, peep + 3 * j * p.L, d_h, d_cs, gates)
+    clear(value, L)
+    if before is not NULL:
+        load_line(value, before + j * L, n)
+    cell_grad(c, y, value, peep + 3 * j * L, d_h, d_cs, gates)
     for k in range(4):
-        store_line(d + c.column[k] * p.H + j * p.L, gates + k * p.L, n)
+        store_line(d + c.column[k] * p.H + j * L, gates + k * L, n)
 
 
 cdef void backward_rows(
@@ -532,6 +536,7 @@ cdef void backward_rows(
 ) noexcept nogil:
     """The gate gradients of the step processed as number k, from those of the next; for k = -1 that of h_prev.  Panel
     j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, g, l, i, r, n = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
@@ -540,34 +545,40 @@ cdef void backward_rows(
     cdef real *d_h
     cdef real *d_cs
     cdef real *d
+    cdef const store *before = NULL
     while b < b1:
         m = row_group(b1 - b, TILES * ROWS)
         for q in range(m):
-            for l in range(n * p.L):
-                acc[q * LINES * p.L + l] = work[p.d_h + (b + q) * p.Hs + j * PLAIN * p.L + l]
+            for g in range(n):
+                carry = acc + (q * LINES + g) * L
+                d_h = work + p.d_h + (b + q) * p.Hs + (j * PLAIN + g) * L
+                for l in range(L):
+                    carry[l] = d_h[l]
         if k < p.T - 1:
             product(acc, m, n, next_d + b * p.Ns, p.Ns, panel, p.N, panel + p.panel, first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
+            if k >= 0:
+                before = input_row(&p.steps, cs_prev, saved[1], p.H, t * p.B + r)
             for g in range(n):
                 l = j * PLAIN + g
-                carry = acc + (q * LINES + g) * p.L
-                d_h = work + p.d_h + r * p.Hs + l * p.L
-                d_cs = work + p.d_cs + r * p.Hs + l * p.L
+                carry = acc + (q * LINES + g) * L
+                d_h = work + p.d_h + r * p.Hs + l * L
+                d_cs = work + p.d_cs + r * p.Hs + l * L
                 if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's states
-                    clear(carry, p.L)
-                    clear(d_cs, p.L)
+                    clear(carry, L)
+                    clear(d_cs, L)
                 if k < 0:
-                    store_line(h_prev_grad + r * p.H + l * p.L, carry, p.H - l * p.L)
+                    store_line(h_prev_grad + r * p.H + l * L, carry, p.H - l * L)
                 elif marked(&p.steps, k, r, ENDED):
-                    for i in range(p.L):
+                    for i in range(L):
                         d_h[i] = carry[i]
                     for i in range(4):
-                        clear(d + i * p.H + l * p.L, min(p.L, p.H - l * p.L))
+                        clear(d + i * p.H + l * L, min(L, p.H - l * L))
                 else:
-                    clear(d_h, p.L)
-                    backward_line(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, l, t * p.B + r, carry, d_cs, d)
+                    clear(d_h, L)
+                    backward_line(p, c, saved, before, cs_grad, h_grad, work + p.peep, l, t * p.B + r, carry, d_cs, d)
         b += m
         first += TILES
 
@@ -766,16 +777,17 @@ cdef void cell_grad_row(
     const Backward *p, const Cell *c, const store **saved, const store *cs_prev, const store *cs_grad,
     const store *h_grad, const real *peep, store *cs_prev_grad, real *d, Py_ssize_t r
 ) noexcept nogil:
+    cdef Py_ssize_t L = line_of(d)
     cdef Py_ssize_t j, l
     cdef real[LF] zero
     cdef real[LF] d_cs
-    for l in range(p.L):
+    for l in range(L):
         zero[l] = 0
     for j in range(p.J):
-        for l in range(p.L):
+        for l in range(L):
             d_cs[l] = 0
-        backward_line(p, c, saved, cs_prev, cs_grad, h_grad, peep, j, r, zero, d_cs, d)
-        store_line(cs_prev_grad + r * p.H + j * p.L, d_cs, p.H - j * p.L)
+        backward_line(p, c, saved, cs_prev + r * p.H, cs_grad, h_grad, peep, j, r, zero, d_cs, d)
+        store_line(cs_prev_grad + r * p.H + j * L, d_cs, p.H - j * L)
 
 
 cdef void cell_backward_team(

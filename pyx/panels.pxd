@@ -9,7 +9,7 @@ block by block, where the block is still in cache when it is used, or for few ro
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, load_line, load_lines, packed_at, packed_step, product,
+    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, packed_at, packed_step, product,
     product_of_one, row_group, store
 )
 
@@ -145,11 +145,12 @@ cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) no
 
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
-    cdef Py_ssize_t q, l, n = p.gates * units_in(p, j) * p.L
-    cdef const real *bias = panel_at(p, z, j) + p.K * n
+    cdef Py_ssize_t L = line_of(z), lines = p.gates * units_in(p, j), q, g, l
+    cdef const real *bias = panel_at(p, z, j) + p.K * lines * L
     for q in range(rows):
-        for l in range(n):
-            z[q * LINES * p.L + l] = bias[l]
+        for g in range(lines):
+            for l in range(L):
+                z[(q * LINES + g) * L + l] = bias[g * L + l]
 
 
 cdef inline void add_product(
