@@ -1,7 +1,11 @@
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from .optable import Op
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...
 
 class Binder:
     op: Op

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _kernels
-from ._args import Binder
+from ._args import Binder, empty
 from ._read import Reader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
@@ -67,7 +67,7 @@ class Call(Binder, Reader):
             for tensor, array in zip(op.inputs, arrays, strict=True)
         )
         if out is None:
-            outputs = [np.empty(shape, DTYPES[number]) for shape in shapes]
+            outputs = [empty(shape, DTYPES[number]) for shape in shapes]
         else:
             outputs = [np.asarray(output) for output in out]
         T, B, I, H = (sizes.values.get(letter, 0) for letter in LETTERS)  # noqa: E741

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import _kernels
+from ._args import empty
 from ._read import Reader, as_kernels_take, form, is_array, short
 from ._stream import Runner, Stream
 from .optable import DTYPES, OPS, Array, Op, Tensor, sizes_of
@@ -350,7 +351,7 @@ class Layer(ABC):
         steps = _Steps(end, B, lengths, reset if reset is None else reset[:end])
         y = None
         if training or end < T:  # the user's, not the tape's
-            y = np.empty((T, B, self.output_size), self.dtype)
+            y = empty((T, B, self.output_size), self.dtype)
             y[end:] = 0
         part, last, content = self._forward(
             _Call(weights, steps, training), x, first, False, y if y is None else y[:end]
@@ -629,8 +630,8 @@ class _Cell(Layer):
         marks, threads = call.steps.marks(reverse), _kernels.num_threads(None)
         last = self._state(*map(np.empty_like, state))
         shape = T, B, self.hidden_size
-        h = np.empty(shape, self.dtype) if y is None or call.training else y
-        saved = np.empty((len(self._op.outputs) - 1, *shape), self.dtype) if call.training else None
+        h = empty(shape, self.dtype) if y is None or call.training else y
+        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if call.training else None
         if h.size:
             work = self._scratch("layer", T, B, threads)
             options = self._forward_options()
@@ -651,8 +652,8 @@ class _Cell(Layer):
         if not tape.h.size:
             _copy(d_state, d_last)
             return np.zeros_like(tape.x), d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        d_x = np.empty_like(tape.x)
-        grads = {name: np.empty_like(w) for name, w in tape.weights.items()}
+        d_x = empty(tape.x.shape, self.dtype)
+        grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
         read = [
             w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
         ]
@@ -1032,7 +1033,7 @@ class Bidirectional(_Made):
 
     def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
         if y is None:
-            y = np.empty((*x.shape[:2], self.output_size), self.dtype)
+            y = empty((*x.shape[:2], self.output_size), self.dtype)
         fw, bw = self._halves(y)
         _, last_fw, tape_fw = self.fw._forward(call, x, state[0], reverse, fw)
         _, last_bw, tape_bw = self.bw._forward(call, x, state[1], not reverse, bw)

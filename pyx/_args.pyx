@@ -1,4 +1,4 @@
-"""A call's way from its arguments to the kernel, where nothing has to be converted or explained.
+"""A call's way from its arguments to the kernel, where nothing has to be converted or explained, and its new arrays.
 
 `Binder.match` looks at every array once: one dtype, native, aligned, C-contiguous, and of the shape that the table of
 ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run` asks `blockcell._bind.Call`, a
@@ -11,6 +11,8 @@ from numpy cimport (
     PyArray_ISCARRAY_RO, PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE,
     import_array, ndarray, npy_intp
 )
+
+import math
 
 import numpy
 
@@ -28,6 +30,8 @@ cdef enum:
     LETTERS = 4  # T, B, I, H
     RANKS = 3
     TENSORS = 32  # at least the inputs and outputs of the largest op
+    ALIGNMENT = 64  # a cache line
+    SMALL = 1 << 17  # bytes of an array below which its alignment is not worth its price
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
 
 cdef int[KINDS] TYPES = [NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16]
@@ -38,6 +42,15 @@ cdef struct Spec:
     bint peephole, read, over_time
     npy_intp[RANKS][LETTERS] factors
     int weight  # gradients of peepholes: the input that they belong to
+
+
+def empty(shape, dtype):
+    """numpy.empty; a large array begins a cache line, so that kernels write lines whole, each by one thread only."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not SMALL <= nbytes < 1 << 62:
+        return numpy.empty(shape, dtype)
+    block = numpy.empty(nbytes + ALIGNMENT, numpy.uint8)
+    return numpy.ndarray(shape, dtype, block, -<size_t> PyArray_BYTES(block) % ALIGNMENT)
 
 
 cdef bint as_it_is(array, int type_number, int rank) noexcept:
@@ -274,11 +287,12 @@ cdef class Binder:
             if (use_peephole or not self.specs[k].peephole) and not self.fits(k, arrays[k], sizes):
                 return None
         if out is None:
-            return self.allocate(TYPES[number[0]], arrays, sizes, use_peephole)
+            return self.allocate(number[0], arrays, sizes, use_peephole)
         return out if self.accept(out, TYPES[number[0]], arrays, sizes, use_peephole) else None
 
-    cdef list allocate(self, int type_number, tuple arrays, const npy_intp *sizes, bint use_peephole):
+    cdef list allocate(self, int number, tuple arrays, const npy_intp *sizes, bint use_peephole):
         cdef list outputs = []
+        cdef npy_intp itemsize = DTYPES[number].itemsize, nbytes
         cdef npy_intp[RANKS] shape
         cdef const Spec *spec
         cdef int k, d
@@ -288,7 +302,13 @@ cdef class Binder:
                 shape[d] = size(spec.factors[d], sizes)
             if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
                 shape[0] = PyArray_DIMS(<ndarray> arrays[spec.weight])[0]
-            outputs.append(PyArray_SimpleNew(spec.rank, shape, type_number))
+            nbytes = itemsize
+            for d in range(spec.rank):
+                nbytes *= shape[d]
+            if nbytes < SMALL:
+                outputs.append(PyArray_SimpleNew(spec.rank, shape, TYPES[number]))
+            else:
+                outputs.append(empty(tuple([shape[d] for d in range(spec.rank)]), DTYPES[number]))
         return outputs
 
     cdef bint accept(

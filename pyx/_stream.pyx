@@ -8,12 +8,13 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 
 import numpy
 
+from blockcell._args import empty
 from blockcell._kernels import get_num_threads
 from blockcell._read import short
 
 from panels cimport stride_of
 
-cdef object empty = numpy.empty, ndarray = numpy.ndarray
+cdef object ndarray = numpy.ndarray
 
 # From the states in `first` (NULL: zeros) to those in `last`; where that is NULL, they are in `work` and stay there.
 ctypedef void (*Run)(
