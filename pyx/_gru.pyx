@@ -20,7 +20,7 @@ from gradients cimport (
 )
 from half cimport half
 from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
+    APART, Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
     forward_threads, pack_bias, pack_panels, packs_whole, panels_of, splits_rows, stride_of, units_in
 )
 from real cimport real
@@ -93,6 +93,7 @@ cdef struct Forward:
     Py_ssize_t threads
     bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t apart  # reals by which a thread's rows in scratch are further on than the last one's
     Panels ru, c
     Py_ssize_t h, hr, u, x, z, total  # where things begin in scratch, in reals; its size
 
@@ -102,6 +103,7 @@ cdef Forward forward_of(
 ) noexcept nogil:
     """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
+    cdef Py_ssize_t gaps
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
@@ -111,12 +113,16 @@ cdef Forward forward_of(
     p.by_rows = p.whole and splits_rows(B, H, 3, itemsize, threads)
     p.threads = forward_threads(T, B, I, H, 3, p.ru.count, p.by_rows, p.whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.apart = APART * p.L if p.by_rows else 0
+    gaps = (p.threads - 1) * p.apart
     p.h = 0 if packed else packed_size(&p)
-    p.hr = p.h + B * p.Hs
-    p.u = p.hr + B * p.Hs
-    p.x = p.u + B * p.Hs
-    p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + ((p.ru.count + p.c.count) * p.chunk * B * LINES * p.L if p.chunk > 1 or not p.whole else 0)
+    p.hr = p.h + B * p.Hs + gaps
+    p.u = p.hr + B * p.Hs + gaps
+    p.x = p.u + B * p.Hs + gaps
+    p.z = p.x + p.chunk * B * p.Is + gaps
+    p.total = p.z + gaps
+    if p.chunk > 1 or not p.whole:
+        p.total += (p.ru.count + p.c.count) * p.chunk * B * LINES * p.L
     return p
 
 
@@ -336,7 +342,8 @@ cdef void forward_team(
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t ru0 = share(p.ru.count, part, parts), ru1 = share(p.ru.count, part + 1, parts)
     cdef Py_ssize_t c0 = share(p.c.count, part, parts), c1 = share(p.c.count, part + 1, parts)
-    load_states(p, work, h_prev, b0, b1)
+    cdef real *rows = work + part * p.apart
+    load_states(p, rows, h_prev, b0, b1)
     pack_bias(&p.ru, <real *> p.ru.base, b_ru, ru0, ru1)
     pack_bias(&p.c, <real *> p.c.base, b_c, c0, c1)
     if not p.whole:
@@ -349,7 +356,7 @@ cdef void forward_team(
         pack_panels(&p.ru, <real *> p.ru.base, w_ru, p.I, ru0, ru1)
         pack_panels(&p.c, <real *> p.c.base, w_c, p.I, c0, c1)
         meet(parts)
-        forward_part(p, work, x, out, part, parts)
+        forward_part(p, rows, x, out, part, parts)
 
 
 cdef void forward(
@@ -775,11 +782,12 @@ cdef void run_layer_part(
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
-    load_states(p, work, h, b0, b1)
+    cdef real *rows = work + part * p.apart
+    load_states(p, rows, h, b0, b1)
     meet(parts)
-    forward_part(p, work, x, out, part, parts)
+    forward_part(p, rows, x, out, part, parts)
     for b in range(b0, b1):
-        store_row(h_last + b * p.H, work + p.h + b * p.Hs, p.H)
+        store_row(h_last + b * p.H, rows + p.h + b * p.Hs, p.H)
 
 
 cdef void run_layer(

@@ -21,7 +21,7 @@ from gradients cimport (
 )
 from half cimport half
 from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
+    APART, Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, chunk_of,
     forward_threads, pack_bias, pack_panels, packs_whole, panels_of, splits_rows, stride_of
 )
 from real cimport real
@@ -133,9 +133,10 @@ cdef struct Forward:
     Py_ssize_t threads
     bint whole  # all panels are there before the steps, else a single one packs what it uses
     bint by_rows  # threads split the batch, not the hidden units
+    Py_ssize_t apart  # reals by which a thread's rows in scratch are further on than the last one's
     Panels w
     void *peep  # the three peepholes of each line, behind the panels
-    Py_ssize_t h, cs, x, z, total  # where things begin in scratch, in reals; its size
+    Py_ssize_t h, other, cs, x, z, total  # where things begin in scratch, in reals: h, every other step's h; its size
 
 
 cdef Py_ssize_t packed_size(const Panels *w) noexcept nogil:
@@ -148,6 +149,7 @@ cdef Forward forward_of(
 ) noexcept nogil:
     """`packed`: the panels are there already, else they are part of the scratch."""
     cdef Forward p
+    cdef Py_ssize_t gaps
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.ld = B, I, H, H
     p.L = 64 // itemsize
@@ -158,11 +160,14 @@ cdef Forward forward_of(
     p.by_rows = p.whole and splits_rows(B, H, 4, itemsize, threads)
     p.threads = forward_threads(T, B, I, H, 4, p.J, p.by_rows, p.whole, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.apart = APART * p.L if p.by_rows else 0
+    gaps = (p.threads - 1) * p.apart
     p.h = 0 if packed else packed_size(&p.w)
-    p.cs = p.h + 2 * B * p.Hs
-    p.x = p.cs + B * p.Hs
-    p.z = p.x + p.chunk * B * p.Is
-    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or not p.whole else 0)
+    p.other = p.h + B * p.Hs + gaps
+    p.cs = p.other + B * p.Hs + gaps
+    p.x = p.cs + B * p.Hs + gaps
+    p.z = p.x + p.chunk * B * p.Is + gaps
+    p.total = p.z + (p.chunk * B * p.J * LINES * p.L if p.chunk > 1 or not p.whole else 0) + gaps
     return p
 
 
@@ -318,7 +323,7 @@ cdef void forward_part(
     cdef real *xs
     cdef real *z
     cdef real *h_prev = work + p.h
-    cdef real *h = work + p.h + p.B * p.Hs
+    cdef real *h = work + p.other
     if p.by_rows:
         b0, b1 = share(p.B, part, parts), share(p.B, part + 1, parts)
     else:
@@ -361,7 +366,7 @@ cdef void single_step(
     add_product_once(&p.w, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
     add_product_once(&p.w, w + p.I * 4 * p.H, p.H, work + p.h, p.Hs, p.B, z, z_panel, j0, j1)
     for j in range(j0, j1):
-        cell_lines(p, c, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, work + p.h, work + p.h + p.B * p.Hs, out)
+        cell_lines(p, c, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, work + p.h, work + p.other, out)
 
 
 cdef void load_states(
@@ -386,7 +391,8 @@ cdef void forward_team(
     """What each thread of the team does."""
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef Py_ssize_t j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
-    load_states(p, work, cs_prev, h_prev, b0, b1)
+    cdef real *rows = work + part * p.apart
+    load_states(p, rows, cs_prev, h_prev, b0, b1)
     pack_rest(p, c, work, wci, wcf, wco, b, j0, j1)
     if not p.whole:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
@@ -395,7 +401,7 @@ cdef void forward_team(
     else:
         pack_panels(&p.w, work, w, p.I, j0, j1)
         meet(parts)
-        forward_part(p, c, work, x, out, part, parts)
+        forward_part(p, c, rows, x, out, part, parts)
 
 
 cdef void forward(
@@ -871,12 +877,13 @@ cdef void run_layer_part(
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
-    cdef const real *last = work + p.h + p.steps.T % 2 * p.B * p.Hs
-    load_states(p, work, cs, h, b0, b1)
+    cdef real *rows = work + part * p.apart
+    cdef const real *last = rows + (p.other if p.steps.T % 2 else p.h)
+    load_states(p, rows, cs, h, b0, b1)
     meet(parts)
-    forward_part(p, c, work, x, out, part, parts)
+    forward_part(p, c, rows, x, out, part, parts)
     for b in range(b0, b1):
-        store_row(cs_last + b * p.H, work + p.cs + b * p.Hs, p.H)
+        store_row(cs_last + b * p.H, rows + p.cs + b * p.Hs, p.H)
         store_row(h_last + b * p.H, last + b * p.Hs, p.H)
 
 
@@ -1010,7 +1017,7 @@ cdef void run_stream(
             forward_part(p, &s.c, work, x, out, threadid(), team_size())
     if p.steps.T % 2 == 1:
         for k in range(p.B * p.Hs):
-            work[p.h + k] = work[p.h + p.B * p.Hs + k]
+            work[p.h + k] = work[p.other + k]
 
 
 cdef void stream_float(

@@ -9,12 +9,13 @@ block by block, where the block is still in cache when it is used, or for few ro
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, packed_at, packed_step, product,
-    product_of_one, row_group, store
+    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, packed_at, packed_step,
+    product, product_of_one, row_group, store
 )
 
 cdef enum:
     FEW = 16  # batch rows up to which packing costs more than it gains
+    APART = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -26,8 +27,8 @@ cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
 cdef inline bint splits_rows(
     Py_ssize_t B, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for a part of them
-    where the recurrent weights fit into each core's second-level cache, or nearly into its first."""
+    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for parts of
+    them where the recurrent weights fit into each core's second-level cache, or nearly into its first."""
     cdef Py_ssize_t w = gates * H * H * itemsize
     return B >= 16 * threads or (B >= 4 * threads and w <= 1 << 20) or (B >= 2 * threads and w <= 1 << 16)
 
