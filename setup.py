@@ -27,10 +27,12 @@ HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
 # Traps and errno keep compilers from using vectors; results are the same without them. Not so -ffast-math: never.
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: a line or two are stored, not sent through memset and memcpy
 MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library
 MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"-L{BREW}/opt/libomp/lib", "-lomp"]
 OPENMP = MAC_OPENMP if MAC else (["-fopenmp"], ["-fopenmp"])  # to compile, to link
+PROBE = "int main(void) { return 0; }"
 OPENMP_PROBE = """
 #include <omp.h>
 int main(void) {
@@ -84,7 +86,13 @@ class BuildExt(build_ext):
     def build_extensions(self):
         if self.compiler.compiler_type == "msvc":
             raise SystemExit("blockcell cannot be built with MSVC, only with gcc or clang: see docs/platforms.md")
-        compile_flags, link_flags = OPENMP if self.openmp_works() else ([], [])
+        compile_flags, link_flags = OPENMP
+        error = self.failure(OPENMP_PROBE, compile_flags, link_flags)
+        if error:
+            self.warn(f"OpenMP does not work here ({error}): the kernels will run on one thread")
+            compile_flags, link_flags = [], []
+        if not self.failure(PROBE, NO_CALLS, []):
+            compile_flags = NO_CALLS + compile_flags
         for level in {extension.level: None for extension in self.extensions}:
             level_flags = LEVELS[level] if HAS_LEVELS else []
             group = [extension for extension in self.extensions if extension.level == level]
@@ -107,19 +115,17 @@ class BuildExt(build_ext):
                     extension.define_macros = [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
 
-    def openmp_works(self):
-        """Compile, link and run a program: there may be a header without a library, or a library that does not load."""
-        compile_flags, link_flags = OPENMP
+    def failure(self, program, compile_flags, link_flags):
+        """Compile, link and run it: there may be a header without a library, or a library that does not load."""
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "probe.c").write_text(OPENMP_PROBE)
+            Path(folder, "probe.c").write_text(program)
             try:
                 objects = self.compiler.compile([f"{folder}/probe.c"], folder, extra_postargs=compile_flags)
                 self.compiler.link_executable(objects, f"{folder}/probe", extra_postargs=link_flags)
                 subprocess.run([f"{folder}/probe"], check=True)
-                return True
-            except Exception as error:  # each compiler class has its own; whatever it is, there is no OpenMP
-                self.warn(f"OpenMP does not work here ({error}): the kernels will run on one thread")
-                return False
+            except Exception as error:  # each compiler class has its own
+                return error
+            return None
 
 
 if __name__ == "__main__":  # cythonize's workers may import this file
