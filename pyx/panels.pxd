@@ -36,9 +36,10 @@ cdef inline bint splits_rows(
 cdef inline bint packs_whole(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Whether all of w is packed before any of it is used: for many steps, or for many rows where it fits into each
-    core's cache."""
-    return T > 1 or (B >= 16 * threads and gates * H * (I + H) * itemsize <= 1 << 20)
+    """Whether all of w is packed, for all threads, before any of it is used: for many steps, or where it fits into each
+    core's cache for many rows, of which each thread then keeps to its own."""
+    cdef Py_ssize_t w = gates * H * (I + H) * itemsize
+    return T > 1 or (w <= 1 << 20 and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
 
 
 cdef inline Py_ssize_t forward_threads(
