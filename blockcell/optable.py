@@ -11,6 +11,7 @@ H from ``h_prev`` (GRU) or ``cs_prev`` (LSTM).
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -171,9 +172,9 @@ class Op:
 
 
 def _tensors(text: str, unread: str = "") -> tuple[Tensor, ...]:
-    """``"x[B I] h_prev[B H]"`` as tensors."""
+    """``"x[B I] h_prev[B H]"`` as tensors; interned like names in source, as ``op(**arguments)`` compares them."""
     return tuple(
-        Tensor(name, shape, read=name not in unread.split(), peephole=name in ("wci", "wcf", "wco"))
+        Tensor(sys.intern(name), shape, read=name not in unread.split(), peephole=name in ("wci", "wcf", "wco"))
         for name, shape in re.findall(r"(\w+)\[([^]]*)\]", text)
     )
 
