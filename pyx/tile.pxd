@@ -207,25 +207,30 @@ cdef inline void pack_rows(
         k0 += kb
 
 
-cdef inline void transpose_square(
-    real *restrict dst, Py_ssize_t step, const real *restrict src, Py_ssize_t ld
+cdef inline called transpose_squares(
+    real *restrict dst, Py_ssize_t step, const real *restrict src, Py_ssize_t ld, Py_ssize_t squares
 ) noexcept nogil:
-    """16 bytes of as many rows: dst[i, j] := src[j, i]."""
+    """16 bytes of as many rows each, side by side in src and one below the other in dst: dst[i, j] := src[j, i].  A
+    function of its own, as the addresses find no registers among others."""
+    cdef Py_ssize_t s
     cdef quad a, b, c, d, ab, cd
     cdef twin e, f
-    if real is float:
-        a, b = (<const quad *> src)[0], (<const quad *> (src + ld))[0]
-        c, d = (<const quad *> (src + 2 * ld))[0], (<const quad *> (src + 3 * ld))[0]
-        ab, cd = shuffled4(a, b, 0, 4, 1, 5), shuffled4(c, d, 0, 4, 1, 5)
-        (<quad *> dst)[0] = shuffled4(ab, cd, 0, 1, 4, 5)
-        (<quad *> (dst + step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
-        ab, cd = shuffled4(a, b, 2, 6, 3, 7), shuffled4(c, d, 2, 6, 3, 7)
-        (<quad *> (dst + 2 * step))[0] = shuffled4(ab, cd, 0, 1, 4, 5)
-        (<quad *> (dst + 3 * step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
-    else:
-        e, f = (<const twin *> src)[0], (<const twin *> (src + ld))[0]
-        (<twin *> dst)[0] = shuffled2(e, f, 0, 2)
-        (<twin *> (dst + step))[0] = shuffled2(e, f, 1, 3)
+    for s in range(squares):
+        if real is float:
+            a, b = (<const quad *> src)[0], (<const quad *> (src + ld))[0]
+            c, d = (<const quad *> (src + 2 * ld))[0], (<const quad *> (src + 3 * ld))[0]
+            ab, cd = shuffled4(a, b, 0, 4, 1, 5), shuffled4(c, d, 0, 4, 1, 5)
+            (<quad *> dst)[0] = shuffled4(ab, cd, 0, 1, 4, 5)
+            (<quad *> (dst + step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
+            ab, cd = shuffled4(a, b, 2, 6, 3, 7), shuffled4(c, d, 2, 6, 3, 7)
+            (<quad *> (dst + 2 * step))[0] = shuffled4(ab, cd, 0, 1, 4, 5)
+            (<quad *> (dst + 3 * step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
+        else:
+            e, f = (<const twin *> src)[0], (<const twin *> (src + ld))[0]
+            (<twin *> dst)[0] = shuffled2(e, f, 0, 2)
+            (<twin *> (dst + step))[0] = shuffled2(e, f, 1, 3)
+        src += 16 // sizeof(real)
+        dst += 16 // sizeof(real) * step
 
 
 cdef inline void pack_line_transposed(
@@ -243,9 +248,7 @@ cdef inline void pack_line_transposed(
         squares = kb // side
         dst = packed_at(panel, lines, g, k0, kb)
         for l in range(whole):
-            for k in range(squares):
-                transpose_square(dst + k * side * step + l * side, step,
-                                 <const real *> w + l * side * ld + k0 + k * side, ld)
+            transpose_squares(dst + l * side, step, <const real *> w + l * side * ld + k0, ld, squares)
             for k in range(squares * side * side, kb * side):  # columns that fill no square
                 widen(dst + k // side * step + l * side + k % side, w + (l * side + k % side) * ld + k0 + k // side)
         for l in range(whole * side, min(n, lanes)):
