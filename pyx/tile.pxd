@@ -212,10 +212,10 @@ cdef inline called transpose_squares(
 ) noexcept nogil:
     """16 bytes of as many rows each, side by side in src and one below the other in dst: dst[i, j] := src[j, i].  A
     function of its own, as the addresses find no registers among others."""
-    cdef Py_ssize_t s
+    cdef Py_ssize_t _square
     cdef quad a, b, c, d, ab, cd
     cdef twin e, f
-    for s in range(squares):
+    for _square in range(squares):
         if real is float:
             a, b = (<const quad *> src)[0], (<const quad *> (src + ld))[0]
             c, d = (<const quad *> (src + 2 * ld))[0], (<const quad *> (src + 3 * ld))[0]
