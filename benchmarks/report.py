@@ -57,6 +57,12 @@ def sizes(row: dict[str, Any]) -> str:
     return " ".join(f"{letter} {row[letter]}" for letter in "TBIH")
 
 
+def point(row: dict[str, Any]) -> str:
+    """A point beside a peer."""
+    share = f", {100 * row['share'] * row['ratio']:.0f} %" if row["share"] else ""
+    return f"{sizes(row)} {row['ratio']:.2f}x{share}"
+
+
 def table(lines: list[list[str]]) -> list[str]:
     heading, *rest = lines
     return ["| " + " | ".join(line) + " |" for line in (heading, ["---"] * len(heading), *rest)] + [""]
@@ -64,7 +70,7 @@ def table(lines: list[list[str]]) -> list[str]:
 
 def comparison(rows: list[dict[str, Any]]) -> list[str]:
     """The table against the peers, and after it the points that fall short."""
-    lines = [["task", "against", "points", "lowest", "at", "short of its floor", "mean", "aimed at"]]
+    lines = [["task", "against", "points", "lowest", "at", "short of its floor", "below 0.9 of it", "mean", "aimed at"]]
     short: list[str] = []
     for task in RAW + LAYERS:
         for peer in CANDIDATES[1:]:
@@ -76,14 +82,16 @@ def comparison(rows: list[dict[str, Any]]) -> list[str]:
             mean, wanted = statistics.geometric_mean(r["ratio"] for r in mine), target(task, peer, 1)
             aim = f"{wanted[0]:g}x, {wanted[1]:g}x"
             counted = f"{len(below)}, {100 * len(below) / len(mine):.0f} %"
-            found = [f"{lowest['ratio']:.2f}x", sizes(lowest), counted, f"{mean:.2f}x", aim]
+            far = sum(r["ratio"] < 0.9 * floor(r) for r in below)
+            found = [f"{lowest['ratio']:.2f}x", sizes(lowest), counted, str(far), f"{mean:.2f}x", aim]
             lines.append([task, peer, str(len(mine)), *found])
-            points = ", ".join(f"{sizes(r)}: {r['ratio']:.2f}x" for r in sorted(below, key=lambda r: r["ratio"]))
+            points = "; ".join(point(r) for r in sorted(below, key=lambda r: r["ratio"] / floor(r)))
             if below:
                 short.append(f"* {task}, {peer}: {points}")
     if len(lines) == 1:
         return []
-    return [*table(lines), "Points that fall short of their floor, the furthest first:", "", *short, ""]
+    heading = "Points that fall short of their floor, the furthest first, with our own share of the ceiling there:"
+    return [*table(lines), heading, "", *short, ""]
 
 
 def shares(rows: list[dict[str, Any]], about: dict[str, Any]) -> list[str]:
