@@ -194,7 +194,7 @@ cdef void candidate_cells(
             if at + p.c.units * L < p.H:
                 for_writing(row + p.c.units * L)
             if store is half:  # the next step reads the state as it is stored
-                round_to_half(h, L)
+                round_to_half(h)
             if marked(&p.steps, k + 1, q, FRESH):
                 clear(h, L)
 

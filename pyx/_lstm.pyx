@@ -258,8 +258,8 @@ cdef void cell_lines(
             store_output(p, out, 5, j, r, y)
             store_output(p, out, 6, j, r, y)
             if store is half:  # the next step reads the states as they are stored
-                round_to_half(cs, L)
-                round_to_half(state, L)
+                round_to_half(cs)
+                round_to_half(state)
             if marked(&p.steps, k + 1, q, FRESH):
                 clear(cs, L)
                 clear(state, L)

@@ -1,7 +1,7 @@
 """IEEE half precision as storage: to float exactly, from float rounded to nearest, ties to even.
 
-Bit operations only, so that loops over them become vector instructions at every CPU level.  Neither direction depends
-on how the processor treats subnormals.
+Bit operations, so that loops over them become vector instructions at every CPU level, or for whole lines what CPUs from
+v3 on have for it.  Neither depends on how the processor treats subnormals.
 """
 from libc.stdint cimport int32_t, uint16_t
 
@@ -13,7 +13,40 @@ cdef extern from *:
     #include <string.h>
     static inline int32_t bits_of_float(float x) { int32_t i; memcpy(&i, &x, sizeof x); return i; }
     static inline float float_of_bits(int32_t i) { float x; memcpy(&x, &i, sizeof x); return x; }
+    #if defined(__F16C__)
+    #include <immintrin.h>
+    enum { CONVERTS = 1 };
+    static inline void line_to_float(float *dst, const uint16_t *src) {
+    #if defined(__AVX512F__)
+        _mm512_storeu_ps(dst, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) src)));
+    #else
+        for (int l = 0; l < 16; l += 8)
+            _mm256_storeu_ps(dst + l, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (src + l))));
+    #endif
+    }
+    static inline void line_to_half(uint16_t *dst, const float *src) {
+        const __m256i sign = _mm256_set1_epi16((short) 0x8000), infinity = _mm256_set1_epi16(0x7c00);
+    #if defined(__AVX512F__)
+        const __m256i h = _mm512_cvtps_ph(_mm512_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
+    #else
+        const __m256i h = _mm256_set_m128i(_mm256_cvtps_ph(_mm256_loadu_ps(src + 8), _MM_FROUND_TO_NEAREST_INT),
+                                           _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT));
+    #endif
+        /* NaNs lose what they carry. */
+        const __m256i nan = _mm256_or_si256(_mm256_and_si256(h, sign), _mm256_set1_epi16(0x7e00));
+        const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_andnot_si256(sign, h), infinity);
+        _mm256_storeu_si256((__m256i *) dst, _mm256_blendv_epi8(h, nan, is_nan));
+    }
+    #else
+    enum { CONVERTS = 0 };
+    static inline void line_to_float(float *dst, const uint16_t *src) { (void) dst; (void) src; }
+    static inline void line_to_half(uint16_t *dst, const float *src) { (void) dst; (void) src; }
+    #endif
     """
+    enum:
+        CONVERTS  # whether there are instructions for it: the same for 16 values
+    void line_to_float(float *dst, const uint16_t *src) noexcept nogil
+    void line_to_half(uint16_t *dst, const float *src) noexcept nogil
     int32_t bits_of_float(float x) noexcept nogil
     float float_of_bits(int32_t i) noexcept nogil
 

@@ -203,13 +203,13 @@ cdef inline void add_block_unpacked(
 ) noexcept nogil:
     """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
     meanwhile, gate after gate, row after row; their order of summation is the tile's."""
-    cdef real[PACK * LF] narrow
+    cdef real[PACK * LINES * LF] wide
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first, whole = min(lines, p.H // p.L - first)
-    cdef Py_ssize_t k = 0, n, gate, j, u, q, l, stride_z = lines * p.L
+    cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
-    if store is half:  # has to be converted, a line at a time
+    if store is half:  # has to be converted, some lines at a time
         whole = 0
     for l in range(p.gates * rows * stride_z):
         block[l] = 0
@@ -219,9 +219,16 @@ cdef inline void add_block_unpacked(
             sums = block + gate * rows * stride_z
             columns = w + k * p.gates * p.H + column_of(p, j0, 0, gate)
             chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, p.gates * p.H, n)
-            for j in range(whole, lines):
-                load_lines(&narrow[0], p.L, 0, n, columns + j * p.L, p.gates * p.H, p.H - (first + j) * p.L)
-                chain_rows(sums + j * p.L, stride_z, rows, 1, a + k, stride, &narrow[0], p.L, n)
+            j = whole
+            while j < lines:
+                m = 1
+                if store is half:
+                    m = min(<Py_ssize_t> LINES, lines - j)
+                for u in range(m):
+                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, p.gates * p.H,
+                               p.H - (first + j + u) * p.L)
+                chain_rows(sums + j * p.L, stride_z, rows, m, a + k, stride, &wide[0], m * p.L, n)
+                j += m
         k += n
     for j in range(j0, j1):
         for u in range(units_in(p, j)):

@@ -11,7 +11,7 @@ the blocks are added in ascending order to what the accumulator holds.  A row's 
 and the panel, whatever the number of rows, so results keep their bits for any batch size and any split over threads.
 """
 cimport cython
-from half cimport half, float_to_half, half_to_float
+from half cimport CONVERTS, float_to_half, half, half_to_float, line_to_float, line_to_half
 from real cimport real
 
 ctypedef fused store:  # what arrays hold; `half` is computed as float
@@ -121,6 +121,10 @@ cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssi
     """A line from n values of an array, padded with zeros."""
     cdef Py_ssize_t l, lanes = line_of(dst)
     if n >= lanes:
+        if store is half:
+            if CONVERTS:
+                line_to_float(<float *> dst, src)
+                return
         for l in range(lanes):
             widen(dst + l, src + l)
         return
@@ -134,6 +138,10 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
     """The first n lanes of a line to an array, rounded once."""
     cdef Py_ssize_t l, lanes = line_of(src)
     if n >= lanes:
+        if store is half:
+            if CONVERTS:
+                line_to_half(dst, <const float *> src)
+                return
         for l in range(lanes):
             narrow(dst + l, src[l])
         return
@@ -154,10 +162,10 @@ cdef inline void clear(real *dst, Py_ssize_t n) noexcept nogil:
         dst[l] = 0
 
 
-cdef inline void round_to_half(real *dst, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t l
-    for l in range(n):
-        dst[l] = half_to_float(float_to_half(<float> dst[l]))
+cdef inline void round_to_half(real *line) noexcept nogil:
+    cdef half[LF] stored
+    store_line(stored, line, LF)
+    load_line(line, stored, LF)
 
 
 cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
@@ -238,23 +246,29 @@ cdef inline void pack_line_transposed(
 ) noexcept nogil:
     """Line g of a panel of w transposed := the n rows of w that start at `w`, K values each, zeros beyond."""
     cdef Py_ssize_t q, k0, k, l, kb, squares, lanes = line_of(panel), step = packed_step(panel, lines, g)
-    cdef Py_ssize_t side = 16 // sizeof(real), whole = min(n, lanes) // side
+    cdef Py_ssize_t side = 16 // sizeof(real), count = min(n, lanes), whole = count // side, stride = ld
+    cdef real[LF * BLOCK] wide
+    cdef const real *rows
     cdef real *dst
-    if store is half:
-        whole = 0
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         squares = kb // side
         dst = packed_at(panel, lines, g, k0, kb)
+        if store is half:
+            rows, stride = wide, BLOCK
+            for l in range(count):
+                load_row(wide + l * BLOCK, w + l * ld + k0, kb)
+        else:
+            rows = <const real *> w + k0
         for l in range(whole):
-            transpose_squares(dst + l * side, step, <const real *> w + l * side * ld + k0, ld, squares)
+            transpose_squares(dst + l * side, step, rows + l * side * stride, stride, squares)
             for k in range(squares * side * side, kb * side):  # columns that fill no square
-                widen(dst + k // side * step + l * side + k % side, w + (l * side + k % side) * ld + k0 + k // side)
-        for l in range(whole * side, min(n, lanes)):
+                dst[k // side * step + l * side + k % side] = rows[(l * side + k % side) * stride + k // side]
+        for l in range(whole * side, count):
             for k in range(kb):
-                widen(dst + k * step + l, w + l * ld + k0 + k)
-        for l in range(min(n, lanes), lanes):
+                dst[k * step + l] = rows[l * stride + k]
+        for l in range(count, lanes):
             for k in range(kb):
                 dst[k * step + l] = 0
 

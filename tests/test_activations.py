@@ -202,7 +202,6 @@ def test_to_half(level):
     result = to_half(level, x)
     nan = np.isnan(x)
     np.testing.assert_array_equal(bits(result)[~nan], bits(expected)[~nan])
-    assert np.isnan(result[nan]).all()
-    np.testing.assert_array_equal(np.signbit(result[nan]), np.signbit(x[nan]))
+    np.testing.assert_array_equal(bits(result)[nan], np.where(np.signbit(x[nan]), 0xFE00, 0x7E00))  # nothing carried
     for start in range(17):
         np.testing.assert_array_equal(bits(to_half(level, halves[start : start + 40])), ALL_HALVES[start : start + 40])
