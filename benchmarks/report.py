@@ -72,6 +72,7 @@ def comparison(rows: list[dict[str, Any]]) -> list[str]:
     """The table against the peers, and after it the points that fall short."""
     lines = [["task", "against", "points", "lowest", "at", "short of its floor", "below 0.9 of it", "mean", "aimed at"]]
     short: list[str] = []
+    every = [0, 0, 0]  # points, short of their floor, below 0.9 of it
     for task in RAW + LAYERS:
         for peer in CANDIDATES[1:]:
             mine = [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
@@ -83,6 +84,7 @@ def comparison(rows: list[dict[str, Any]]) -> list[str]:
             aim = f"{wanted[0]:g}x, {wanted[1]:g}x"
             counted = f"{len(below)}, {100 * len(below) / len(mine):.0f} %"
             far = sum(r["ratio"] < 0.9 * floor(r) for r in below)
+            every = [a + b for a, b in zip(every, (len(mine), len(below), far), strict=True)]
             found = [f"{lowest['ratio']:.2f}x", sizes(lowest), counted, str(far), f"{mean:.2f}x", aim]
             lines.append([task, peer, str(len(mine)), *found])
             points = "; ".join(point(r) for r in sorted(below, key=lambda r: r["ratio"] / floor(r)))
@@ -90,7 +92,10 @@ def comparison(rows: list[dict[str, Any]]) -> list[str]:
                 short.append(f"* {task}, {peer}: {points}")
     if len(lines) == 1:
         return []
-    heading = "Points that fall short of their floor, the furthest first, with our own share of the ceiling there:"
+    heading = (
+        f"Of {every[0]} comparisons {every[1]} ({100 * every[1] / every[0]:.1f} %) are short of their floor, "
+        f"{every[2]} below 0.9 of it. The furthest first, with our own share of the ceiling there:"
+    )
     return [*table(lines), heading, "", *short, ""]
 
 
