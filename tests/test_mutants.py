@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.slow
 MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm i and f": ("_lstm", {"sigmoid(zi[l])": "sigmoid(zf[l])", "sigmoid(zf[l])": "sigmoid(zi[l])"}),
     "lstm i and ci": ("_lstm", {"zi[l] = z[l]": "zi[l] = z[L + l]", "tanh(z[L + l])": "tanh(z[l])"}),
@@ -68,8 +67,8 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "gru d_r and d_u": (
         "_gru",
         {
-            "store_line(d + p.H + j * p.L, d_u": "store_line(d + j * p.L, d_u",
-            "store_line(d + j * p.L, d_r": "store_line(d + p.H + j * p.L, d_r",
+            "store_line(d + p.H + j * L, d_u": "store_line(d + j * L, d_u",
+            "store_line(d + j * L, d_r": "store_line(d + p.H + j * L, d_r",
         },
     ),
     "gru r and u in the gradient": (
@@ -103,19 +102,31 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def swapped(what: str, source: str) -> str:
+    """The mutant."""
+    changes = MUTANTS[what][1]
+    for k, old in enumerate(changes):  # in two steps, so that a swap does not undo itself
+        assert source.count(old) == 1, old
+        source = source.replace(old, f"@{k}@")
+    for k, new in enumerate(changes.values()):
+        source = source.replace(f"@{k}@", new)
+    return source
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_places(what: str) -> None:
+    """What a mutant changes is still there, each once."""
+    source = (ROOT / "pyx" / f"{MUTANTS[what][0]}.pyx").read_text()
+    assert swapped(what, source) != source
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MUTANTS)
 def test_mutant(what: str, checkout: Path) -> None:
-    module, changes = MUTANTS[what]
-    source = checkout / "pyx" / f"{module}.pyx"
+    source = checkout / "pyx" / f"{MUTANTS[what][0]}.pyx"
     original = source.read_text()
-    mutant = original
-    for k, old in enumerate(changes):  # in two steps, so that a swap does not undo itself
-        assert mutant.count(old) == 1, old
-        mutant = mutant.replace(old, f"@{k}@")
-    for k, new in enumerate(changes.values()):
-        mutant = mutant.replace(f"@{k}@", new)
     try:
-        source.write_text(mutant)
+        source.write_text(swapped(what, original))
         assert not build_and_test(checkout), "no test sees it"
     finally:
         source.write_text(original)
