@@ -16,7 +16,8 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, backward_threads, input_grad, input_grads, pack_transposed, plain_panels, weight_grad, weight_grad_work
+    PLAIN, backward_threads, input_grad, input_grads, load_state, pack_transposed, plain_panels, weight_grad,
+    weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -451,14 +452,6 @@ cdef Backward backward_of(
     p.inputs = p.d + T * B * p.Ns
     p.total = p.inputs + weight_grad_work(I, H, 2 * H, T * B, p.L, threads)
     return p
-
-
-cdef void load_state(real *h, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
-    cdef Py_ssize_t L = line_of(h)
-    clear(h, L)
-    if row is not NULL:
-        load_line(h, row + j * L, n)
 
 
 cdef void candidate_grad_line(

@@ -16,8 +16,8 @@ from cython.parallel cimport parallel, threadid
 
 from activations cimport sigmoid, tanh
 from gradients cimport (
-    PLAIN, backward_threads, input_grad, input_grads, pack_transposed, peephole_sum, plain_panels, weight_grad,
-    weight_grad_work
+    PLAIN, backward_threads, input_grad, input_grads, load_state, pack_transposed, peephole_sum, plain_panels,
+    weight_grad, weight_grad_work
 )
 from half cimport half
 from panels cimport (
@@ -528,9 +528,7 @@ cdef void backward_line(
         load_line(value, cs_grad + at, n)
         for l in range(L):
             d_cs[l] = d_cs[l] + value[l]
-    clear(value, L)
-    if before is not NULL:
-        load_line(value, before + j * L, n)
+    load_state(value, before, j, n)
     cell_grad(c, y, value, peep + 3 * j * L, d_h, d_cs, gates)
     for k in range(4):
         store_line(d + c.column[k] * p.H + j * L, gates + k * L, n)

@@ -31,6 +31,14 @@ cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PLAIN - 1) // PLAIN
 
 
+cdef inline void load_state(real *state, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
+    cdef Py_ssize_t L = line_of(state)
+    clear(state, L)
+    if row is not NULL:
+        load_line(state, row + j * L, n)
+
+
 cdef inline void pack_transposed(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
@@ -102,7 +110,8 @@ cdef inline void pack_inputs(
         to = dst + g * stride
         if row is NULL:
             clear(to, ROWS)
-        elif n == ROWS:
+            continue
+        if n == ROWS:
             for q in range(ROWS):
                 widen(to + q, row + g * ROWS + q)
         else:

@@ -68,6 +68,21 @@ def test_layers(kind, dtype):
     assert beside_results(lambda: layer.backward(tape, d_y)) <= allowed(itemsize, True)
 
 
+def begins_a_line(array):
+    return array.ctypes.data % 64 == 0
+
+
+def test_large_results_begin_a_cache_line():
+    """So that no line belongs to two rows' threads; also where arguments take the long way."""
+    args = arguments("BlockLSTM", {"T": T, "B": B, "I": I, "H": H})
+    for x in (args["x"], args["x"][::-1]):
+        assert all(map(begins_a_line, raw_ops.BlockLSTM(**args | {"x": x})))
+    layer = blockcell.LSTM.init(I, H, seed=0)
+    y, _, tape = layer.forward(args["x"].astype(np.float32))
+    d_x, _, grads = layer.backward(tape, y)
+    assert all(map(begins_a_line, (layer(args["x"].astype(np.float32))[0], y, d_x, grads["w"])))
+
+
 PAGES = """
 import resource
 import numpy as np
