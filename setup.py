@@ -16,7 +16,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PLAIN = ("_args", "_cpu", "_stream")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+PLAIN = ("_args", "_cpu", "_stream", "_team")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and how each is compiled; left alone, clang uses half of a v4 register and takes twice as long
     "base": ["-march=x86-64"],
@@ -106,9 +106,11 @@ class BuildExt(build_ext):
             )
             for extension, c in zip(group, translated, strict=True):
                 extension.sources = c.sources
+                plain = extension.name.removeprefix("blockcell.") in (*PLAIN, "_cyutility")
                 extension.extra_compile_args = FLAGS + compile_flags + level_flags
-                extension.extra_link_args = link_flags
-                if extension.name == "blockcell._args":
+                # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
+                extension.extra_link_args = [] if plain else link_flags
+                if extension.name in ("blockcell._args", "blockcell._stream"):
                     extension.include_dirs = [numpy.get_include()]
                     extension.define_macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
                 if extension.name == "blockcell._cpu":

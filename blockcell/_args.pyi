@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,7 @@ class Binder:
         self,
         op: Op,
         kernels: tuple[Any, ...],
-        work: Callable[..., int],
-        threads: Callable[[SupportsIndex | None], int],
+        work: Callable[..., tuple[int, int]],
     ) -> None: ...
     def run(
         self,

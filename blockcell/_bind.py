@@ -34,7 +34,7 @@ class Call(Binder, Reader):
     op: Op
 
     def __init__(self, op: Op) -> None:
-        super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel], _kernels.num_threads)
+        super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel])
         self.caller = op.name
         self.sources = op.sources
 

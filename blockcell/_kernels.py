@@ -1,34 +1,40 @@
-"""The compiled kernels of one CPU level, picked at import, and the number of threads that they run on.
+"""The compiled kernels of one CPU level, picked at import.
 
 Each kernel source is compiled for several levels of CPU: ``base``, ``v3`` and ``v4``, the x86-64 levels of the psABI
 (plain x86-64, AVX2, AVX-512), or ``base`` alone on other machines.  The highest level that was built and that this CPU
 runs is taken, or the one that the environment variable BLOCKCELL_LEVEL names.
 """
 
+import contextlib
 import importlib
 import importlib.util
-import operator
 import os
 import platform
-from collections.abc import Callable
-from typing import Any, Protocol, SupportsIndex
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
-from . import _cpu
+from . import _cpu, _threads
 
 MODULES = ("_lstm", "_gru")
+# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long threads that have nothing to do stay awake,
+# in turns of a loop and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
+BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
 
 
 class Kernel(Protocol):
-    """Takes validated, C-contiguous arrays of one dtype and fills those of its results."""
+    """Takes validated, C-contiguous arrays of one dtype and fills those of its results.
 
-    def __call__(self, *args: Any) -> None: ...
+    Says whether its threads waited for each other in vain, which `_team.report` wants to know.
+    """
+
+    def __call__(self, *args: Any) -> bool: ...
 
 
 Kernels = dict[str, tuple[Kernel, Kernel, Kernel]]
-Work = dict[str, Callable[..., int]]
+Work = dict[str, Callable[..., tuple[int, int]]]
 
 
 def _keep_freed_memory() -> None:
@@ -61,6 +67,20 @@ def _pick_level(wanted: str | None) -> str:
     return wanted
 
 
+@contextlib.contextmanager
+def _briefly_awake() -> Iterator[None]:
+    """Threads of an OpenMP runtime that is loaded meanwhile sleep soon, unless the user has said what they do."""
+    if any(name in os.environ for name in ("OMP_WAIT_POLICY", *BRIEFLY)):
+        yield
+        return
+    os.environ.update(BRIEFLY)
+    try:
+        yield
+    finally:
+        for name in BRIEFLY:
+            del os.environ[name]
+
+
 def load(level: str) -> tuple[Kernels, Work]:
     """The kernels of a level by name, for each of float32, float64 and float16, and how much scratch each needs."""
     kernels: Kernels = {}
@@ -72,75 +92,6 @@ def load(level: str) -> tuple[Kernels, Work]:
             kernels[name] = float32, float64, float16
             work[name] = names[f"{name}_work"]
     return kernels, work
-
-
-def _threads_of_this_process() -> int:
-    """OMP_NUM_THREADS, or else the CPUs that this process may use."""
-    try:
-        asked = int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])  # a list is for nested teams; we have none
-        if asked >= 1:
-            return asked
-    except ValueError:
-        pass  # unset, or not a number
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:  # a container's quota
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return min(cpus, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or its quota is "max"
-        return cpus
-
-
-# More threads than CPUs are allowed, but a number that the system cannot start would make the OpenMP runtime abort.
-_most_threads = max(64, os.cpu_count() or 1) if _cpu.OPENMP else 1
-_threads_at_import = min(_threads_of_this_process(), _most_threads)
-_threads = _threads_at_import
-
-
-def num_threads(value: SupportsIndex | None) -> int:
-    """How many threads a call may use that was given ``num_threads=value``."""
-    if value is None:
-        return _threads
-    try:
-        threads = operator.index(value)
-    except TypeError:
-        raise TypeError(f"num_threads must be an integer or None, got {value!r}") from None
-    if threads < 1:
-        raise ValueError(f"num_threads must be at least 1, got {threads}")
-    return min(threads, _most_threads)
-
-
-def set_num_threads(n: SupportsIndex | None) -> None:
-    """Set how many threads a call uses whose ``num_threads`` is None.
-
-    Results do not depend on it.
-
-    Parameters
-    ----------
-    n : int or None
-        At least 1; small calls use fewer.  None: the environment variable OMP_NUM_THREADS, or else the CPUs that this
-        process may use, both as they were when blockcell was imported.
-
-    Raises
-    ------
-    TypeError
-        `n` is not an integer.
-    ValueError
-        `n` is less than 1.
-    """
-    global _threads
-    _threads = min(_threads_at_import, _most_threads) if n is None else num_threads(n)
-
-
-def get_num_threads() -> int:
-    """How many threads a call may use whose ``num_threads`` is None; always 1 in a forked child."""
-    return _threads
-
-
-def _after_fork_in_child() -> None:
-    """A forked child has the OpenMP runtime's state but not its threads: waiting for those would hang."""
-    global _threads, _most_threads
-    _threads = _most_threads = 1
 
 
 def _cpu_name() -> str:
@@ -169,7 +120,7 @@ def build_info() -> dict[str, Any]:
         "levels": available_levels(),
         "supported_levels": _cpu.supported_levels(),
         "openmp": _cpu.OPENMP,
-        "num_threads": get_num_threads(),
+        "num_threads": _threads.get_num_threads(),
         "compiler": _cpu.COMPILER,
         "flags": _cpu.FLAGS,
         "cython": _cpu.CYTHON,
@@ -180,6 +131,5 @@ def build_info() -> dict[str, Any]:
 
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
-KERNELS, WORK = load(LEVEL)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+with _briefly_awake():
+    KERNELS, WORK = load(LEVEL)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _kernels
+from . import _threads
 from .optable import DTYPES, Array
 
 # Byte-swapped arrays are taken too, and converted.
@@ -29,7 +29,7 @@ class Reader:
     # --------------------------------------------------------------------------------------------- numbers and switches
     def thread_number(self, value: Any) -> int:
         try:
-            return _kernels.num_threads(value)
+            return _threads.num_threads(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.caller}: {error}") from None
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import _kernels
+from . import _kernels, _team
 from ._args import empty
 from ._read import Reader, as_kernels_take, form, is_array, short
 from ._stream import Runner, Stream
@@ -84,7 +84,27 @@ class _Shared:
 
     def __init__(self, weights: dict[_Cell, _Weights]) -> None:
         self.weights = weights
-        self.lock = threading.Lock()  # for those who replace them
+
+    def replace(self, old: dict[_Cell, _Weights], new: dict[_Cell, _Weights]) -> bool:
+        """Whether the old ones were still there, so that the new ones are now."""
+        with _replacing:
+            if self.weights is not old:
+                return False
+            self.weights = new
+            return True
+
+
+_replacing = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """Whichever thread of the parent held the lock is not there to release it."""
+    global _replacing
+    _replacing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Steps:
@@ -204,14 +224,12 @@ class Layer(ABC):
         for name in arrays:
             if name not in known:
                 raise TypeError(f"{reader.caller}: there is no weight {name}; expected {', '.join(known)}")
-        with self._shared.lock:
-            current = self._shared.weights
-            new = dict(current)
-            for prefix, cell in self._cells().items():
-                given = {name: arrays[prefix + name] for name in current[cell].arrays if prefix + name in arrays}
-                if given:
-                    new[cell] = cell._replaced(reader, prefix, current[cell], given)
-            self._shared.weights = new
+        given = {cell: cell._read_weights(reader, prefix, arrays) for prefix, cell in self._cells().items()}
+        while True:  # until nobody else has replaced any meanwhile
+            old = self._shared.weights
+            new = {cell: cell._pack(old[cell].arrays | read) for cell, read in given.items() if read}
+            if self._shared.replace(old, old | new):
+                return
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer to a file, ``.npz`` or ``.safetensors``, which `blockcell.load` reads: `blockcell.files`."""
@@ -537,23 +555,26 @@ class _Cell(Layer):
         if shape[0] < hidden:
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         self._sizes = {"I": shape[0] - hidden, "H": hidden}
-        self._shared = _Shared({self: self._replaced(reader, "", None, values)})
+        self._shared = _Shared({self: self._pack(self._read_weights(reader, "", values))})
         self._runner = Runner(self)
 
-    def _replaced(self, reader: Reader, prefix: str, current: _Weights | None, values: dict[str, Any]) -> _Weights:
-        """New weights, packed; the current ones stand for those that are not given."""
+    def _read_weights(self, reader: Reader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
+        """Copies of this cell's weights among the values, whose names begin with the prefix."""
         arrays = {}
         sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
         for tensor in self._tensors():
-            if tensor.name in values:
+            name = prefix + tensor.name
+            if name in values:
                 shape = sizes_of(tensor.shape, self._sizes)
                 expected = f"{form(tensor.shape)} = {shape} with {sizes}"
-                array = _read(reader, prefix + tensor.name, values[tensor.name], self.dtype, shape, expected, keep=True)
+                array = _read(reader, name, values[name], self.dtype, shape, expected, keep=True)
                 array.flags.writeable = False
                 arrays[tensor.name] = array
-            elif current is not None and tensor.name in current.arrays:
-                arrays[tensor.name] = current.arrays[tensor.name]
-        packed = self._scratch("pack", 1, 1, 1)
+        return arrays
+
+    def _pack(self, arrays: dict[str, Array]) -> _Weights:
+        size, _ = self._work("pack", 1, 1, 1)
+        packed = np.empty(size, np.uint8)
         if self.hidden_size:
             self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
         return _Weights(arrays, packed)
@@ -573,10 +594,6 @@ class _Cell(Layer):
         """
         return Stream(self, Reader(f"{type(self).__name__}.stream").integer("batch", batch))
 
-    @property
-    def _current(self) -> _Weights:
-        return self._shared.weights[self]
-
     def _with(self, weights: _Weights) -> Self:
         """A layer like this one with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
@@ -584,16 +601,16 @@ class _Cell(Layer):
     def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], expected: str) -> Array:
         return _read(Reader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
-    def _stream_kernel(self, weights: _Weights, T: int, B: int, threads: int) -> tuple[object, bytes, int]:
-        """What runs T steps, its plan, and how many bytes of scratch it needs."""
+    def _stream_kernel(self, weights: _Weights, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+        """What runs T steps, its plan, how many bytes of scratch it needs, and how many of the threads it takes."""
         sizes = T, B, self.input_size, self.hidden_size
         bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
         run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
-        return run, plan, self._scratch_size("stream", T, B, threads)
+        return run, plan, *self._work("stream", T, B, threads)
 
     # -------------------------------------------------------------------------------------------------------- kernels
     def _directly(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return self._runner.call(self, self._current, _kernels.num_threads(None), x, state)
+        return self._runner.call(self, self._shared.weights[self], x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # which a kernel's memoryview does not know
@@ -602,12 +619,18 @@ class _Cell(Layer):
             )
         return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
 
-    def _scratch_size(self, name: str, T: int, B: int, threads: int) -> int:
+    def _work(self, name: str, T: int, B: int, threads: int) -> tuple[int, int]:
+        """How many bytes of scratch a kernel needs, and how many of the threads it takes."""
         itemsize = max(self.dtype.itemsize, 4)  # half is computed in float
         return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
 
-    def _scratch(self, name: str, T: int, B: int, threads: int) -> Array:
-        return np.empty(self._scratch_size(name, T, B, threads), np.uint8)
+    def _compute(self, name: str, T: int, B: int, *arguments: Any) -> None:
+        """Run a kernel that takes scratch, on as many threads as are of use and there are now."""
+        threads = _team.get()
+        size, planned = self._work(name, T, B, threads)
+        in_vain = self._run(name, *arguments, np.empty(size, np.uint8), threads, _team.ready(planned))
+        if planned > 1:
+            _team.report(in_vain)
 
     def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)
@@ -627,15 +650,14 @@ class _Cell(Layer):
     def _forward(self, call: _Call, x: Array, state: State, reverse: bool, y: Array | None) -> tuple[Array, State, Any]:
         T, B, _ = x.shape
         arrays, packed = call.weights[self]
-        marks, threads = call.steps.marks(reverse), _kernels.num_threads(None)
+        marks = call.steps.marks(reverse)
         last = self._state(*map(np.empty_like, state))
         shape = T, B, self.hidden_size
         h = empty(shape, self.dtype) if y is None or call.training else y
         saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if call.training else None
         if h.size:
-            work = self._scratch("layer", T, B, threads)
             options = self._forward_options()
-            self._run("layer", x, *state, packed, h, saved, *last, marks, reverse, work, *options, threads)
+            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, *options)
         else:
             _copy(last, state)
         if y is None:
@@ -647,7 +669,6 @@ class _Cell(Layer):
 
     def _backward(self, tape: _CellTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
         T, B, _ = tape.x.shape
-        threads = _kernels.num_threads(None)
         d_state = self._state(*map(np.empty_like, d_last))
         if not tape.h.size:
             _copy(d_state, d_last)
@@ -657,10 +678,9 @@ class _Cell(Layer):
         read = [
             w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
         ]
-        work = self._scratch("layer_grad", T, B, threads)
-        self._run(
-            *("layer_grad", tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),
-            *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, work, *self._pack_options(), threads),
+        self._compute(
+            *("layer_grad", T, B, tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),
+            *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, *self._pack_options()),
         )
         return d_x, d_state, grads
 
@@ -783,8 +803,7 @@ class LSTM(_Cell):
             weights["b"][k * H : (k + 1) * H] = 1
         if reader.switch("use_peephole", use_peephole):
             weights |= {name: _glorot(g, H, H, (H,)) for name in ("wci", "wcf", "wco")}
-        arrays = {name: array.astype(dtype) for name, array in weights.items()}
-        return cls(**arrays, forget_bias=forget_bias, cell_clip=cell_clip, gate_order=gate_order)
+        return cls(**_rounded(weights, dtype), forget_bias=forget_bias, cell_clip=cell_clip, gate_order=gate_order)
 
     @property
     def forget_bias(self) -> float:
@@ -878,8 +897,8 @@ class GRU(_Cell):
         """
         I, H, dtype = _read_sizes(Reader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
-        weights = _new_weights(g, I, H, 2), _new_weights(g, I, H, 1), np.ones(2 * H), np.zeros(H)
-        return cls(*(array.astype(dtype) for array in weights))
+        w_ru, w_c = _new_weights(g, I, H, 2), _new_weights(g, I, H, 1)
+        return cls(**_rounded({"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}, dtype))
 
 
 # ---------------------------------------------------------------------------------------------------------- new weights
@@ -912,6 +931,11 @@ def _new_weights(g: np.random.Generator, inputs: int, hidden: int, gates: int) -
         np.concatenate([_glorot(g, inputs, hidden, (inputs, hidden)), _orthogonal(g, hidden)]) for _ in range(gates)
     ]
     return np.concatenate(columns, axis=1)
+
+
+def _rounded(weights: dict[str, Array], dtype: np.dtype[Any]) -> dict[str, Array]:
+    with np.errstate(under="ignore"):  # float16 has few small numbers, and none is missed here
+        return {name: array.astype(dtype) for name, array in weights.items()}
 
 
 # ------------------------------------------------------------------------------------------------------- made of layers

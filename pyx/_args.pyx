@@ -8,16 +8,17 @@ from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
     NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64, NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS,
-    PyArray_ISCARRAY_RO, PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE,
-    import_array, ndarray, npy_intp
+    PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE, import_array, ndarray, npy_intp
 )
 
 import math
 
 import numpy
 
+from blockcell._team import get, ready, report
 from blockcell.optable import DTYPES, dims
 
+from arrays cimport is_plain, overlap
 from half cimport half
 
 import_array()
@@ -56,12 +57,7 @@ def empty(shape, dtype):
 cdef bint as_it_is(array, int type_number, int rank) noexcept:
     """Whether it is an array that a kernel can take as it is."""
     cdef int d
-    if (
-        not PyArray_CheckExact(array)
-        or not PyArray_ISCARRAY_RO(<ndarray> array)
-        or PyArray_TYPE(<ndarray> array) != type_number
-        or PyArray_NDIM(<ndarray> array) != rank
-    ):
+    if not is_plain(array, type_number, rank):
         return False
     for d in range(rank):
         if PyArray_DIMS(<ndarray> array)[d] >= LARGE:
@@ -71,13 +67,6 @@ cdef bint as_it_is(array, int type_number, int rank) noexcept:
 
 cdef npy_intp size(const npy_intp *factors, const npy_intp *sizes) noexcept:
     return factors[0] * sizes[0] + factors[1] * sizes[1] + factors[2] * sizes[2] + factors[3] * sizes[3]
-
-
-cdef bint overlap(ndarray a, ndarray b) noexcept:
-    cdef char *a0 = PyArray_BYTES(a)
-    cdef char *b0 = PyArray_BYTES(b)
-    cdef npy_intp a_size = PyArray_NBYTES(a), b_size = PyArray_NBYTES(b)
-    return a_size > 0 and b_size > 0 and a0 < b0 + b_size and b0 < a0 + a_size
 
 
 cdef void clear(ndarray array) noexcept:
@@ -93,7 +82,8 @@ cdef class Frame:
 
     cdef list views
     cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
-    cdef npy_intp work  # and how many bytes of scratch that needs
+    cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
+    cdef int planned
 
     def __init__(self, int number, int views):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
@@ -142,11 +132,11 @@ cdef class Binder:
     cdef type result
     cdef tuple kernels
     cdef tuple frames  # for each dtype a list of those that no call uses
-    cdef object work, threads
+    cdef object work
 
-    def __init__(self, op, tuple kernels, work, threads):
+    def __init__(self, op, tuple kernels, work):
         cdef int k, d, letter
-        self.op, self.kernels, self.work, self.threads = op, kernels, work, threads
+        self.op, self.kernels, self.work = op, kernels, work
         self.result, self.sequence, self.ifco = op.result, op.sequence, op.gates[1] == "f"
         attributes = [attribute.name for attribute in op.attributes]
         self.takes_clip, self.takes_peephole = "cell_clip" in attributes, "use_peephole" in attributes
@@ -177,7 +167,7 @@ cdef class Binder:
         cdef npy_intp[LETTERS] sizes
         cdef Frame frame
         cdef list arguments
-        threads = self.threads(None) if num_threads is None else self.thread_number(num_threads)
+        threads = get() if num_threads is None else self.thread_number(num_threads)
         if use_peephole is not True and use_peephole is not False:
             use_peephole = self.switch("use_peephole", use_peephole)
         if type(forget_bias) is not float:
@@ -227,7 +217,10 @@ cdef class Binder:
                 if self.sequence:
                     arguments.append(self.ifco)
             arguments.append(threads)
-            self.kernels[number](*arguments)
+            arguments.append(1 if frame.planned == 1 else ready(frame.planned))
+            in_vain = self.kernels[number](*arguments)
+            if frame.planned > 1:
+                report(in_vain)
         finally:
             frame.let_go()
             self.frames[number].append(frame)
@@ -251,7 +244,7 @@ cdef class Binder:
     cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
         cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if memcmp(asked, frame.asked, sizeof(asked)) != 0:
-            frame.work = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            frame.work, frame.planned = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
             memcpy(frame.asked, asked, sizeof(asked))
         return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
 

@@ -26,7 +26,7 @@ from panels cimport (
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
-from team cimport meet, share, team_size
+from team cimport Team, barrier, gather, in_vain, join, share, team_size
 from tile cimport (
     LF, LINES, ONCE, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
     round_to_half, row_group, store, store_line, store_row
@@ -255,7 +255,7 @@ cdef void step_row(
 
 
 cdef void forward_part(
-    const Forward *p, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
+    const Forward *p, real *work, const store *x, store **out, Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
     cdef Py_ssize_t b0 = 0, b1 = p.B, ru0 = 0, ru1 = p.ru.count, c0 = 0, c1 = p.c.count  # panels
@@ -280,7 +280,7 @@ cdef void forward_part(
         else:
             load_steps(&p.steps, xs, p.Is, x, p.I, k0, 0, rows, share(steps * rows, part, parts),
                        share(steps * rows, part + 1, parts))
-            meet(parts)
+            barrier(team, part, parts)
         if p.chunk > 1:
             add_input_product(&p.ru, p.I, xs, p.Is, steps * rows, z_ru, z_panel, ru0, ru1)
             add_input_product(&p.c, p.I, xs, p.Is, steps * rows, z_c, z_panel, c0, c1)
@@ -293,7 +293,7 @@ cdef void forward_part(
                     step_rows(p, &p.ru, work + p.h, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_ru + j * z_panel + at,
                               work, out)
             if not p.by_rows:
-                meet(parts)
+                barrier(team, part, parts)
             if rows == 1:
                 step_row(p, &p.c, work + p.hr, c0, c1, k0 + k, b0, xs + k * p.Is, z_c + at, z_panel, work, out)
             else:
@@ -301,7 +301,7 @@ cdef void forward_part(
                     step_rows(p, &p.c, work + p.hr, j, k0 + k, b0, b1, xs + k * rows * p.Is, z_c + j * z_panel + at,
                               work, out)
             if not p.by_rows:
-                meet(parts)
+                barrier(team, part, parts)
         k0 += steps
 
 
@@ -337,7 +337,7 @@ cdef void load_states(
 
 cdef void forward_team(
     const Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
-    const store *b_ru, const store *b_c, store **out, Py_ssize_t part, Py_ssize_t parts
+    const store *b_ru, const store *b_c, store **out, Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
@@ -349,71 +349,84 @@ cdef void forward_team(
     pack_bias(&p.c, <real *> p.c.base, b_c, c0, c1)
     if not p.whole:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
-        meet(parts)
+        barrier(team, part, parts)
         single_step(p, &p.ru, work + p.h, work, w_ru, out, ru0, ru1)
-        meet(parts)
+        barrier(team, part, parts)
         single_step(p, &p.c, work + p.hr, work, w_c, out, c0, c1)
     else:
         pack_panels(&p.ru, <real *> p.ru.base, w_ru, p.I, ru0, ru1)
         pack_panels(&p.c, <real *> p.c.base, w_c, p.I, c0, c1)
-        meet(parts)
-        forward_part(p, rows, x, out, part, parts)
+        barrier(team, part, parts)
+        forward_part(p, rows, x, out, team, part, parts)
 
 
-cdef void forward(
+cdef bint forward(
     Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
     const store *b_ru, const store *b_c, store **out
 ) noexcept nogil:
     use_panels(p, work)
+    cdef Team team
     if p.threads == 1:  # entering a parallel region costs even one thread
-        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, 0, 1)
-        return
+        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, threadid(), team_size())
+        join(&team)
+        forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, &team, threadid(), team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(1, B, I, H, itemsize, False, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(1, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def block_gru_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, False, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def gru_cell(
     const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, store[:, ::1] r, store[:, ::1] u, store[:, ::1] c, store[:, ::1] h,
-    unsigned char[::1] work, int num_threads
+    unsigned char[::1] work, int num_threads, int ready
 ):
     cdef store *out[4]
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     out[0], out[1], out[2], out[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            forward(&p, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0], &b_c[0],
-                    out)
+            vain = forward(&p, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
+                           &b_c[0], out)
         else:
-            forward(&p, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0], &b_c[0],
-                    out)
+            vain = forward(&p, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
+                           &b_c[0], out)
+    return vain
 
 
 def block_gru(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, store[:, :, ::1] r, store[:, :, ::1] u, store[:, :, ::1] c,
-    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, int num_threads
+    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, int num_threads, int ready
 ):
     cdef store *out[4]
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     out[0], out[1], out[2], out[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            forward(&p, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                    &b_c[0], out)
+            vain = forward(&p, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
+                           &b_c[0], out)
         else:
-            forward(&p, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                    &b_c[0], out)
+            vain = forward(&p, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
+                           &b_c[0], out)
+    return vain
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -574,7 +587,7 @@ cdef void gates_grad_rows(
 
 cdef void backward_part(
     const Backward *p, real *work, const store **saved, const store *h_prev, const store *h_grad, store *h_prev_grad,
-    Py_ssize_t part, Py_ssize_t parts
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps, last step first."""
     cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.h_panels, k = p.T - 1, j
@@ -587,11 +600,11 @@ cdef void backward_part(
             candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, work + p.h_ru + j * 2 * p.panel, j, k, b0,
                                 b1)
         if not p.by_rows:
-            meet(parts)
+            barrier(team, part, parts)
         for j in range(j0, j1):
             gates_grad_rows(p, work, saved, h_prev, work + p.h_c + j * p.panel, j, k, b0, b1)
         if not p.by_rows:
-            meet(parts)
+            barrier(team, part, parts)
         k -= 1
     for j in range(j0, j1):
         candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, work + p.h_ru + j * 2 * p.panel, j, k, b0, b1)
@@ -599,7 +612,7 @@ cdef void backward_part(
 
 cdef void backward_single(
     const Backward *p, real *work, const store *w_ru, const store *w_c, const store **saved, const store *h_prev,
-    const store *h_grad, store *x_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+    const store *h_grad, store *x_grad, store *h_prev_grad, Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of a sequence of one step, which uses each weight once: packed where it is used."""
     cdef Py_ssize_t j, H = p.H, h0 = 0, h1 = p.h_panels, j0 = 0, j1 = p.h_panels + p.x_panels
@@ -609,7 +622,7 @@ cdef void backward_single(
     for j in range(p.h_panels):
         candidate_grad_rows(p, work, saved, h_prev, h_grad, h_prev_grad, ru, j, 0, b0, b1)
     if not p.by_rows:
-        meet(parts)
+        barrier(team, part, parts)
         h0, h1 = share(h1, part, parts), share(h1, part + 1, parts)
         j0, j1 = share(j1, part, parts), share(j1, part + 1, parts)
         b0, b1 = 0, p.B
@@ -617,7 +630,7 @@ cdef void backward_single(
         pack_transposed(c, w_c + p.I * H, H, H, j)
         gates_grad_rows(p, work, saved, h_prev, c, j, 0, b0, b1)
     if not p.by_rows:
-        meet(parts)
+        barrier(team, part, parts)
     for j in range(j0, j1):
         if j < p.h_panels:
             pack_transposed(ru, w_ru + p.I * 2 * H, 2 * H, H, j)
@@ -630,8 +643,8 @@ cdef void backward_single(
 
 cdef void backward_team(
     const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
-    const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out, Py_ssize_t part,
-    Py_ssize_t parts
+    const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t k, j, H = p.H, rows = p.T * p.B, w_rows = p.I + H, panels = p.h_panels + p.x_panels
@@ -647,9 +660,9 @@ cdef void backward_team(
         else:
             load_row(work + p.d_h + k * p.Hs, h_last_grad + k * H, H)
     if not p.whole:
-        meet(parts)
-        backward_single(p, work, w_ru, w_c, saved, h_prev, h_grad, out[0], out[1], part, parts)
-        meet(parts)
+        barrier(team, part, parts)
+        backward_single(p, work, w_ru, w_c, saved, h_prev, h_grad, out[0], out[1], team, part, parts)
+        barrier(team, part, parts)
     else:
         for k in range(share(panels, part, parts), share(panels, part + 1, parts)):
             if k < p.h_panels:
@@ -659,91 +672,105 @@ cdef void backward_team(
                 j = k - p.h_panels
                 pack_transposed(work + p.x_ru + j * 2 * p.panel, w_ru, 2 * H, p.I, j)
                 pack_transposed(work + p.x_c + j * p.panel, w_c, H, p.I, j)
-        meet(parts)
-        backward_part(p, work, saved, h_prev, h_grad, out[1], part, parts)
-        meet(parts)
+        barrier(team, part, parts)
+        backward_part(p, work, saved, h_prev, h_grad, out[1], team, part, parts)
+        barrier(team, part, parts)
         input_grads(out[0], p.I, d, p.Ns, rows, work + p.x_ru, 2 * H, work + p.x_c, H, part, parts)
     if not weights:
         for k in range(share(rows, part, parts), share(rows, part + 1, parts)):
             store_row(out[2] + k * H, d + k * p.Ns + 2 * H, H)
             store_row(out[3] + k * 2 * H, d + k * p.Ns, 2 * H)
         return
-    meet(parts)
+    barrier(team, part, parts)
     weight_grad(w_ru_grad, out[4], 2 * H, &p.steps, x, p.I, h_prev, saved[3], <store *> NULL, H, d, p.Ns,
-                work + p.inputs, part, parts)
-    weight_grad(w_c_grad, out[5], H, &p.steps, x, p.I, h_prev, saved[3], saved[0], H, d + 2 * H, p.Ns,
-                work + p.inputs, part, parts)
+                work + p.inputs, team, part, parts)
+    weight_grad(w_c_grad, out[5], H, &p.steps, x, p.I, h_prev, saved[3], saved[0], H, d + 2 * H, p.Ns, work + p.inputs,
+                team, part, parts)
     if store is half:
-        meet(parts)
+        barrier(team, part, parts)
         for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):
             store_row(out[2] + k * 2 * H, w_ru_grad + k * 2 * H, 2 * H)
             store_row(out[3] + k * H, w_c_grad + k * H, H)
 
 
-cdef void backward(
+cdef bint backward(
     const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
     const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
     """out: x_grad, h_prev_grad and with `weights` w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, else d_c, d_r and d_u."""
+    cdef Team team
     if p.threads == 1:
-        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, 0, 1)
-        return
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, threadid(),
+        join(&team)
+        backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, &team, threadid(),
                       team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(1, B, I, H, itemsize, num_threads).inputs * itemsize + 64
+    cdef Backward p = backward_of(1, B, I, H, itemsize, num_threads)
+    return p.inputs * itemsize + 64, p.threads
 
 
 def gru_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(1, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def block_gru_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(T, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def gru_cell_grad(
     const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[:, ::1] r,
     const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h, store[:, ::1] d_x, store[:, ::1] d_h_prev,
-    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] work, int num_threads
+    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] work, int num_threads, int ready
 ):
     cdef const store *saved[4]
     cdef store *out[4]
     cdef Backward p = backward_of(1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], 8 if store is double else 4,
                                   num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
     with nogil:
         if store is double:
-            backward(&p, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                     saved, &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &d_h[0, 0], <store *> NULL, out)
         else:
-            backward(&p, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                     saved, &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &d_h[0, 0], <store *> NULL, out)
+    return vain
 
 
 def gru_cell_vjp(
     const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[:, ::1] r, const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h,
     store[:, ::1] d_x, store[:, ::1] d_h_prev, store[:, ::1] d_w_ru, store[:, ::1] d_w_c, store[::1] d_b_ru,
-    store[::1] d_b_c, unsigned char[::1] work, int num_threads
+    store[::1] d_b_c, unsigned char[::1] work, int num_threads, int ready
 ):
     cdef const store *saved[4]
     cdef store *out[6]
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_w_ru[0, 0], &d_w_c[0, 0]
     out[4], out[5] = &d_b_ru[0], &d_b_c[0]
     with nogil:
         if store is double:
-            backward(&p, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                            &d_h[0, 0], <store *> NULL, out)
         else:
-            backward(&p, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
+                            &d_h[0, 0], <store *> NULL, out)
+    return vain
 
 
 def block_gru_grad(
@@ -751,51 +778,59 @@ def block_gru_grad(
     const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] h,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_ru_grad,
     store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] work, Py_ssize_t n,
-    int num_threads
+    int num_threads, int ready
 ):
     cdef const store *saved[4]
     cdef store *out[6]
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
     out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
     with nogil:
         if store is double:
-            backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &h_grad[0, 0, 0], <store *> NULL, out)
+            vain = backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &h_grad[0, 0, 0], <store *> NULL, out)
         else:
-            backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                     &h_grad[0, 0, 0], <store *> NULL, out)
+            vain = backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &h_grad[0, 0, 0], <store *> NULL, out)
+    return vain
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
 cdef void run_layer_part(
-    const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out, Py_ssize_t part,
-    Py_ssize_t parts
+    const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef real *rows = work + part * p.apart
     load_states(p, rows, h, b0, b1)
-    meet(parts)
-    forward_part(p, rows, x, out, part, parts)
+    barrier(team, part, parts)
+    forward_part(p, rows, x, out, team, part, parts)
     for b in range(b0, b1):
         store_row(h_last + b * p.H, rows + p.h + b * p.Hs, p.H)
 
 
-cdef void run_layer(
+cdef bint run_layer(
     const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out
 ) noexcept nogil:
+    cdef Team team
     if p.threads == 1:
-        run_layer_part(p, work, x, h, h_last, out, 0, 1)
-        return
+        run_layer_part(p, work, x, h, h_last, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        run_layer_part(p, work, x, h, h_last, out, threadid(), team_size())
+        join(&team)
+        run_layer_part(p, work, x, h, h_last, out, &team, threadid(), team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def gru_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Forward p = forward_of(1, 1, I, H, itemsize, True, 1)
-    return packed_size(&p) * itemsize + 64
+    return packed_size(&p) * itemsize + 64, 1
 
 
 def gru_pack(
@@ -823,19 +858,22 @@ cdef void pack_all(
 
 
 def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def gru_layer(
     const store[:, :, ::1] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
     store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
-    unsigned char[::1] work, int num_threads
+    unsigned char[::1] work, int num_threads, int ready
 ):
     """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, r, u and c to it."""
     cdef store *out[4]
     cdef int k
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     for k in range(3):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[3] = &y[0, 0, 0]
@@ -846,14 +884,16 @@ def gru_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            run_layer(&p, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+            vain = run_layer(&p, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            run_layer(&p, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+            vain = run_layer(&p, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+    return vain
 
 
 def gru_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(T, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def gru_layer_grad(
@@ -861,13 +901,15 @@ def gru_layer_grad(
     const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, ::1] y_grad,
     const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
     store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, const unsigned char[:, ::1] marks,
-    bint reverse, unsigned char[::1] work, int num_threads
+    bint reverse, unsigned char[::1] work, int num_threads, int ready
 ):
     cdef const store *states[4]
     cdef store *out[6]
     cdef int k
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
+    cdef bint vain
+    p.threads = ready
     for k in range(3):
         states[k] = &saved[k, 0, 0, 0]
     states[3] = &y[0, 0, 0]
@@ -878,52 +920,50 @@ def gru_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
-                     &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+            vain = backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
+                            &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
         else:
-            backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
-                     &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+            vain = backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
+                            &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+    return vain
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
-cdef void run_stream(
-    const Forward *p, real *work, const store *x, store *y, const store **first, store **last
+cdef bint run_stream(
+    const Forward *plan, int ready, real *work, const store *x, store *y, const store **first, store **last
 ) noexcept nogil:
-    """All steps from `first` to `last`, or where that is NULL, from the one in scratch to the one that stays."""
+    """All steps on so many threads, from the state `first` to `last`; NULL stands for zeros."""
     cdef store *out[4]
+    cdef Forward p = plan[0]
     out[0], out[1], out[2], out[3] = NULL, NULL, NULL, y
-    if last is not NULL:
-        run_layer(p, work, x, first[0], last[0], out)
-    elif p.threads == 1:
-        forward_part(p, work, x, out, 0, 1)
-    else:
-        with nogil, parallel(num_threads=p.threads):
-            forward_part(p, work, x, out, threadid(), team_size())
+    p.threads = ready
+    return run_layer(&p, work, x, first[0], last[0], out)
 
 
-cdef void stream_float(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_float(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Forward *> plan, <float *> work, <const float *> x, <float *> y,
-               <const float **> first, <float **> last)
+    return run_stream(<const Forward *> plan, ready, <float *> work, <const float *> x, <float *> y,
+                      <const float **> first, <float **> last)
 
 
-cdef void stream_double(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_double(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Forward *> plan, <double *> work, <const double *> x, <double *> y,
-               <const double **> first, <double **> last)
+    return run_stream(<const Forward *> plan, ready, <double *> work, <const double *> x, <double *> y,
+                      <const double **> first, <double **> last)
 
 
-cdef void stream_half(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_half(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Forward *> plan, <float *> work, <const half *> x, <half *> y,
-               <const half **> first, <half **> last)
+    return run_stream(<const Forward *> plan, ready, <float *> work, <const half *> x, <half *> y,
+                      <const half **> first, <half **> last)
 
 
 def gru_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def gru_stream(

@@ -26,7 +26,7 @@ from panels cimport (
 )
 from real cimport real
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
-from team cimport meet, share, team_size
+from team cimport Team, barrier, gather, in_vain, join, share, team_size
 from tile cimport (
     LF, LINES, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
     round_to_half, row_group, store, store_line, store_row
@@ -316,7 +316,8 @@ cdef void step_row(
 
 
 cdef void forward_part(
-    const Forward *p, const Cell *c, real *work, const store *x, store **out, Py_ssize_t part, Py_ssize_t parts
+    const Forward *p, const Cell *c, real *work, const store *x, store **out,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps."""
     cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.J, k0 = 0, k, steps, j, rows, z_panel
@@ -339,7 +340,7 @@ cdef void forward_part(
         else:
             load_steps(&p.steps, xs, p.Is, x, p.I, k0, 0, rows, share(steps * rows, part, parts),
                        share(steps * rows, part + 1, parts))
-            meet(parts)
+            barrier(team, part, parts)
         if p.chunk > 1:
             add_input_product(&p.w, p.I, xs, p.Is, steps * rows, z, z_panel, j0, j1)
         for k in range(steps):
@@ -351,7 +352,7 @@ cdef void forward_part(
                               work, h_prev, h, out)
             h_prev, h = h, h_prev
             if not p.by_rows:
-                meet(parts)
+                barrier(team, part, parts)
         k0 += steps
 
 
@@ -386,7 +387,7 @@ cdef void load_states(
 cdef void forward_team(
     const Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out,
-    Py_ssize_t part, Py_ssize_t parts
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
@@ -396,54 +397,65 @@ cdef void forward_team(
     pack_rest(p, c, work, wci, wcf, wco, b, j0, j1)
     if not p.whole:
         load_steps(&p.steps, work + p.x, p.Is, x, p.I, 0, 0, p.B, b0, b1)
-        meet(parts)
+        barrier(team, part, parts)
         single_step(p, c, work, w, out, j0, j1)
     else:
         pack_panels(&p.w, work, w, p.I, j0, j1)
-        meet(parts)
-        forward_part(p, c, rows, x, out, part, parts)
+        barrier(team, part, parts)
+        forward_part(p, c, rows, x, out, team, part, parts)
 
 
-cdef void forward(
+cdef bint forward(
     Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
     order_gates(p, c)
     use_panels(p, work)
+    cdef Team team
     if p.threads == 1:  # entering a parallel region costs even one thread
-        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, 0, 1)
-        return
+        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, threadid(), team_size())
+        join(&team)
+        forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, &team, threadid(), team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(1, B, I, H, itemsize, False, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(1, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def block_lstm_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, False, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_cell(
     const store[:, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, ::1] i, store[:, ::1] cs, store[:, ::1] f, store[:, ::1] o, store[:, ::1] ci, store[:, ::1] co,
-    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int num_threads
+    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int num_threads,
+    int ready
 ):
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     out[0], out[1], out[2], out[3] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
     out[4], out[5], out[6] = &ci[0, 0], &co[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            forward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                    &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                           &wcf[0], &wco[0], &b[0], out)
         else:
-            forward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                    &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                           &wcf[0], &wco[0], &b[0], out)
+    return vain
 
 
 def block_lstm(
@@ -451,21 +463,24 @@ def block_lstm(
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, :, ::1] i, store[:, :, ::1] cs, store[:, :, ::1] f, store[:, :, ::1] o, store[:, :, ::1] ci,
     store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, double forget_bias,
-    double cell_clip, bint use_peephole, bint ifco, int num_threads
+    double cell_clip, bint use_peephole, bint ifco, int num_threads, int ready
 ):
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            forward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                    &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                           &wci[0], &wcf[0], &wco[0], &b[0], out)
         else:
-            forward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                    &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                           &wci[0], &wcf[0], &wco[0], &b[0], out)
+    return vain
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -589,7 +604,7 @@ cdef void backward_rows(
 
 cdef void backward_part(
     const Backward *p, const Cell *c, real *work, const store **saved, const store *cs_prev, const store *cs_grad,
-    const store *h_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+    const store *h_grad, store *h_prev_grad, Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of all steps, last step first."""
     cdef Py_ssize_t b0 = 0, b1 = p.B, j0 = 0, j1 = p.h_panels, k = p.T - 1, j
@@ -602,13 +617,14 @@ cdef void backward_part(
             backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, work + p.w_h + j * p.panel, j, k,
                           b0, b1)
         if not p.by_rows:
-            meet(parts)
+            barrier(team, part, parts)
         k -= 1
 
 
 cdef void backward_single(
     const Backward *p, const Cell *c, real *work, const store *w, const store **saved, const store *cs_prev,
-    const store *cs_grad, const store *h_grad, store *x_grad, store *h_prev_grad, Py_ssize_t part, Py_ssize_t parts
+    const store *cs_grad, const store *h_grad, store *x_grad, store *h_prev_grad,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's part of a sequence of one step, which uses each weight once: packed where it is used."""
     cdef Py_ssize_t j, panels = p.h_panels + p.x_panels
@@ -616,7 +632,7 @@ cdef void backward_single(
     for j in range(p.h_panels):
         backward_rows(p, c, work, saved, cs_prev, cs_grad, h_grad, h_prev_grad, panel, j, 0, share(p.B, part, parts),
                       share(p.B, part + 1, parts))
-    meet(parts)
+    barrier(team, part, parts)
     for j in range(share(panels, part, parts), share(panels, part + 1, parts)):
         if j < p.h_panels:
             pack_transposed(panel, w + p.I * p.N, p.N, p.H, j)
@@ -654,7 +670,7 @@ cdef void backward_team(
     const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
     const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad, store **out,
-    Py_ssize_t part, Py_ssize_t parts
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t k, j, rows = p.T * p.B, w_rows = p.I + p.H, panels = p.h_panels + p.x_panels
@@ -670,9 +686,9 @@ cdef void backward_team(
     for k in range(b0, b1):
         load_carry(p, work, cs_last_grad, h_last_grad, k)
     if not p.whole:
-        meet(parts)
-        backward_single(p, c, work, w, saved, cs_prev, cs_grad, h_grad, out[0], out[2], part, parts)
-        meet(parts)
+        barrier(team, part, parts)
+        backward_single(p, c, work, w, saved, cs_prev, cs_grad, h_grad, out[0], out[2], team, part, parts)
+        barrier(team, part, parts)
     else:
         for k in range(share(panels, part, parts), share(panels, part + 1, parts)):
             if k < p.h_panels:
@@ -680,45 +696,52 @@ cdef void backward_team(
             else:
                 j = k - p.h_panels
                 pack_transposed(work + p.w_x + j * p.panel, w, p.N, p.I, j)
-        meet(parts)
-        backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], part, parts)
-        meet(parts)
+        barrier(team, part, parts)
+        backward_part(p, c, work, saved, cs_prev, cs_grad, h_grad, out[2], team, part, parts)
+        barrier(team, part, parts)
         input_grads(out[0], p.I, d, p.Ns, rows, work + p.w_x, p.N, work, 0, part, parts)
     for k in range(b0, b1):
         store_row(out[1] + k * p.H, work + p.d_cs + k * p.Hs, p.H)
     if c.peephole:
         for k in range(j0, j1):
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)
-    meet(parts)
-    weight_grad(w_grad, out[7], p.N, &p.steps, x, p.I, h_prev, h, <store *> NULL, p.H, d, p.Ns, work + p.inputs, part,
-                parts)
+    barrier(team, part, parts)
+    weight_grad(w_grad, out[7], p.N, &p.steps, x, p.I, h_prev, h, <store *> NULL, p.H, d, p.Ns, work + p.inputs, team,
+                part, parts)
     if store is half:
-        meet(parts)
+        barrier(team, part, parts)
         for k in range(share(w_rows, part, parts), share(w_rows, part + 1, parts)):
             store_row(out[3] + k * p.N, w_grad + k * p.N, p.N)
 
 
-cdef void backward(
+cdef bint backward(
     const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
     const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
     """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
+    cdef Team team
     if p.threads == 1:
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
-                      h_last_grad, out, 0, 1)
-        return
+                      h_last_grad, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
+        join(&team)
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
-                      h_last_grad, out, threadid(), team_size())
+                      h_last_grad, out, &team, threadid(), team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(1, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(1, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def block_lstm_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(T, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_cell_vjp(
@@ -727,25 +750,28 @@ def lstm_cell_vjp(
     const store[:, ::1] f, const store[:, ::1] o, const store[:, ::1] ci, const store[:, ::1] co,
     const store[:, ::1] cs_grad, const store[:, ::1] h_grad, store[:, ::1] x_grad, store[:, ::1] cs_prev_grad,
     store[:, ::1] h_prev_grad, store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int num_threads
+    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int num_threads, int ready
 ):
     cdef const store *saved[6]
     cdef store *out[8]
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            backward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
-                     <store *> NULL, out)
+            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
+                            <store *> NULL, <store *> NULL, out)
         else:
-            backward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
-                     <store *> NULL, out)
+            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
+                            &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
+                            <store *> NULL, out)
+    return vain
 
 
 def block_lstm_grad(
@@ -755,25 +781,28 @@ def block_lstm_grad(
     const store[:, :, ::1] co, const store[:, :, ::1] h, const store[:, :, ::1] cs_grad,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_prev_grad, store[:, ::1] h_prev_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    unsigned char[::1] work, Py_ssize_t n, bint use_peephole, bint ifco, int num_threads
+    unsigned char[::1] work, Py_ssize_t n, bint use_peephole, bint ifco, int num_threads, int ready
 ):
     cdef const store *saved[6]
     cdef store *out[8]
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
-                     <store *> NULL, <store *> NULL, out)
+            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                            <store *> NULL, <store *> NULL, out)
         else:
-            backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                     &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
-                     <store *> NULL, <store *> NULL, out)
+            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                            <store *> NULL, <store *> NULL, out)
+    return vain
 
 
 # ------------------------------------------------------------------------------- the cell's gradient without a product
@@ -796,8 +825,8 @@ cdef void cell_grad_row(
 
 cdef void cell_backward_team(
     const Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
-    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out, Py_ssize_t part,
-    Py_ssize_t parts
+    const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t k, j0 = share(p.J, part, parts), j1 = share(p.J, part + 1, parts)
@@ -807,27 +836,33 @@ cdef void cell_backward_team(
     if c.peephole:
         for k in range(j0, j1):
             load_peepholes(work + p.peep, wci, wcf, wco, p.H, k)
-        meet(parts)
+        barrier(team, part, parts)
     for k in range(share(p.B, part, parts), share(p.B, part + 1, parts)):
         cell_grad_row(p, c, saved, cs_prev, cs_grad, h_grad, work + p.peep, out[1], d + k * p.Ns, k)
         if store is half:
             store_row(out[0] + k * p.N, d + k * p.Ns, p.N)
     if c.peephole:
-        meet(parts)
+        barrier(team, part, parts)
         for k in range(j0, j1):
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)
 
 
-cdef void cell_backward(
+cdef bint cell_backward(
     const Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
     const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
 ) noexcept nogil:
     """out: dicfo, cs_prev_grad, -, -, wci_grad, wcf_grad, wco_grad."""
+    cdef Team team
     if p.threads == 1:
-        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, 0, 1)
-        return
+        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, threadid(), team_size())
+        join(&team)
+        cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, &team, threadid(),
+                           team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
@@ -841,7 +876,8 @@ cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, 
 
 
 def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return cell_backward_of(B, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = cell_backward_of(B, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_cell_grad(
@@ -849,56 +885,64 @@ def lstm_cell_grad(
     const store[:, ::1] i, const store[:, ::1] cs, const store[:, ::1] f, const store[:, ::1] o,
     const store[:, ::1] ci, const store[:, ::1] co, const store[:, ::1] cs_grad, const store[:, ::1] h_grad,
     store[:, ::1] cs_prev_grad, store[:, ::1] dicfo, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    unsigned char[::1] work, bint use_peephole, int num_threads
+    unsigned char[::1] work, bint use_peephole, int num_threads, int ready
 ):
     cdef const store *saved[6]
     cdef store *out[7]
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = cell_backward_of(i.shape[0], i.shape[1], 8 if store is double else 4, num_threads)
+    cdef bint vain
+    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[4], out[5] = &dicfo[0, 0], &cs_prev_grad[0, 0], &wci_grad[0], &wcf_grad[0]
     out[6] = &wco_grad[0]
     with nogil:
         if store is double:
-            cell_backward(&p, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
-                          &cs_grad[0, 0], &h_grad[0, 0], out)
+            vain = cell_backward(&p, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
+                                 &cs_grad[0, 0], &h_grad[0, 0], out)
         else:
-            cell_backward(&p, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
-                          &cs_grad[0, 0], &h_grad[0, 0], out)
+            vain = cell_backward(&p, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
+                                 &cs_grad[0, 0], &h_grad[0, 0], out)
+    return vain
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
 cdef void run_layer_part(
     const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
-    store *h_last, store **out, Py_ssize_t part, Py_ssize_t parts
+    store *h_last, store **out, Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """What each thread of the team does."""
     cdef Py_ssize_t b, b0 = share(p.B, part, parts), b1 = share(p.B, part + 1, parts)
     cdef real *rows = work + part * p.apart
     cdef const real *last = rows + (p.other if p.steps.T % 2 else p.h)
     load_states(p, rows, cs, h, b0, b1)
-    meet(parts)
-    forward_part(p, c, rows, x, out, part, parts)
+    barrier(team, part, parts)
+    forward_part(p, c, rows, x, out, team, part, parts)
     for b in range(b0, b1):
         store_row(cs_last + b * p.H, rows + p.cs + b * p.Hs, p.H)
         store_row(h_last + b * p.H, last + b * p.Hs, p.H)
 
 
-cdef void run_layer(
+cdef bint run_layer(
     const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
     store *h_last, store **out
 ) noexcept nogil:
+    cdef Team team
     if p.threads == 1:
-        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, 0, 1)
-        return
+        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, NULL, 0, 1)
+        return False
+    gather(&team)
     with nogil, parallel(num_threads=p.threads):
-        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, threadid(), team_size())
+        join(&team)
+        run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, &team, threadid(), team_size())
+        barrier(&team, threadid(), team_size())
+    return in_vain(&team, p.threads)
 
 
 def lstm_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Forward p = forward_of(1, 1, I, H, itemsize, True, 1)
-    return packed_size(&p.w) * itemsize + 64
+    return packed_size(&p.w) * itemsize + 64, 1
 
 
 def lstm_pack(
@@ -919,14 +963,15 @@ def lstm_pack(
 
 
 def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_layer(
     const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
     store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last, store[:, ::1] h_last,
-    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, double forget_bias, double cell_clip,
-    bint use_peephole, int num_threads
+    const unsigned char[:, ::1] marks, bint reverse, double forget_bias, double cell_clip, bint use_peephole,
+    unsigned char[::1] work, int num_threads, int ready
 ):
     """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, i, cs, f, o, ci, co to it."""
     cdef store *out[7]
@@ -934,6 +979,8 @@ def lstm_layer(
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
+    cdef bint vain
+    p.threads = ready
     for k in range(6):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[6] = &y[0, 0, 0]
@@ -944,16 +991,18 @@ def lstm_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            run_layer(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
-                      &h_last[0, 0], out)
+            vain = run_layer(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                             &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            run_layer(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
-                      &h_last[0, 0], out)
+            vain = run_layer(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                             &h_last[0, 0], out)
+    return vain
 
 
 def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_of(T, B, I, H, itemsize, num_threads).total * itemsize + 64
+    cdef Backward p = backward_of(T, B, I, H, itemsize, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_layer_grad(
@@ -962,8 +1011,8 @@ def lstm_layer_grad(
     const store[:, :, ::1] y, const store[:, :, ::1] y_grad, const store[:, ::1] cs_last_grad,
     const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_grad, store[:, ::1] h_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, bint use_peephole, bint ifco,
-    int num_threads
+    const unsigned char[:, ::1] marks, bint reverse, bint use_peephole, bint ifco, unsigned char[::1] work,
+    int num_threads, int ready
 ):
     cdef const store *states[6]
     cdef store *out[8]
@@ -971,6 +1020,8 @@ def lstm_layer_grad(
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
+    cdef bint vain
+    p.threads = ready
     for k in range(6):
         states[k] = &saved[k, 0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0], &w_grad[0, 0]
@@ -980,13 +1031,14 @@ def lstm_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
-                     &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0, 0],
-                     &h_last_grad[0, 0], out)
+            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
+                            &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0,
+                            0], &h_last_grad[0, 0], out)
         else:
-            backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0], &wcf[0],
-                     &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0, 0],
-                     &h_last_grad[0, 0], out)
+            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
+                            &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0,
+                            0], &h_last_grad[0, 0], out)
+    return vain
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
@@ -995,52 +1047,43 @@ cdef struct Stream:
     Cell c
 
 
-cdef void run_stream(
-    const Stream *s, real *work, const store *x, store *y, const store **first, store **last
+cdef bint run_stream(
+    const Stream *s, int ready, real *work, const store *x, store *y, const store **first, store **last
 ) noexcept nogil:
-    """All steps from `first` to `last`, or where that is NULL, from the states in scratch to those that stay there."""
+    """All steps on so many threads, from the states `first` to `last`; NULL stands for zeros."""
     cdef store *out[7]
-    cdef const Forward *p = &s.p
-    cdef Py_ssize_t k
+    cdef Forward p = s.p
+    cdef int k
     for k in range(6):
         out[k] = NULL
-    out[6] = y
-    if last is not NULL:
-        run_layer(p, &s.c, work, x, first[0], first[1], last[0], last[1], out)
-        return
-    if p.threads == 1:
-        forward_part(p, &s.c, work, x, out, 0, 1)
-    else:
-        with nogil, parallel(num_threads=p.threads):
-            forward_part(p, &s.c, work, x, out, threadid(), team_size())
-    if p.steps.T % 2 == 1:
-        for k in range(p.B * p.Hs):
-            work[p.h + k] = work[p.other + k]
+    out[6], p.threads = y, ready
+    return run_layer(&p, &s.c, work, x, first[0], first[1], last[0], last[1], out)
 
 
-cdef void stream_float(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_float(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Stream *> plan, <float *> work, <const float *> x, <float *> y,
-               <const float **> first, <float **> last)
+    return run_stream(<const Stream *> plan, ready, <float *> work, <const float *> x, <float *> y,
+                      <const float **> first, <float **> last)
 
 
-cdef void stream_double(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_double(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Stream *> plan, <double *> work, <const double *> x, <double *> y,
-               <const double **> first, <double **> last)
+    return run_stream(<const Stream *> plan, ready, <double *> work, <const double *> x, <double *> y,
+                      <const double **> first, <double **> last)
 
 
-cdef void stream_half(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+cdef bint stream_half(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    run_stream(<const Stream *> plan, <float *> work, <const half *> x, <half *> y,
-               <const half **> first, <half **> last)
+    return run_stream(<const Stream *> plan, ready, <float *> work, <const half *> x, <half *> y,
+                      <const half **> first, <half **> last)
 
 
 def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_of(T, B, I, H, itemsize, True, num_threads).total * itemsize + 64
+    cdef Forward p = forward_of(T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
 
 
 def lstm_stream(

@@ -1,125 +1,156 @@
 """Layers without detours: one call on arrays that can be taken as they are, or step by step in a stream."""
-from cpython.buffer cimport (
-    PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
-)
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from numpy cimport PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, import_array, ndarray, npy_intp
+
+import sys
 
 import numpy
 
 from blockcell._args import empty
-from blockcell._kernels import get_num_threads
 from blockcell._read import short
+from blockcell._team import get, ready, report
 
-from panels cimport stride_of
+from arrays cimport is_plain, overlap
 
-cdef object ndarray = numpy.ndarray
+import_array()
 
-# From the states in `first` (NULL: zeros) to those in `last`; where that is NULL, they are in `work` and stay there.
-ctypedef void (*Run)(
-    const void *plan, void *work, const void *x, void *y, const void **first, void **last
+# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; whether they waited in vain.
+ctypedef bint (*Run)(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil
+
+cdef extern from *:
+    """
+    static inline int claim_flag(int *flag) { return !__atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE); }
+    static inline void release_flag(int *flag) { __atomic_store_n(flag, 0, __ATOMIC_RELEASE); }
+    """
+    bint claim_flag(int *flag)
+    void release_flag(int *flag)
 
 cdef enum:
     SHORT = 1 << 15  # multiplications, above which a call leaves other Python threads running
     STATES = 2  # at most
 
 
-cdef char *data_of(
-    array, char format, int rank, Py_ssize_t *T, Py_ssize_t *B, Py_ssize_t width, bint write
-) except? NULL:
-    """Where the numbers of an array begin that a kernel can take as it is, or NULL.  Its shape is (B, width), or for a
-    rank of 3 (T, B, width); a negative T or B becomes what the array has."""
-    cdef Py_buffer view
-    cdef char *data = NULL
-    if type(array) is not ndarray:
-        return NULL
-    try:
-        PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if write else 0))
-    except Exception:  # read-only, or a dtype that has no buffer
-        return NULL
-    if (
-        view.ndim == rank
-        and view.format[0] == format
-        and view.format[1] == 0
-        and view.shape[rank - 1] == width
-        and (B[0] < 0 or view.shape[rank - 2] == B[0])
-        and (rank == 2 or T[0] < 0 or view.shape[0] == T[0])
-        and <size_t> view.buf % <size_t> view.itemsize == 0
-        and PyBuffer_IsContiguous(&view, b"C")
-    ):
-        data = <char *> view.buf
-        B[0] = view.shape[rank - 2]
-        if rank == 3:
-            T[0] = view.shape[0]
-    PyBuffer_Release(&view)
-    return data
+@cython.final
+cdef class Plan:
+    """How T steps of B rows are run with so many threads, and the weights that this reads."""
+
+    cdef object weights, parameters
+    cdef Run run
+    cdef Py_ssize_t T, B, size  # bytes of scratch
+    cdef int threads, planned  # there may be; are of use
+    cdef bint brief
+
+    cdef execute(self, char *work, const void *x, void *y, const void **first, void **last):
+        cdef const void *plan = PyBytes_AS_STRING(self.parameters)
+        cdef int threads = 1 if self.planned == 1 else ready(self.planned)
+        cdef bint in_vain
+        work += -<size_t> work & 63
+        if self.brief:
+            self.run(plan, 1, work, x, y, first, last)
+            return
+        with nogil:
+            in_vain = self.run(plan, threads, work, x, y, first, last)
+        if self.planned > 1:
+            report(in_vain)
+
+
+cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B):
+    """The last one, where it is of the same."""
+    cdef int threads = get()
+    cdef Plan plan
+    if last is not None and last.weights is weights and last.T == T and last.B == B and last.threads == threads:
+        return last
+    plan = Plan.__new__(Plan)
+    kernel, plan.parameters, plan.size, plan.planned = layer._stream_kernel(weights, T, B, threads)
+    plan.run = <Run> PyCapsule_GetPointer(kernel, NULL)
+    plan.weights, plan.T, plan.B, plan.threads = weights, T, B, threads
+    plan.brief = T * B * (layer.input_size + layer.hidden_size) * layer.hidden_size < SHORT
+    return plan
+
+
+cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept:
+    """Whether a kernel can take it as it is: (B, width), or for a rank of 3 (T, B, width); any T or B below zero."""
+    cdef npy_intp *shape
+    if not is_plain(array, type_number, rank):
+        return False
+    shape = PyArray_DIMS(<ndarray> array)
+    return (
+        shape[rank - 1] == width
+        and (B < 0 or shape[rank - 2] == B)
+        and (rank == 2 or T < 0 or shape[0] == T)
+    )
 
 
 cdef class Runner:
     """Calls of a layer of one cell, of which nothing is kept but what the next call of the same sizes can use."""
 
-    cdef Py_ssize_t I, H
+    cdef Py_ssize_t inputs, cells
     cdef object dtype
-    cdef char format
     cdef type state
-    cdef int states
-    cdef tuple prepared  # weights, T, B, threads; the kernel, its plan, and how many bytes of scratch it needs
+    cdef int type_number, states
+    cdef Plan plan
 
     def __init__(self, layer):
-        self.I, self.H, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
-        self.format = ord(self.dtype.char)
+        self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
+        self.type_number = self.dtype.num
         self.state, self.states = layer._state, len(layer._state._fields)
 
-    def call(self, layer, weights, threads, x, state):
+    def call(self, layer, weights, x, state):
         """What ``layer(x, state)`` returns, or None where something has to be converted, or explained."""
-        cdef Py_ssize_t T = -1, B = -1, size
+        cdef Py_ssize_t T, B
         cdef int k
         cdef const void *first[STATES]
         cdef void *last[STATES]
-        cdef const void *x_data = data_of(x, self.format, 3, &T, &B, self.I, False)
-        cdef const void *p
-        cdef void *y_data
         cdef char *work
-        cdef Run run
-        if x_data is NULL or T == 0 or B == 0 or self.H == 0 or (state is not None and type(state) is not self.state):
+        cdef Plan plan
+        if not is_shaped(x, self.type_number, 3, -1, -1, self.inputs):
+            return None
+        T, B = PyArray_DIMS(<ndarray> x)[0], PyArray_DIMS(<ndarray> x)[1]
+        if T == 0 or B == 0 or self.cells == 0 or (state is not None and type(state) is not self.state):
             return None
         for k in range(self.states):
             first[k] = NULL
             if state is not None:
-                first[k] = data_of(state[k], self.format, 2, &T, &B, self.H, False)
-                if first[k] is NULL:
+                part = (<tuple> state)[k]
+                if not is_shaped(part, self.type_number, 2, 0, B, self.cells):
                     return None
-        prepared = self.prepared
-        if prepared is None or prepared[0] is not weights or prepared[1:4] != (T, B, threads):
-            prepared = self.prepared = weights, T, B, threads, *layer._stream_kernel(weights, T, B, threads)
-        run, plan, size = <Run> PyCapsule_GetPointer(prepared[4], NULL), prepared[5], prepared[6]
-        p = PyBytes_AS_STRING(plan)
-        y = empty((T, B, self.H), self.dtype)
-        y_data = data_of(y, self.format, 3, &T, &B, self.H, True)
+                first[k] = PyArray_BYTES(<ndarray> part)
+        y = empty((T, B, self.cells), self.dtype)
         after = []
         for k in range(self.states):
-            after.append(empty((B, self.H), self.dtype))
-            last[k] = data_of(after[k], self.format, 2, &T, &B, self.H, True)
-        work = <char *> PyMem_RawMalloc(size)
+            part = empty((B, self.cells), self.dtype)
+            last[k] = PyArray_BYTES(<ndarray> part)
+            after.append(part)
+        with cython.critical_section(self):
+            plan = self.plan
+        plan = plan_of(plan, layer, weights, T, B)
+        with cython.critical_section(self):
+            self.plan = plan
+        work = <char *> PyMem_RawMalloc(plan.size)
         if work is NULL:
             raise MemoryError()
-        if T * B * (self.I + self.H) * self.H < SHORT:
-            run(p, work + (-<Py_ssize_t> work & 63), x_data, y_data, first, last)
-        else:
-            with nogil:
-                run(p, work + (-<Py_ssize_t> work & 63), x_data, y_data, first, last)
-        PyMem_RawFree(work)
+        try:
+            plan.execute(work, PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), first, last)
+        finally:
+            PyMem_RawFree(work)
         return y, tuple.__new__(self.state, after)
 
 
+# -------------------------------------------------------------------------------------------------------------- streams
 cdef class Stream:
     """Steps of a recurrent layer, one after the other, with the state kept in between.
 
     Made by `layer.stream(batch=1)`.  One step costs little more than its arithmetic, and with ``out=`` allocates
     nothing; the results have the bits of one call of the layer over all steps.  A stream keeps the weights that the
-    layer had when it was made, until `refresh`.  It may be pickled, and is to be used by one thread at a time.
+    layer had when it was made, until `refresh`.  It may be pickled.
+
+    A method that raises leaves the stream as it was.  A stream is for one thread at a time: a method that finds another
+    one at work raises a RuntimeError.
 
     Attributes
     ----------
@@ -132,49 +163,40 @@ cdef class Stream:
 
     cdef readonly object layer
     cdef readonly Py_ssize_t batch
-    cdef object dtype, weights, memory, plan, block_plan, states
-    cdef Py_ssize_t I, H, block_steps
-    cdef char format
-    cdef Run kernel
-    cdef char *work
-    cdef bint short
+    cdef object dtype, weights
+    cdef Plan step_plan, block_plan
+    cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
+    cdef const void *first[STATES]  # where both are in memory
+    cdef void *last[STATES]
+    cdef Py_ssize_t inputs, cells, room
+    cdef object memory  # scratch, of so much room
+    cdef int type_number, in_use
 
     def __init__(self, layer, batch=1):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
+        if batch * (layer.input_size + layer.hidden_size + 1) * layer.dtype.itemsize > sys.maxsize:
+            raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
         self.layer, self.batch = layer, batch
-        self.I, self.H, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
-        self.format = ord(self.dtype.char)
-        self.short = self.batch * (self.I + self.H) * self.H < SHORT
-        self.memory = None
+        self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
+        self.type_number = self.dtype.num
+        self.memory, self.room = None, 0
+        self.states, self.following = (
+            [numpy.zeros((batch, self.cells), self.dtype) for _ in layer._state._fields] for _ in range(2)
+        )
+        self.point()
         self.refresh()
 
-    def refresh(self):
-        """Take over the weights that the layer has now; the state stays."""
-        self.weights = self.layer._current
-        self.plan, self.block_steps = self.prepared(1), 0
+    cdef void point(self) noexcept:
+        cdef Py_ssize_t k
+        for k in range(len(self.states)):
+            self.first[k] = PyArray_BYTES(<ndarray> self.states[k])
+            self.last[k] = PyArray_BYTES(<ndarray> self.following[k])
 
-    cdef prepared(self, Py_ssize_t T):
-        """The kernel's plan for T steps, and scratch that is large enough for it."""
-        run, plan, size = self.layer._stream_kernel(self.weights, T, self.batch, get_num_threads())
-        self.kernel = <Run> PyCapsule_GetPointer(run, NULL)
-        if self.memory is None or self.memory.size < size:
-            self.reserve(size)
-        return plan
-
-    cdef reserve(self, Py_ssize_t size):
-        """New scratch, with the states at its front as the kernels have them."""
-        cdef unsigned char[::1] view
-        cdef Py_ssize_t at, stride
-        real = numpy.dtype(numpy.float64 if self.format == b"d" else numpy.float32)
-        stride = stride_of(self.H, 64 // real.itemsize)
-        view = self.memory = memory = numpy.zeros(size, numpy.uint8)
-        at = -<Py_ssize_t> &view[0] & 63
-        self.work = <char *> &view[at]
-        rows = memory[at : at + 3 * self.batch * stride * real.itemsize].view(real).reshape(3, self.batch, stride)
-        before, self.states = self.states, (rows[2], rows[0]) if "cs" in self.layer._state._fields else (rows[0],)
-        for old, new in zip(before or (), self.states):
-            new[:] = old
+    cdef void move_on(self) noexcept:
+        """What was computed is the state."""
+        self.states, self.following = self.following, self.states
+        self.point()
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def step(self, x, out=None):
@@ -196,73 +218,82 @@ cdef class Stream:
         ------
         TypeError, ValueError
             `x` or `out` has another dtype or shape, or they overlap.
+        RuntimeError
+            The stream is in use.
         """
-        return self.advance(x, out, self.plan, 2, 1)
+        return advance((self,), (), x, out, 2)
 
     def run(self, x, out=None):
         """T steps: as `step`, with `x` [T,B,I] and h [T,B,H]."""
-        if type(x) is not ndarray or x.ndim != 3:
-            x = self.taken("x", x, (None, self.batch, self.I))
-        cdef Py_ssize_t T = x.shape[0]
-        if T == 0:
-            return empty((0, self.batch, self.H), self.dtype) if out is None else out
-        if T != self.block_steps:
-            self.block_plan = self.prepared(T)
-            self.block_steps = T
-        return self.advance(x, out, self.block_plan, 3, T)
+        return advance((self,), (), x, out, 3)
 
-    cdef advance(self, x, out, plan, int rank, Py_ssize_t T):
-        cdef Py_ssize_t itemsize = self.dtype.itemsize
-        cdef const void *p = PyBytes_AS_STRING(plan)
-        cdef char *x_data = data_of(x, self.format, rank, &T, &self.batch, self.I, False)
-        cdef char *y_data
-        if x_data is NULL:
-            x = self.taken("x", x, (T, self.batch, self.I)[3 - rank :])
-            x_data = data_of(x, self.format, rank, &T, &self.batch, self.I, False)
+    cdef input(self, x, int rank):
+        """x as the kernel takes it."""
+        if is_shaped(x, self.type_number, rank, -1, self.batch, self.inputs):
+            return x
+        return self.taken("x", x, (None, self.batch, self.inputs)[3 - rank :])
+
+    cdef output(self, x, out, int rank, Py_ssize_t T):
+        """Where the results go."""
         if out is None:
-            out = empty((T, self.batch, self.H)[3 - rank :], self.dtype)
-        y_data = data_of(out, self.format, rank, &T, &self.batch, self.H, True)
-        if y_data is NULL:
-            self.refuse(out, (T, self.batch, self.H)[3 - rank :])
+            return empty((T, self.batch, self.cells)[3 - rank :], self.dtype)
         if (
-            x_data < y_data + T * self.batch * self.H * itemsize
-            and y_data < x_data + T * self.batch * self.I * itemsize
+            not is_shaped(out, self.type_number, rank, T, self.batch, self.cells)
+            or not PyArray_ISWRITEABLE(<ndarray> out)
         ):
+            shape = (T, self.batch, self.cells)[3 - rank :]
+            found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
+            expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
+            message = f"{type(self.layer).__name__}.stream: out is {found}; {expected}"
+            raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
+        if overlap(x, out):
             raise ValueError(f"{type(self.layer).__name__}.stream: out overlaps x; give it memory of its own")
-        if self.H > 0 and self.short and T == 1:
-            self.kernel(p, self.work, x_data, y_data, NULL, NULL)
-        elif self.H > 0:
-            with nogil:
-                self.kernel(p, self.work, x_data, y_data, NULL, NULL)
         return out
+
+    cdef compute(self, x, y, Py_ssize_t T):
+        """T steps, up to the states that follow; `move_on` makes them those of now."""
+        cdef Plan plan
+        if self.cells == 0:
+            return
+        if T == 1:
+            plan = self.step_plan = plan_of(self.step_plan, self.layer, self.weights, 1, self.batch)
+        else:
+            plan = self.block_plan = plan_of(self.block_plan, self.layer, self.weights, T, self.batch)
+        if plan.size > self.room:
+            self.memory = numpy.empty(plan.size, numpy.uint8)
+            self.room = plan.size
+        plan.execute(
+            PyArray_BYTES(<ndarray> self.memory), PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), self.first,
+            self.last,
+        )
 
     def taken(self, name, value, shape):
         """An array-like as an array that the kernel can take; None in `shape` fits any length."""
         expected = "(" + ", ".join(["T" if size is None else str(size) for size in shape]) + ")"
         return self.layer._taken(name, value, shape, expected)
 
-    def refuse(self, out, shape):
-        found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
-        expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
-        message = f"{type(self.layer).__name__}.stream: out is {found}; {expected}"
-        raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
-
-    # ----------------------------------------------------------------------------------------------------------- states
+    # ---------------------------------------------------------------------------------------------- states and weights
     @property
     def state(self):
-        return self.layer._state._make([rows[:, : self.H].astype(self.dtype) for rows in self.states])
+        claim((self,))
+        try:
+            return self.layer._state._make([array.copy() for array in self.states])
+        finally:
+            release((self,), 1)
 
     @state.setter
     def state(self, value):
+        put((self,), self._state_arrays(value))
+
+    def _state_arrays(self, value):
+        """A state of the user's as arrays that the kernel can take."""
         names = self.layer._state._fields
         what, expected = f"{type(self.layer).__name__}.stream: state", self.layer._state.__name__
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
         if len(value) != len(names):
             raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
-        arrays = [self.taken(name, array, (self.batch, self.H)) for name, array in zip(names, value)]
-        for rows, array in zip(self.states, arrays):
-            rows[:, : self.H] = array
+        return [self.taken(name, array, (self.batch, self.cells)) for name, array in zip(names, value)]
 
     def reset(self, rows=None):
         """Set the state to zero, of all rows or of those given.
@@ -277,11 +308,11 @@ cdef class Stream:
         ValueError
             There is no such row.
         """
-        for state in self.states:
-            try:
-                state[slice(None) if rows is None else numpy.asarray(rows)] = 0
-            except IndexError as error:
-                raise ValueError(f"rows is {rows!r}; expected indices below batch = {self.batch}: {error}") from None
+        reset((self,), rows)
+
+    def refresh(self):
+        """Take over the weights that the layer has now; the state stays."""
+        refresh((self,), self.layer._shared.weights)
 
     # ---------------------------------------------------------------------------------------------------------- pickles
     def _in_use(self):
@@ -300,3 +331,99 @@ def restored(layer, batch, state):
     stream = layer.stream(batch)
     stream.state = state
     return stream
+
+
+# --------------------------------------------------------------- streams that stand one above the other change together
+cdef claim(tuple streams):
+    """All of them for the caller alone, until `release`."""
+    cdef Py_ssize_t k
+    cdef Stream stream
+    for k in range(len(streams)):
+        stream = streams[k]
+        if not claim_flag(&stream.in_use):
+            release(streams, k)
+            raise RuntimeError(
+                f"{type(stream.layer).__name__}.stream: the stream is in use; it is for one thread at a time"
+            )
+
+
+cdef void release(tuple streams, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t k
+    for k in range(n):
+        release_flag(&(<Stream> streams[k]).in_use)
+
+
+def advance(tuple streams, tuple between, x, out, int rank):
+    """x through all of them: a step where the rank is 2, else a block of steps.  `between` has room for the y of a step
+    of each but the last."""
+    cdef Py_ssize_t T = 1, k, top = len(streams) - 1
+    cdef Stream stream = streams[0]
+    x = stream.input(x, rank)  # may run code of the caller's; nothing below does
+    if rank == 3:
+        T = PyArray_DIMS(<ndarray> x)[0]
+    stream = streams[top]
+    out = stream.output(x, out, rank, T)
+    if T == 0:
+        return out
+    claim(streams)
+    try:
+        for k in range(top + 1):
+            stream = streams[k]
+            if k == top:
+                y = out
+            elif rank == 2:
+                y = between[k]
+            else:
+                y = empty((T, stream.batch, stream.cells), stream.dtype)
+            stream.compute(x, y, T)
+            x = y
+        for k in range(top + 1):
+            (<Stream> streams[k]).move_on()
+    finally:
+        release(streams, top + 1)
+    return out
+
+
+def put(tuple streams, list arrays, rows=slice(None)):
+    """These rows of all states become those of `arrays`, one for each state of each stream."""
+    cdef Py_ssize_t k
+    cdef Stream stream
+    claim(streams)
+    try:
+        arrays = arrays[::-1]
+        for k in range(len(streams)):
+            stream = streams[k]
+            for before, after in zip(stream.states, stream.following):
+                after[:] = before
+                after[rows] = arrays.pop()
+        for k in range(len(streams)):
+            (<Stream> streams[k]).move_on()
+    finally:
+        release(streams, len(streams))
+
+
+def reset(tuple streams, rows):
+    """These rows of all states become zero, or all where there are none given."""
+    cdef Stream stream = streams[0]
+    picked = numpy.full(stream.batch, rows is None)
+    if rows is not None:
+        rows = numpy.asarray(rows)
+        try:
+            picked[rows if rows.size or rows.dtype == bool else rows.astype(int)] = True
+        except IndexError as error:
+            raise ValueError(f"rows is {rows!r}; expected indices below batch = {stream.batch}: {error}") from None
+    put(streams, [0 for each in streams for _ in (<Stream> each).states], picked)
+
+
+def refresh(tuple streams, dict weights):
+    """The weights of all become what they are now."""
+    cdef Py_ssize_t k
+    cdef Stream stream
+    claim(streams)
+    try:
+        for k in range(len(streams)):
+            stream = streams[k]
+            stream.weights = weights[stream.layer]
+            stream.step_plan = stream.block_plan = None
+    finally:
+        release(streams, len(streams))

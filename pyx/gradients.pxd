@@ -9,7 +9,7 @@ from half cimport half
 from panels cimport stride_of
 from real cimport real
 from steps cimport Steps, input_row
-from team cimport meet, share
+from team cimport Team, barrier, share
 from tile cimport (
     BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
     pack_line_transposed, pack_rows, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
@@ -205,8 +205,8 @@ cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_s
 
 cdef inline void weight_grad(
     real *out, store *b_grad, Py_ssize_t N, const Steps *s, const store *x, Py_ssize_t I, const store *h_prev,
-    const store *h, const store *scale, Py_ssize_t H, const real *d, Py_ssize_t ldd, real *work, Py_ssize_t part,
-    Py_ssize_t parts
+    const store *h, const store *scale, Py_ssize_t H, const real *d, Py_ssize_t ldd, real *work,
+    Team *team, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One thread's columns of out (I+H x N) := [x, the state that a step started from].T @ d[:, :N], where `scale`, if
     not NULL, multiplies the states, and of b_grad := the sum over rows of d.  The threads pack the inputs of a block of
@@ -226,7 +226,7 @@ cdef inline void weight_grad(
             pack_inputs(work + k * ROWS, stride, input_row(s, <store *> NULL, x, I, r), <store *> NULL, I)
             pack_inputs(states + k * ROWS, stride, input_row(s, h_prev, h, H, r),
                         <store *> NULL if scale is NULL else scale + r * H, H)
-        meet(parts)
+        barrier(team, part, parts)
         j = start
         while j < end:
             n = min(<Py_ssize_t> PLAIN, end - j)
@@ -239,7 +239,7 @@ cdef inline void weight_grad(
         if r0 == rows:
             for l in range(start * L, min(end * L, N)):
                 narrow(b_grad + l, <real> sums[l])
-        meet(parts)  # before anybody packs or sums again
+        barrier(team, part, parts)  # before anybody packs or sums again
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes

@@ -3,7 +3,7 @@
 Bit operations, so that loops over them become vector instructions at every CPU level, or for whole lines what CPUs from
 v3 on have for it.  Neither depends on how the processor treats subnormals.
 """
-from libc.stdint cimport int32_t, uint16_t
+from libc.stdint cimport INT32_MIN, int32_t, uint16_t
 
 ctypedef uint16_t half
 
@@ -59,7 +59,7 @@ cdef inline float half_to_float(half h) noexcept nogil:
     # A subnormal is fraction * 2**-24: with the exponent of 2**-14 it has a leading one too many, which is subtracted.
     cdef int32_t exponent = (112 << 23) + (special & (112 << 23)) + (subnormal & (1 << 23))
     cdef float x = float_of_bits(magnitude + exponent) - float_of_bits(subnormal & (113 << 23))
-    return float_of_bits(bits_of_float(x) | (h & 0x8000) << 16)
+    return float_of_bits(bits_of_float(x) | (-<int32_t> (h >> 15) & INT32_MIN))
 
 
 cdef inline half float_to_half(float x) noexcept nogil:

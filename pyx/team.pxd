@@ -1,22 +1,129 @@
-"""The threads of a call: how many, who does what, where they meet.  Without OpenMP there is one."""
+"""The team of threads of a call: how many they are, who does what, and where they wait for each other.
+
+A thread that waits looks again and again for some microseconds, then sleeps: whoever it waits for may need its core.
+The calling thread keeps account of how long it slept, by which `in_vain` tells whether it would have been faster alone.
+Without OpenMP there is one thread.
+"""
 
 cdef extern from *:
     """
+    #include <time.h>
     #ifdef _OPENMP
     #include <omp.h>
     static inline int team_size(void) { return omp_get_num_threads(); }
-    static inline void meet(Py_ssize_t parts) {
-        if (parts > 1) {
-            #pragma omp barrier
-        }
-    }
     #else
     static inline int team_size(void) { return 1; }
-    static inline void meet(Py_ssize_t parts) { }
     #endif
+    #ifdef __linux__
+    #include <limits.h>
+    #include <linux/futex.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    #endif
+
+    enum { LOOKS = 400, LINE = 64 };  /* times that a thread looks before it sleeps: 5 to 20 microseconds */
+
+    typedef struct {
+        int arrived __attribute__((aligned(LINE)));  /* threads that wait at the present barrier */
+        int barrier __attribute__((aligned(LINE)));  /* number of barriers that all have passed */
+        int asleep;
+        long long begun, slept;                      /* nanoseconds, of the calling thread */
+        unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
+    } Team;
+
+    static inline long long nanoseconds(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return now.tv_sec * 1000000000LL + now.tv_nsec;
+    }
+
+    #if defined(__x86_64__)
+    static inline void look_later(void) { __builtin_ia32_pause(); }
+    static inline unsigned long control_of_thread(void) { return __builtin_ia32_stmxcsr(); }
+    static inline void control_thread(unsigned long control) { __builtin_ia32_ldmxcsr((unsigned) control); }
+    #elif defined(__aarch64__)
+    static inline void look_later(void) { __asm__ volatile("yield"); }
+    static inline unsigned long control_of_thread(void) {
+        unsigned long control;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+        return control;
+    }
+    static inline void control_thread(unsigned long control) { __asm__ volatile("msr fpcr, %0" : : "r"(control)); }
+    #else
+    static inline void look_later(void) { }
+    static inline unsigned long control_of_thread(void) { return 0; }
+    static inline void control_thread(unsigned long control) { (void) control; }
+    #endif
+
+    static void sleep_until_passed(Team *team, int barrier) {
+        #ifdef __linux__
+        __atomic_add_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&team->barrier, __ATOMIC_SEQ_CST) == barrier)
+            syscall(SYS_futex, &team->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
+        __atomic_sub_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
+        #else
+        const struct timespec nap = {0, 20000};
+        while (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier)
+            nanosleep(&nap, NULL);
+        #endif
+    }
+
+    static void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) {
+        const int barrier = __atomic_load_n(&team->barrier, __ATOMIC_RELAXED);
+        long long since;
+        if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == parts) {
+            __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&team->barrier, barrier + 1, __ATOMIC_SEQ_CST);
+            #ifdef __linux__
+            if (__atomic_load_n(&team->asleep, __ATOMIC_SEQ_CST) > 0)
+                syscall(SYS_futex, &team->barrier, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+            #endif
+            return;
+        }
+        for (int k = 0; k < LOOKS; k++) {
+            if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
+                return;
+            look_later();
+        }
+        since = part == 0 ? nanoseconds() : 0;
+        sleep_until_passed(team, barrier);
+        if (part == 0)
+            team->slept += nanoseconds() - since;
+    }
     """
+    ctypedef struct Team:
+        int arrived, barrier, asleep
+        long long begun, slept
+        unsigned long control
     int team_size() noexcept nogil
-    void meet(Py_ssize_t parts) noexcept nogil  # of a team of so many; one alone does not wait
+    long long nanoseconds() noexcept nogil
+    unsigned long control_of_thread() noexcept nogil
+    void control_thread(unsigned long control) noexcept nogil
+    void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept nogil
+
+
+cdef inline void gather(Team *team) noexcept nogil:
+    """Of the calling thread, before the others begin."""
+    team.arrived = team.barrier = team.asleep = 0
+    team.begun, team.slept = nanoseconds(), 0
+    team.control = control_of_thread()
+
+
+cdef inline void join(const Team *team) noexcept nogil:
+    """Of each thread: compute as the calling one does."""
+    control_thread(team.control)
+
+
+cdef inline void barrier(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
+    """Where each of the team's parts waits for all; one alone does not wait."""
+    if parts > 1:
+        wait_for_all(team, part, parts)
+
+
+cdef inline bint in_vain(const Team *team, Py_ssize_t parts) noexcept nogil:
+    """Of the calling thread, at the end: whether it slept longer than it would have needed for all of the work."""
+    cdef long long own = nanoseconds() - team.begun - team.slept
+    return 2 * team.slept > 3 * (parts - 1) * own
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:

@@ -8,7 +8,7 @@ import pytest
 from fresh import printed, python
 
 import blockcell
-from blockcell import _cpu, _kernels
+from blockcell import _cpu, _kernels, _threads
 
 LEVELS = _kernels.available_levels()
 LEVEL = "import blockcell; print(blockcell.build_info()['level'])"
@@ -79,17 +79,17 @@ def test_build_info():
 
 @pytest.mark.parametrize("value", [1, 2, np.int64(2), np.array(2), True])
 def test_num_threads(value):
-    assert _kernels.num_threads(value) == (int(value) if _cpu.OPENMP else 1)
+    assert _threads.num_threads(value) == (int(value) if _cpu.OPENMP else 1)
 
 
 def test_num_threads_none_is_the_default():
     blockcell.set_num_threads(3)
-    assert _kernels.num_threads(None) == blockcell.get_num_threads() == (3 if _cpu.OPENMP else 1)
+    assert _threads.num_threads(None) == blockcell.get_num_threads() == (3 if _cpu.OPENMP else 1)
     blockcell.set_num_threads(None)
-    assert str(_kernels.num_threads(None)) == printed(THREADS)
+    assert str(_threads.num_threads(None)) == printed(THREADS)
 
 
-@pytest.mark.parametrize("check", [_kernels.num_threads, blockcell.set_num_threads])
+@pytest.mark.parametrize("check", [_threads.num_threads, blockcell.set_num_threads])
 def test_num_threads_refuses(check):
     for value in (1.0, "2", [1], np.float32(1), np.array([1])):
         with pytest.raises(TypeError, match="num_threads must be an integer or None, got "):
@@ -100,13 +100,13 @@ def test_num_threads_refuses(check):
 
 
 def test_more_threads_than_could_be_started():
-    assert 1 <= _kernels.num_threads(2**70) <= max(64, os.cpu_count())
+    assert 1 <= _threads.num_threads(2**70) <= max(64, os.cpu_count())
 
 
 @pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: always one thread")
 @pytest.mark.parametrize(("variable", "threads"), [("3", "3"), (" 5 ", "5"), ("2,4", "2"), ("999999", None)])
 def test_omp_num_threads(variable, threads):
-    assert printed(THREADS, OMP_NUM_THREADS=variable) == (threads or str(_kernels.num_threads(999999)))
+    assert printed(THREADS, OMP_NUM_THREADS=variable) == (threads or str(_threads.num_threads(999999)))
 
 
 @pytest.mark.parametrize("variable", ["", "0", "-2", "many", ",3", "1.5"])

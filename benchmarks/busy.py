@@ -1,0 +1,126 @@
+"""Two threads beside one: on a quiet machine, beside busy processes, and between numpy's own threaded products.
+
+    python benchmarks/busy.py [--rounds 5] [--seconds 0.5] [--spin COUNT ...]
+
+Threads that wait for each other may stay awake, which is fast while every thread has a core of its own, and wasteful
+where other work wants that core.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
+it the median of the rounds' ratios to one thread in the same place.  `--spin` adds columns for all threads with
+GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.  Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from turns import Worker, answer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+SPINNING = "while True: pass"
+
+
+def inference(T: int, B: int, H: int) -> Callable[[], object]:
+    from blockcell import LSTM
+
+    layer, x = LSTM.init(H, H, seed=0), np.ones((T, B, H), np.float32)
+    return lambda: layer(x)
+
+
+def training(T: int, B: int, H: int) -> Callable[[], object]:
+    from blockcell import LSTM
+
+    layer, x = LSTM.init(H, H, seed=0), np.ones((T, B, H), np.float32)
+
+    def call() -> None:
+        y, _, tape = layer.forward(x)
+        layer.backward(tape, y)
+
+    return call
+
+
+CALLS = {
+    "inference T50 B16 H128": lambda: inference(50, 16, 128),
+    "inference T100 B1 H256": lambda: inference(100, 1, 256),
+    "inference T20 B64 H32": lambda: inference(20, 64, 32),
+    "training T8 B32 H32": lambda: training(8, 32, 32),
+    "training T20 B4 H128": lambda: training(20, 4, 128),
+}
+PLACES = ("quiet", "busy", "numpy")
+
+
+def work() -> None:
+    """Answers which call, for how many seconds, and whether each comes after a product of numpy's."""
+    calls = {name: make() for name, make in CALLS.items()}
+    a = np.ones((512, 512), np.float32)
+
+    def reply(question: tuple[str, float, bool]) -> float:
+        name, seconds, product = question
+        call, spent, count = calls[name], 0.0, 0
+        call()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if product:
+                a @ a
+            start = time.perf_counter()
+            call()
+            spent += time.perf_counter() - start
+            count += 1
+        return spent / count
+
+    answer(reply)
+
+
+@contextlib.contextmanager
+def others(place: str) -> Iterator[None]:
+    """As many busy processes as there are CPUs, where the place is a busy one."""
+    count = len(os.sched_getaffinity(0)) if place == "busy" else 0
+    processes = [subprocess.Popen([sys.executable, "-c", SPINNING]) for _ in range(count)]
+    try:
+        time.sleep(0.2 if count else 0)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--spin", nargs="*", default=[], metavar="COUNT")
+    options = parser.parse_args()
+    threads = str(len(os.sched_getaffinity(0)))
+    workers = {"1 thread": Worker(__file__, "--work", OMP_NUM_THREADS="1")}
+    workers[f"{threads} threads"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads)
+    for count in options.spin:
+        workers[f"spin {count}"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads, GOMP_SPINCOUNT=count)
+    print(f"| place | call | {' | '.join(workers)} |")
+    print("|---" * (2 + len(workers)) + "|")
+    for place in PLACES:
+        for name in CALLS:
+            question = name, options.seconds, place == "numpy"
+            rounds = []
+            with others(place):
+                for _ in range(options.rounds):
+                    rounds.append([worker.ask(question) * 1e6 for worker in workers.values()])
+            cells = []
+            for k, times in enumerate(zip(*rounds, strict=True)):
+                ratio = statistics.median(one[k] / one[0] for one in rounds)
+                cells.append(f"{statistics.median(times):.0f} ({ratio:.2f})")
+            print(f"| {place} | {name} | {' | '.join(cells)} |", flush=True)
+    for worker in workers.values():
+        worker.close()
+
+
+if __name__ == "__main__":
+    work() if sys.argv[1:] == ["--work"] else main()

@@ -1,0 +1,85 @@
+"""The number of threads that calls run on, as users set it; `pyx/_team.pyx` says at each call how many there are."""
+
+import operator
+import os
+from typing import SupportsIndex
+
+from . import _cpu, _team
+
+
+def _threads_of_this_process() -> int:
+    """OMP_NUM_THREADS, or else the CPUs that this process may use."""
+    try:
+        asked = int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])  # a list is for nested teams; we have none
+        if asked >= 1:
+            return asked
+    except ValueError:
+        pass  # unset, or not a number
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:  # a container's quota
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or its quota is "max"
+        return cpus
+
+
+# More threads than CPUs are allowed, within reason.
+_most_threads = max(64, os.cpu_count() or 1) if _cpu.OPENMP else 1
+_threads_at_import = min(_threads_of_this_process(), _most_threads)
+
+
+def num_threads(value: SupportsIndex | None) -> int:
+    """How many threads a call may plan with that was given ``num_threads=value``."""
+    if value is None:
+        return _team.get()
+    try:
+        threads = operator.index(value)
+    except TypeError:
+        raise TypeError(f"num_threads must be an integer or None, got {value!r}") from None
+    if threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {threads}")
+    return min(threads, _most_threads)
+
+
+def set_num_threads(n: SupportsIndex | None) -> None:
+    """Set how many threads a call uses whose ``num_threads`` is None.
+
+    Results do not depend on it.  Small calls use fewer, and all calls do while other work occupies the CPUs.
+
+    Parameters
+    ----------
+    n : int or None
+        At least 1.  None: the environment variable OMP_NUM_THREADS, or else the CPUs that this process may use, both as
+        they were when blockcell was imported.
+
+    Raises
+    ------
+    TypeError
+        `n` is not an integer.
+    ValueError
+        `n` is less than 1.
+
+    Warns
+    -----
+    RuntimeWarning
+        Not here, but by the call that finds that so many threads cannot be started; it and those after it use fewer.
+    """
+    _team.set(min(_threads_at_import, _most_threads) if n is None else num_threads(n), _most_threads)
+
+
+def get_num_threads() -> int:
+    """How many threads a call may use whose ``num_threads`` is None; always 1 in a forked child."""
+    return _team.get()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child has the OpenMP runtime's state but not its threads: waiting for those would hang."""
+    global _most_threads
+    _most_threads = 1
+    _team.set(1, 1)
+
+
+set_num_threads(None)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,123 @@
+"""How many threads a call runs on: asked at every call, and answered here alone.
+
+`get` is the number that a call plans with.  A plan may take fewer, for a small call one; then `ready` says, just before
+the kernel runs, how many of these there are now, and `report` takes what the kernel found out about them:
+
+* An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
+  more of them than the last time, it is tried whether they can be started.
+* Where the threads of a call had to wait for each other longer than the call would have taken on one, other work
+  occupies the CPUs.  The calls of the next milliseconds run on one thread, then it is tried anew, after longer and
+  longer times.
+* A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
+
+Results have the same bits for any number of threads.
+"""
+import warnings
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdlib.h>
+    #include <time.h>
+
+    static __thread int started = 1;  /* threads of the runtime that this one has, itself among them */
+
+    static void *wait_for_gate(void *gate) {
+        pthread_mutex_lock((pthread_mutex_t *) gate);
+        pthread_mutex_unlock((pthread_mutex_t *) gate);
+        return NULL;
+    }
+
+    /* How many of so many threads can be started side by side. */
+    static int startable(int wanted) {
+        pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+        pthread_t *threads = (pthread_t *) malloc(wanted * sizeof(pthread_t));
+        sigset_t all, before;
+        int n = 0;
+        if (threads == NULL)
+            return 0;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  /* signals are for the process's own threads */
+        pthread_mutex_lock(&gate);
+        while (n < wanted && pthread_create(&threads[n], NULL, wait_for_gate, &gate) == 0)
+            n++;
+        pthread_mutex_unlock(&gate);
+        for (int k = 0; k < n; k++)
+            pthread_join(threads[k], NULL);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        free(threads);
+        return n;
+    }
+
+    /* Written by any thread; nothing else depends on them. */
+    static int number = 1, most = 1, adapts = 1;
+    static long long rest = 0, rests_until = 0;  /* nanoseconds */
+    #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
+    #define becomes(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
+    """
+    int started
+    int startable(int wanted) nogil
+    int number, most, adapts
+    long long rest, rests_until
+    int now(int variable)
+    long long now_long "now" (long long variable)
+    void becomes(int variable, long long value)
+
+from team cimport nanoseconds
+
+cdef enum:
+    SHORTEST = 2_000_000  # nanoseconds during which calls run on one thread
+    LONGEST = 64_000_000
+
+
+def get():
+    """How many threads a call may plan with."""
+    return min(now(number), now(most))
+
+
+def set(int wanted, int possible):
+    """From now on so many; of all those that there may be, try again how many there are."""
+    becomes(most, possible)
+    becomes(number, wanted)
+    becomes(rest, 0)
+    becomes(rests_until, 0)
+
+
+def ready(int planned):
+    """How many of the planned threads there are now."""
+    cdef int able
+    planned = min(planned, now(most))
+    if planned <= 1 or (now_long(rests_until) and nanoseconds() < now_long(rests_until)):
+        return 1
+    if planned > started:
+        able = 1 + startable(planned - 1)
+        if able < planned:
+            becomes(most, able)
+            warnings.warn(
+                f"blockcell: only {able} of {planned} threads can be started, so calls use {able} from now on;"
+                f" set_num_threads tries again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            planned = able
+    becomes(started, planned)
+    return planned
+
+
+def report(bint in_vain):
+    """What the threads of a call that had more than one came to."""
+    cdef long long pause = now_long(rest)
+    if in_vain and now(adapts):
+        pause = min(max(2 * pause, <long long> SHORTEST), <long long> LONGEST)
+        becomes(rests_until, nanoseconds() + pause)
+        becomes(rest, pause)
+    elif pause:
+        becomes(rest, 0)
+        becomes(rests_until, 0)
+
+
+def adapt(bint wanted):
+    """Whether calls run on one thread where several have waited in vain; not in tests, which mean the number."""
+    becomes(adapts, wanted)
+    becomes(rests_until, 0)

@@ -1,0 +1,23 @@
+"""numpy's arrays as kernels take them.  Nothing here can fail."""
+from numpy cimport (
+    PyArray_BYTES, PyArray_CheckExact, PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM,
+    PyArray_TYPE, ndarray, npy_intp
+)
+
+
+cdef inline bint is_plain(array, int type_number, int rank) noexcept:
+    """Whether it is an array of this type and rank, C-contiguous, aligned and of native byte order."""
+    return (
+        PyArray_CheckExact(array)
+        and PyArray_ISCARRAY_RO(<ndarray> array)
+        and PyArray_TYPE(<ndarray> array) == type_number
+        and PyArray_NDIM(<ndarray> array) == rank
+    )
+
+
+cdef inline bint overlap(ndarray a, ndarray b) noexcept:
+    """Whether contiguous arrays have memory in common."""
+    cdef char *a0 = PyArray_BYTES(a)
+    cdef char *b0 = PyArray_BYTES(b)
+    cdef npy_intp a_size = PyArray_NBYTES(a), b_size = PyArray_NBYTES(b)
+    return a_size > 0 and b_size > 0 and a0 < b0 + b_size and b0 < a0 + a_size
