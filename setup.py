@@ -4,6 +4,7 @@ Every kernel source `pyx/_name.pyx` is compiled once per CPU level, as `blockcel
 picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -62,11 +63,25 @@ def levels():
     return chosen
 
 
+def source_hash(source):
+    """What a kernel is built from: the package refuses one that was built from something else."""
+    files = [source, *sorted(Path("pyx").glob("*.pxd"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def extensions():
+    headers = [path.as_posix() for path in Path("pyx").glob("*.pxd")]
+    hashes = {path.stem: source_hash(path) for path in sorted(Path("pyx").glob("_*.pyx")) if path.stem not in PLAIN}
     for source in sorted(Path("pyx").glob("_*.pyx")):
         for level in ["base"] if source.stem in PLAIN else levels():
             name = source.stem if source.stem in PLAIN else f"{source.stem}_{level}"
-            extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py"])
+            extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py", *headers])
+            if source.stem in hashes:
+                extension.define_macros = [("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"')]
+            elif source.stem == "_cpu":
+                extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
+                sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
+                extension.define_macros = [("BLOCKCELL_SOURCES", f'"{sources}"')]
             extension.level = level
             yield extension
     extension = Extension(SHARED, ["_cyutility.c"])  # which cythonize writes, into its build_dir
@@ -112,9 +127,9 @@ class BuildExt(build_ext):
                 extension.extra_link_args = [] if plain else link_flags
                 if extension.name in ("blockcell._args", "blockcell._stream"):
                     extension.include_dirs = [numpy.get_include()]
-                    extension.define_macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+                    extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
                 if extension.name == "blockcell._cpu":
-                    extension.define_macros = [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
+                    extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
 
     def failure(self, program, compile_flags, link_flags):

@@ -2,5 +2,7 @@ OPENMP: bool
 COMPILER: str
 FLAGS: str
 CYTHON: str
+SOURCES: dict[str, str]
+LEVELS: tuple[str, ...]
 
 def supported_levels() -> tuple[str, ...]: ...

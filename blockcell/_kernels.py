@@ -18,8 +18,8 @@ import numpy as np
 from . import _cpu, _threads
 
 MODULES = ("_lstm", "_gru")
-# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long threads that have nothing to do stay awake,
-# in turns of a loop and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
+# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a loop
+# and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
 
@@ -87,6 +87,11 @@ def load(level: str) -> tuple[Kernels, Work]:
     work: Work = {}
     for module in MODULES:
         names = vars(importlib.import_module(f"blockcell.{module}_{level}"))
+        if names["SOURCE"] != _cpu.SOURCES[module]:  # BLOCKCELL_LEVELS has left it out of a build
+            raise ImportError(
+                f"blockcell.{module}_{level} was built from other sources than the package is now: build that level again,"
+                f" or delete {names['__file__']}"
+            )
         for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
             float32, float64, float16 = (names[name][storage] for storage in STORAGE)
             kernels[name] = float32, float64, float16
@@ -108,16 +113,17 @@ def build_info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``version``; ``level``, the CPU level in use; ``levels``, those that BLOCKCELL_LEVEL may name;
-        ``supported_levels``, those that this CPU runs, built or not; ``openmp``, whether calls can use several threads;
-        ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and ``cpu``.
+        ``version``; ``level``, the CPU level in use; ``levels``, those that were built; ``supported_levels``, those
+        that this CPU runs (BLOCKCELL_LEVEL may name what is in both); ``openmp``, whether calls can use several
+        threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
+        ``cpu``.
     """
     from . import __version__
 
     return {
         "version": __version__,
         "level": LEVEL,
-        "levels": available_levels(),
+        "levels": tuple(level for level in _cpu.LEVELS if _is_built(level)),
         "supported_levels": _cpu.supported_levels(),
         "openmp": _cpu.OPENMP,
         "num_threads": _threads.get_num_threads(),

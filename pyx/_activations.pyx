@@ -7,7 +7,10 @@ from cython.parallel cimport prange
 cimport activations
 from half cimport half
 from real cimport real
+from source cimport BLOCKCELL_SOURCE
 from tile cimport LF, line_of, lines_in, load_line, store_line
+
+SOURCE = BLOCKCELL_SOURCE.decode()
 
 
 cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:

@@ -38,14 +38,17 @@ cdef extern from *:
     bint runs_v4()
     bint HAS_OPENMP
     const char *COMPILER_NAME
-    const char *BLOCKCELL_FLAGS  # defined by setup.py
+    const char *BLOCKCELL_FLAGS  # these two are defined by setup.py
+    const char *BLOCKCELL_SOURCES
 
 OPENMP = HAS_OPENMP
 COMPILER = COMPILER_NAME.decode()
 FLAGS = BLOCKCELL_FLAGS.decode()
 CYTHON = cython.__version__
+SOURCES = dict(word.split("=") for word in BLOCKCELL_SOURCES.decode().split())  # what each kernel is to be built from
+LEVELS = ("base", "v3", "v4")
 
 
 def supported_levels():
     """The levels whose instructions this CPU has, from the oldest."""
-    return ("base",) + ("v3",) * runs_v3() + ("v4",) * runs_v4()
+    return LEVELS[: 1 + runs_v3() + runs_v4()]

@@ -25,12 +25,15 @@ from panels cimport (
     forward_threads, pack_bias, pack_panels, packs_whole, panels_of, splits_rows, stride_of
 )
 from real cimport real
+from source cimport BLOCKCELL_SOURCE
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
 from team cimport Team, barrier, gather, in_vain, join, share, team_size
 from tile cimport (
     LF, LINES, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
     round_to_half, row_group, store, store_line, store_row
 )
+
+SOURCE = BLOCKCELL_SOURCE.decode()
 
 
 cdef struct Cell:

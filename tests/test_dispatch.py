@@ -62,11 +62,24 @@ def test_levels_have_the_same_kernels(level):
         assert len({id(kernel) for kernel in by_dtype}) == 3
 
 
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    """One that BLOCKCELL_LEVELS has left out of a build, in a checkout, may expect other arguments."""
+    monkeypatch.setitem(_cpu.SOURCES, "_gru", "0123456789abcdef")
+    with pytest.raises(ImportError, match=r"_gru_base was built from other sources .* build that level again"):
+        _kernels.load("base")
+
+
+def test_levels_are_those_built(monkeypatch):
+    monkeypatch.setattr(_cpu, "supported_levels", lambda: ("base",))
+    info = blockcell.build_info()
+    assert info["supported_levels"] == ("base",) and set(info["levels"]) >= set(LEVELS)
+
+
 def test_build_info():
     info = blockcell.build_info()
     assert info["version"] == blockcell.__version__ == importlib.metadata.version("blockcell")
     assert info["level"] in info["levels"]
-    assert set(info["levels"]) <= set(info["supported_levels"])
+    assert [level for level in info["levels"] if level in info["supported_levels"]] == list(LEVELS)
     assert info["num_threads"] == blockcell.get_num_threads()
     assert isinstance(info["openmp"], bool)
     assert any(name in info["compiler"].lower() for name in ("gcc", "clang"))

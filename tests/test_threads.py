@@ -1,0 +1,216 @@
+"""Threads: how many there are is asked at every call, they sleep soon, and they compute as the calling thread does."""
+
+import ctypes
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import arguments
+from fresh import printed, python
+
+import blockcell
+from blockcell import LSTM, _cpu, _team, raw_ops
+
+needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
+TASKS = Path("/proc/self/task")
+SIZES = {"T": 6, "B": 40, "I": 33, "H": 70}
+
+
+@pytest.fixture
+def set_num_threads():
+    yield blockcell.set_num_threads
+    blockcell.set_num_threads(None)
+
+
+def bits(arrays):
+    return [array.tobytes() for array in arrays]
+
+
+# ------------------------------------------------------------------------------------------------------------ how many
+@needs_openmp
+def test_not_many_are_used_while_waiting_is_in_vain(set_num_threads):
+    set_num_threads(3)
+    assert _team.ready(3) == 3
+    _team.report(True)
+    assert _team.ready(3) == 3  # tests mean the number they ask for: conftest.py
+    _team.adapt(True)
+    try:
+        _team.report(True)
+        assert _team.ready(3) == 1
+        _team.report(False)
+        assert _team.ready(3) == 3
+        _team.report(True)
+        set_num_threads(2)  # whoever sets it wants it tried anew
+        assert _team.ready(2) == 2
+    finally:
+        _team.adapt(False)
+
+
+def test_never_more_than_planned(set_num_threads):
+    set_num_threads(8)
+    assert _team.ready(1) == 1
+    assert _team.get() == _team.ready(_team.get())
+
+
+BUSY = """
+import numpy as np
+from blockcell import LSTM, _team, set_num_threads
+
+set_num_threads(2)
+layer, x = LSTM.init(64, 64, seed=0), np.ones((20, 64, 64), np.float32)
+y, _, tape = layer.forward(x)
+expected = y.tobytes(), [g.tobytes() for g in layer.backward(tape, y)[2].values()], layer(x)[0].tobytes()
+seen, report = [], _team.report
+for _ in range(3):
+    _team.report(True)
+    assert _team.ready(2) == 1
+    y, _, tape = layer.forward(x)
+    _team.report(True)
+    grads = layer.backward(tape, y)[2]
+    _team.report(True)
+    assert expected == (y.tobytes(), [g.tobytes() for g in grads.values()], layer(x)[0].tobytes())
+print("same")
+"""
+
+
+@needs_openmp
+def test_same_bits_where_a_plan_for_two_threads_runs_on_one():
+    assert printed(BUSY) == "same"
+
+
+CHANGES = """
+import os
+import numpy as np
+from blockcell import LSTM, set_num_threads
+
+set_num_threads(1)
+stream, x = LSTM.init(256, 256, seed=0).stream(64), np.ones((64, 256), np.float32)
+before = len(os.listdir("/proc/self/task"))
+stream.step(x)
+one = len(os.listdir("/proc/self/task"))
+set_num_threads(3)
+stream.step(x)
+print(one - before, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@needs_openmp
+@pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc")
+def test_a_change_reaches_a_stream_that_exists():
+    assert printed(CHANGES) == "0 2"
+
+
+# ------------------------------------------------------------------------------------------------------------ awake
+RUNTIME = "import os; import blockcell; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('KMP_BLOCKTIME'))"
+
+
+@needs_openmp
+@pytest.mark.skipif("gcc" not in _cpu.COMPILER, reason="gcc's runtime tells its settings, by these names")
+@pytest.mark.parametrize(
+    ("users", "count"), [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
+)
+def test_idle_threads_sleep_soon(users, count):
+    """What the runtime took, and that nothing of it is left for other programs."""
+    unset = dict.fromkeys(["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
+    result = python(RUNTIME, OMP_DISPLAY_ENV="VERBOSE", **unset | users)
+    assert re.search(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)[1] == count
+    assert result.stdout.split() == [users.get("GOMP_SPINCOUNT", "None"), "None"]
+
+
+# ------------------------------------------------------------------------------------------------------------ alike
+CONTROLS = {"flush to zero": 0x8040, "upward": 0x4000}  # of the register mxcsr
+
+
+def subnormal_arguments(name):
+    """Products of inputs and weights are subnormal in float32, and those of gradients and weights."""
+    args = arguments(name, SIZES, dtype=np.float32)
+    small = [key for key in args if key[0] in "xw" or key in ("h_prev", "h_grad", "d_h")]
+    zero = [key for key in args if key[0] == "b"]
+    return args | {key: args[key] * np.float32(1e-20) for key in small} | {key: 0 * args[key] for key in zero}
+
+
+@needs_openmp
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",
+    reason="glibc on x86-64 has a function for it",
+)
+@pytest.mark.parametrize("how", CONTROLS)
+@pytest.mark.parametrize("name", ["LSTMBlockCell", "BlockLSTM", "BlockLSTMGrad", "GRUBlockCell", "GRUBlockCellGrad"])
+def test_all_threads_compute_as_the_calling_one_does(name, how):
+    """Other libraries have it flush subnormal numbers to zero; the other threads were started before that."""
+    args, op, libm = subnormal_arguments(name), getattr(raw_ops, name), ctypes.CDLL("libm.so.6")
+    usual, before = op(**args, num_threads=3), (ctypes.c_uint32 * 8)()  # the last of which is mxcsr
+    libm.fegetenv(before)
+    libm.fesetenv((ctypes.c_uint32 * 8)(*before[:7], before[7] | CONTROLS[how]))
+    try:
+        one, three = (bits(op(**args, num_threads=n)) for n in (1, 3))
+    finally:
+        libm.fesetenv(before)
+    assert one == three
+    assert one != bits(usual), "nothing was subnormal or rounded: the test would show nothing"
+    assert bits(op(**args, num_threads=3)) == bits(usual)
+
+
+# ------------------------------------------------------------------------------------------------------------ forks
+FORKED = """
+import os
+import signal
+import threading
+import numpy as np
+import blockcell
+from blockcell import GRU, LSTM
+
+blockcell.set_num_threads(2)
+stream, x = GRU.init(64, 256, seed=0).stream(16), np.ones((16, 64), np.float32)
+layer = LSTM.init(64, 64, seed=0)
+weights, running = layer.weights, True
+stream.step(x)
+
+def replace():
+    while running:
+        layer.set_weights(**weights)
+
+other = threading.Thread(target=replace)
+other.start()
+results = []
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        stream.step(x)
+        layer.set_weights(**weights)
+        os._exit(0)
+    results.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+running = False
+other.join()
+print(*results)
+"""
+
+
+@needs_openmp
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_forked_children_step_and_take_weights():
+    assert printed("import warnings; warnings.simplefilter('ignore')\n" + FORKED) == " ".join(["0"] * 10)
+
+
+class Forgetful:
+    """An input that has the stream take new weights while it is converted."""
+
+    def __init__(self, stream, x):
+        self.stream, self.x = stream, x
+
+    def __array__(self, dtype=None, copy=None):
+        self.stream.layer.set_weights(**self.stream.layer.weights)
+        self.stream.refresh()
+        return self.x
+
+
+def test_inputs_may_run_any_code():
+    layer = LSTM.init(5, 7, seed=0)
+    stream, x = layer.stream(2), np.ones((2, 5), np.float32)
+    expected = layer(x[None])[0][0]
+    assert np.array_equal(stream.step(Forgetful(stream, x)), expected)
