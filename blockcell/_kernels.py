@@ -18,8 +18,8 @@ import numpy as np
 from . import _cpu, _threads
 
 MODULES = ("_lstm", "_gru")
-# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a loop
-# and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
+# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a
+# loop and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
 
@@ -89,8 +89,8 @@ def load(level: str) -> tuple[Kernels, Work]:
         names = vars(importlib.import_module(f"blockcell.{module}_{level}"))
         if names["SOURCE"] != _cpu.SOURCES[module]:  # BLOCKCELL_LEVELS has left it out of a build
             raise ImportError(
-                f"blockcell.{module}_{level} was built from other sources than the package is now: build that level again,"
-                f" or delete {names['__file__']}"
+                f"blockcell.{module}_{level} was built from other sources than the package is now: build that level"
+                f" again, or delete {names['__file__']}"
             )
         for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
             float32, float64, float16 = (names[name][storage] for storage in STORAGE)
