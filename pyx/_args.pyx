@@ -4,6 +4,7 @@
 ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run` asks `blockcell._bind.Call`, a
 subclass, which converts or raises, from the same table.
 """
+from cpython.pycapsule cimport PyCapsule_Import
 from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
@@ -15,13 +16,15 @@ import math
 
 import numpy
 
-from blockcell._team import get, ready, report
+from blockcell._team import ready, report
 from blockcell.optable import DTYPES, dims
 
 from arrays cimport is_plain, overlap
 from half cimport half
 
 import_array()
+
+cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
 
 cdef tuple EMPTY = tuple([numpy.empty(0, dtype) for dtype in DTYPES])  # for peepholes that are not used
 
@@ -167,7 +170,7 @@ cdef class Binder:
         cdef npy_intp[LETTERS] sizes
         cdef Frame frame
         cdef list arguments
-        threads = get() if num_threads is None else self.thread_number(num_threads)
+        threads = number_of_threads[0] if num_threads is None else self.thread_number(num_threads)
         if use_peephole is not True and use_peephole is not False:
             use_peephole = self.switch("use_peephole", use_peephole)
         if type(forget_bias) is not float:

@@ -364,20 +364,20 @@ cdef void forward_team(
 
 
 cdef bint forward(
-    Forward *p, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
+    Forward *p, int threads, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
     const store *b_ru, const store *b_c, store **out
 ) noexcept nogil:
-    use_panels(p, work)
     cdef Team team
-    if p.threads == 1:  # entering a parallel region costs even one thread
+    use_panels(p, work)
+    if threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -399,15 +399,14 @@ def gru_cell(
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     out[0], out[1], out[2], out[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                           &b_c[0], out)
+            vain = forward(&p, ready, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                           &b_ru[0], &b_c[0], out)
         else:
-            vain = forward(&p, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                           &b_c[0], out)
+            vain = forward(&p, ready, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                           &b_ru[0], &b_c[0], out)
     return vain
 
 
@@ -420,15 +419,14 @@ def block_gru(
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     out[0], out[1], out[2], out[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                           &b_c[0], out)
+            vain = forward(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                           &b_ru[0], &b_c[0], out)
         else:
-            vain = forward(&p, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], &b_ru[0],
-                           &b_c[0], out)
+            vain = forward(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                           &b_ru[0], &b_c[0], out)
     return vain
 
 
@@ -697,21 +695,21 @@ cdef void backward_team(
 
 
 cdef bint backward(
-    const Backward *p, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
+    const Backward *p, int threads, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
     const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
     """out: x_grad, h_prev_grad and with `weights` w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, else d_c, d_r and d_u."""
     cdef Team team
-    if p.threads == 1:
+    if threads == 1:
         backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, &team, threadid(),
                       team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -739,16 +737,15 @@ def gru_cell_grad(
     cdef Backward p = backward_of(1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], 8 if store is double else 4,
                                   num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
+                            &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
+                            &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
     return vain
 
 
@@ -762,17 +759,16 @@ def gru_cell_vjp(
     cdef store *out[6]
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_w_ru[0, 0], &d_w_c[0, 0]
     out[4], out[5] = &d_b_ru[0], &d_b_c[0]
     with nogil:
         if store is double:
-            vain = backward(&p, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                            &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &d_h[0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0], saved,
-                            &d_h[0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            saved, &d_h[0, 0], <store *> NULL, out)
     return vain
 
 
@@ -787,17 +783,16 @@ def block_gru_grad(
     cdef store *out[6]
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
     out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &h_grad[0, 0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
+                            0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &h_grad[0, 0, 0], <store *> NULL, out)
+            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
+                            0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
     return vain
 
 
@@ -817,18 +812,18 @@ cdef void run_layer_part(
 
 
 cdef bint run_layer(
-    const Forward *p, real *work, const store *x, const store *h, store *h_last, store **out
+    const Forward *p, int threads, real *work, const store *x, const store *h, store *h_last, store **out
 ) noexcept nogil:
     cdef Team team
-    if p.threads == 1:
+    if threads == 1:
         run_layer_part(p, work, x, h, h_last, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         run_layer_part(p, work, x, h, h_last, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def gru_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -876,7 +871,6 @@ def gru_layer(
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     for k in range(3):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[3] = &y[0, 0, 0]
@@ -887,10 +881,10 @@ def gru_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            vain = run_layer(&p, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+            vain = run_layer(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            vain = run_layer(&p, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+            vain = run_layer(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
     return vain
 
 
@@ -912,7 +906,6 @@ def gru_layer_grad(
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
     cdef bint vain
-    p.threads = ready
     for k in range(3):
         states[k] = &saved[k, 0, 0, 0]
     states[3] = &y[0, 0, 0]
@@ -923,24 +916,22 @@ def gru_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
-                            &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
         else:
-            vain = backward(&p, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0], states,
-                            &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
     return vain
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
 cdef bint run_stream(
-    const Forward *plan, int ready, real *work, const store *x, store *y, const store **first, store **last
+    const Forward *p, int ready, real *work, const store *x, store *y, const store **first, store **last
 ) noexcept nogil:
     """All steps on so many threads, from the state `first` to `last`; NULL stands for zeros."""
     cdef store *out[4]
-    cdef Forward p = plan[0]
     out[0], out[1], out[2], out[3] = NULL, NULL, NULL, y
-    p.threads = ready
-    return run_layer(&p, work, x, first[0], last[0], out)
+    return run_layer(p, ready, work, x, first[0], last[0], out)
 
 
 cdef bint stream_float(

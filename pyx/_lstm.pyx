@@ -409,21 +409,21 @@ cdef void forward_team(
 
 
 cdef bint forward(
-    Forward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
+    Forward *p, int threads, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
+    cdef Team team
     order_gates(p, c)
     use_panels(p, work)
-    cdef Team team
-    if p.threads == 1:  # entering a parallel region costs even one thread
+    if threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -448,16 +448,15 @@ def lstm_cell(
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     out[0], out[1], out[2], out[3] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
     out[4], out[5], out[6] = &ci[0, 0], &co[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                           &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                           &wci[0], &wcf[0], &wco[0], &b[0], out)
         else:
-            vain = forward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                           &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                           &wci[0], &wcf[0], &wco[0], &b[0], out)
     return vain
 
 
@@ -473,15 +472,14 @@ def block_lstm(
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                           &wci[0], &wcf[0], &wco[0], &b[0], out)
+            vain = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                           0], &wci[0], &wcf[0], &wco[0], &b[0], out)
         else:
-            vain = forward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+            vain = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
                            &wci[0], &wcf[0], &wco[0], &b[0], out)
     return vain
 
@@ -718,23 +716,24 @@ cdef void backward_team(
 
 
 cdef bint backward(
-    const Backward *p, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
-    const store *w, const store *wci, const store *wcf, const store *wco, const store **saved, const store *h,
-    const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad, store **out
+    const Backward *p, int threads, const Cell *c, real *work, const store *x, const store *cs_prev,
+    const store *h_prev, const store *w, const store *wci, const store *wcf, const store *wco, const store **saved,
+    const store *h, const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad,
+    store **out
 ) noexcept nogil:
     """out: x_grad, cs_prev_grad, h_prev_grad, w_grad, wci_grad, wcf_grad, wco_grad, b_grad."""
     cdef Team team
-    if p.threads == 1:
+    if threads == 1:
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
                       h_last_grad, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
                       h_last_grad, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -760,20 +759,19 @@ def lstm_cell_vjp(
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
                             &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
                             <store *> NULL, <store *> NULL, out)
         else:
-            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0], &wci[0],
-                            &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0], <store *> NULL,
-                            <store *> NULL, out)
+            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
+                            <store *> NULL, <store *> NULL, out)
     return vain
 
 
@@ -791,19 +789,18 @@ def block_lstm_grad(
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                            &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                            0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
                             <store *> NULL, <store *> NULL, out)
         else:
-            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                            &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                            0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
                             <store *> NULL, <store *> NULL, out)
     return vain
 
@@ -851,21 +848,21 @@ cdef void cell_backward_team(
 
 
 cdef bint cell_backward(
-    const Backward *p, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
+    const Backward *p, int threads, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
     const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
 ) noexcept nogil:
     """out: dicfo, cs_prev_grad, -, -, wci_grad, wcf_grad, wco_grad."""
     cdef Team team
-    if p.threads == 1:
+    if threads == 1:
         cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, &team, threadid(),
                            team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
@@ -895,18 +892,17 @@ def lstm_cell_grad(
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = cell_backward_of(i.shape[0], i.shape[1], 8 if store is double else 4, num_threads)
     cdef bint vain
-    p.threads = ready
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[4], out[5] = &dicfo[0, 0], &cs_prev_grad[0, 0], &wci_grad[0], &wcf_grad[0]
     out[6] = &wco_grad[0]
     with nogil:
         if store is double:
-            vain = cell_backward(&p, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
-                                 &cs_grad[0, 0], &h_grad[0, 0], out)
+            vain = cell_backward(&p, ready, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
+                                 saved, &cs_grad[0, 0], &h_grad[0, 0], out)
         else:
-            vain = cell_backward(&p, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0], saved,
-                                 &cs_grad[0, 0], &h_grad[0, 0], out)
+            vain = cell_backward(&p, ready, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
+                                 saved, &cs_grad[0, 0], &h_grad[0, 0], out)
     return vain
 
 
@@ -928,19 +924,19 @@ cdef void run_layer_part(
 
 
 cdef bint run_layer(
-    const Forward *p, const Cell *c, real *work, const store *x, const store *cs, const store *h, store *cs_last,
-    store *h_last, store **out
+    const Forward *p, int threads, const Cell *c, real *work, const store *x, const store *cs, const store *h,
+    store *cs_last, store *h_last, store **out
 ) noexcept nogil:
     cdef Team team
-    if p.threads == 1:
+    if threads == 1:
         run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, NULL, 0, 1)
         return False
     gather(&team)
-    with nogil, parallel(num_threads=p.threads):
+    with nogil, parallel(num_threads=threads):
         join(&team)
         run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, p.threads)
+    return in_vain(&team, threads)
 
 
 def lstm_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -983,7 +979,6 @@ def lstm_layer(
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
     cdef bint vain
-    p.threads = ready
     for k in range(6):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[6] = &y[0, 0, 0]
@@ -994,11 +989,11 @@ def lstm_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            vain = run_layer(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+            vain = run_layer(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
                              &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            vain = run_layer(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+            vain = run_layer(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
                              &h_last[0, 0], out)
     return vain
 
@@ -1024,7 +1019,6 @@ def lstm_layer_grad(
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
     cdef bint vain
-    p.threads = ready
     for k in range(6):
         states[k] = &saved[k, 0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0], &w_grad[0, 0]
@@ -1034,11 +1028,11 @@ def lstm_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
-                            &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0,
-                            0], &h_last_grad[0, 0], out)
+            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0],
+                            &cs_last_grad[0, 0], &h_last_grad[0, 0], out)
         else:
-            vain = backward(&p, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
+            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
                             &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0,
                             0], &h_last_grad[0, 0], out)
     return vain
@@ -1055,12 +1049,11 @@ cdef bint run_stream(
 ) noexcept nogil:
     """All steps on so many threads, from the states `first` to `last`; NULL stands for zeros."""
     cdef store *out[7]
-    cdef Forward p = s.p
     cdef int k
     for k in range(6):
         out[k] = NULL
-    out[6], p.threads = y, ready
-    return run_layer(&p, &s.c, work, x, first[0], first[1], last[0], last[1], out)
+    out[6] = y
+    return run_layer(&s.p, ready, &s.c, work, x, first[0], first[1], last[0], last[1], out)
 
 
 cdef bint stream_float(

@@ -2,7 +2,7 @@
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_Import
 from numpy cimport PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, import_array, ndarray, npy_intp
 
 import sys
@@ -11,11 +11,13 @@ import numpy
 
 from blockcell._args import empty
 from blockcell._read import short
-from blockcell._team import get, ready, report
+from blockcell._team import ready, report
 
 from arrays cimport is_plain, overlap
 
 import_array()
+
+cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
 
 # On so many threads, from the states in `first` (NULL: zeros) to those in `last`; whether they waited in vain.
 ctypedef bint (*Run)(
@@ -61,7 +63,7 @@ cdef class Plan:
 
 cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B):
     """The last one, where it is of the same."""
-    cdef int threads = get()
+    cdef int threads = number_of_threads[0]
     cdef Plan plan
     if last is not None and last.weights is weights and last.T == T and last.B == B and last.threads == threads:
         return last

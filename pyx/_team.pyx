@@ -12,6 +12,8 @@ the kernel runs, how many of these there are now, and `report` takes what the ke
 
 Results have the same bits for any number of threads.
 """
+from cpython.pycapsule cimport PyCapsule_New
+
 import warnings
 
 cdef extern from *:
@@ -71,15 +73,19 @@ cdef enum:
     LONGEST = 64_000_000
 
 
+# For other compiled modules: where the number is that a call plans with.
+NUMBER = PyCapsule_New(&number, "blockcell._team.NUMBER", NULL)
+
+
 def get():
     """How many threads a call may plan with."""
-    return min(now(number), now(most))
+    return now(number)
 
 
 def set(int wanted, int possible):
     """From now on so many; of all those that there may be, try again how many there are."""
     becomes(most, possible)
-    becomes(number, wanted)
+    becomes(number, min(wanted, possible))
     becomes(rest, 0)
     becomes(rests_until, 0)
 
@@ -94,6 +100,7 @@ def ready(int planned):
         able = 1 + startable(planned - 1)
         if able < planned:
             becomes(most, able)
+            becomes(number, min(now(number), able))
             warnings.warn(
                 f"blockcell: only {able} of {planned} threads can be started, so calls use {able} from now on;"
                 f" set_num_threads tries again",
