@@ -27,10 +27,10 @@ STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and 
 class Kernel(Protocol):
     """Takes validated, C-contiguous arrays of one dtype and fills those of its results.
 
-    Says whether its threads waited for each other in vain, which `_team.report` wants to know.
+    Returns the nanoseconds that it lost by having several threads, which `_team.report` wants to know.
     """
 
-    def __call__(self, *args: Any) -> bool: ...
+    def __call__(self, *args: Any) -> int: ...
 
 
 Kernels = dict[str, tuple[Kernel, Kernel, Kernel]]

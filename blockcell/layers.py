@@ -628,9 +628,9 @@ class _Cell(Layer):
         """Run a kernel that takes scratch, on as many threads as are of use and there are now."""
         threads = _team.get()
         size, planned = self._work(name, T, B, threads)
-        in_vain = self._run(name, *arguments, np.empty(size, np.uint8), threads, _team.ready(planned))
+        lost = self._run(name, *arguments, np.empty(size, np.uint8), threads, _team.ready(planned))
         if planned > 1:
-            _team.report(in_vain)
+            _team.report(lost)
 
     def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)

@@ -221,9 +221,9 @@ cdef class Binder:
                     arguments.append(self.ifco)
             arguments.append(threads)
             arguments.append(1 if frame.planned == 1 else ready(frame.planned))
-            in_vain = self.kernels[number](*arguments)
+            lost = self.kernels[number](*arguments)
             if frame.planned > 1:
-                report(in_vain)
+                report(lost)
         finally:
             frame.let_go()
             self.frames[number].append(frame)

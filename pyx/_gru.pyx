@@ -27,7 +27,7 @@ from panels cimport (
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
-from team cimport Team, barrier, gather, in_vain, join, share, team_size
+from team cimport Team, barrier, gather, join, lost, share, team_size
 from tile cimport (
     LF, LINES, ONCE, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
     round_to_half, row_group, store, store_line, store_row
@@ -363,7 +363,7 @@ cdef void forward_team(
         forward_part(p, rows, x, out, team, part, parts)
 
 
-cdef bint forward(
+cdef long long forward(
     Forward *p, int threads, real *work, const store *x, const store *h_prev, const store *w_ru, const store *w_c,
     const store *b_ru, const store *b_c, store **out
 ) noexcept nogil:
@@ -371,13 +371,13 @@ cdef bint forward(
     use_panels(p, work)
     if threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         forward_team(p, work, x, h_prev, w_ru, w_c, b_ru, b_c, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -398,16 +398,16 @@ def gru_cell(
     cdef store *out[4]
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     out[0], out[1], out[2], out[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, ready, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                           &b_ru[0], &b_c[0], out)
+            waste = forward(&p, ready, <double *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            &b_ru[0], &b_c[0], out)
         else:
-            vain = forward(&p, ready, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                           &b_ru[0], &b_c[0], out)
-    return vain
+            waste = forward(&p, ready, <float *> aligned(work), &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            &b_ru[0], &b_c[0], out)
+    return waste
 
 
 def block_gru(
@@ -418,16 +418,16 @@ def block_gru(
     cdef store *out[4]
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     out[0], out[1], out[2], out[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                           &b_ru[0], &b_c[0], out)
+            waste = forward(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            &b_ru[0], &b_c[0], out)
         else:
-            vain = forward(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                           &b_ru[0], &b_c[0], out)
-    return vain
+            waste = forward(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                            &b_ru[0], &b_c[0], out)
+    return waste
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -694,7 +694,7 @@ cdef void backward_team(
             store_row(out[3] + k * H, w_c_grad + k * H, H)
 
 
-cdef bint backward(
+cdef long long backward(
     const Backward *p, int threads, real *work, bint weights, const store *x, const store *h_prev, const store *w_ru,
     const store *w_c, const store **saved, const store *h_grad, const store *h_last_grad, store **out
 ) noexcept nogil:
@@ -702,14 +702,14 @@ cdef bint backward(
     cdef Team team
     if threads == 1:
         backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         backward_team(p, work, weights, x, h_prev, w_ru, w_c, saved, h_grad, h_last_grad, out, &team, threadid(),
                       team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -736,17 +736,17 @@ def gru_cell_grad(
     cdef store *out[4]
     cdef Backward p = backward_of(1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], 8 if store is double else 4,
                                   num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
-                            &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
+            waste = backward(&p, ready, <double *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
+                             &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, ready, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
-                            &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
-    return vain
+            waste = backward(&p, ready, <float *> aligned(work), False, <store *> NULL, &h_prev[0, 0], &w_ru[0, 0],
+                             &w_c[0, 0], saved, &d_h[0, 0], <store *> NULL, out)
+    return waste
 
 
 def gru_cell_vjp(
@@ -758,18 +758,18 @@ def gru_cell_vjp(
     cdef const store *saved[4]
     cdef store *out[6]
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0], &u[0, 0], &c[0, 0], &h_prev[0, 0]
     out[0], out[1], out[2], out[3] = &d_x[0, 0], &d_h_prev[0, 0], &d_w_ru[0, 0], &d_w_c[0, 0]
     out[4], out[5] = &d_b_ru[0], &d_b_c[0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &d_h[0, 0], <store *> NULL, out)
+            waste = backward(&p, ready, <double *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
+                             0], saved, &d_h[0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            saved, &d_h[0, 0], <store *> NULL, out)
-    return vain
+            waste = backward(&p, ready, <float *> aligned(work), True, &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                             saved, &d_h[0, 0], <store *> NULL, out)
+    return waste
 
 
 def block_gru_grad(
@@ -782,18 +782,18 @@ def block_gru_grad(
     cdef const store *saved[4]
     cdef store *out[6]
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]
     out[4], out[5] = &b_ru_grad[0], &b_c_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
-                            0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
+            waste = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
+                             0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
         else:
-            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
-                            0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
-    return vain
+            waste = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0,
+                             0], saved, &h_grad[0, 0, 0], <store *> NULL, out)
+    return waste
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -811,19 +811,19 @@ cdef void run_layer_part(
         store_row(h_last + b * p.H, rows + p.h + b * p.Hs, p.H)
 
 
-cdef bint run_layer(
+cdef long long run_layer(
     const Forward *p, int threads, real *work, const store *x, const store *h, store *h_last, store **out
 ) noexcept nogil:
     cdef Team team
     if threads == 1:
         run_layer_part(p, work, x, h, h_last, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         run_layer_part(p, work, x, h, h_last, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def gru_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -870,7 +870,7 @@ def gru_layer(
     cdef int k
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     for k in range(3):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[3] = &y[0, 0, 0]
@@ -881,11 +881,11 @@ def gru_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            vain = run_layer(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+            waste = run_layer(&p, ready, <double *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            vain = run_layer(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
-    return vain
+            waste = run_layer(&p, ready, <float *> aligned(work), &x[0, 0, 0], &h[0, 0], &h_last[0, 0], out)
+    return waste
 
 
 def gru_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -905,7 +905,7 @@ def gru_layer_grad(
     cdef int k
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
-    cdef bint vain
+    cdef long long waste
     for k in range(3):
         states[k] = &saved[k, 0, 0, 0]
     states[3] = &y[0, 0, 0]
@@ -916,16 +916,16 @@ def gru_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+            waste = backward(&p, ready, <double *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                             states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
         else:
-            vain = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
-                            states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
-    return vain
+            waste = backward(&p, ready, <float *> aligned(work), True, &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0],
+                             states, &y_grad[0, 0, 0], &h_last_grad[0, 0], out)
+    return waste
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
-cdef bint run_stream(
+cdef long long run_stream(
     const Forward *p, int ready, real *work, const store *x, store *y, const store **first, store **last
 ) noexcept nogil:
     """All steps on so many threads, from the state `first` to `last`; NULL stands for zeros."""
@@ -934,21 +934,21 @@ cdef bint run_stream(
     return run_layer(p, ready, work, x, first[0], last[0], out)
 
 
-cdef bint stream_float(
+cdef long long stream_float(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Forward *> plan, ready, <float *> work, <const float *> x, <float *> y,
                       <const float **> first, <float **> last)
 
 
-cdef bint stream_double(
+cdef long long stream_double(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Forward *> plan, ready, <double *> work, <const double *> x, <double *> y,
                       <const double **> first, <double **> last)
 
 
-cdef bint stream_half(
+cdef long long stream_half(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Forward *> plan, ready, <float *> work, <const half *> x, <half *> y,

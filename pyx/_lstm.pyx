@@ -27,7 +27,7 @@ from panels cimport (
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from steps cimport ENDED, FRESH, Steps, input_row, load_steps, marked, step_at, steps_of
-from team cimport Team, barrier, gather, in_vain, join, share, team_size
+from team cimport Team, barrier, gather, join, lost, share, team_size
 from tile cimport (
     LF, LINES, ROWS, TILE, TILES, aligned, clear, for_writing, line_of, load_line, load_row, product,
     round_to_half, row_group, store, store_line, store_row
@@ -408,7 +408,7 @@ cdef void forward_team(
         forward_part(p, c, rows, x, out, team, part, parts)
 
 
-cdef bint forward(
+cdef long long forward(
     Forward *p, int threads, const Cell *c, real *work, const store *x, const store *cs_prev, const store *h_prev,
     const store *w, const store *wci, const store *wcf, const store *wco, const store *b, store **out
 ) noexcept nogil:
@@ -417,13 +417,13 @@ cdef bint forward(
     use_panels(p, work)
     if threads == 1:  # entering a parallel region costs even one thread
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         forward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, b, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -447,17 +447,17 @@ def lstm_cell(
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
     cdef Forward p = forward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     out[0], out[1], out[2], out[3] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
     out[4], out[5], out[6] = &ci[0, 0], &co[0, 0], &h[0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                           &wci[0], &wcf[0], &wco[0], &b[0], out)
+            waste = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], &b[0], out)
         else:
-            vain = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                           &wci[0], &wcf[0], &wco[0], &b[0], out)
-    return vain
+            waste = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                            &wci[0], &wcf[0], &wco[0], &b[0], out)
+    return waste
 
 
 def block_lstm(
@@ -471,17 +471,17 @@ def block_lstm(
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
     cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
     with nogil:
         if store is double:
-            vain = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
-                           0], &wci[0], &wcf[0], &wco[0], &b[0], out)
+            waste = forward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                            0], &wci[0], &wcf[0], &wco[0], &b[0], out)
         else:
-            vain = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                           &wci[0], &wcf[0], &wco[0], &b[0], out)
-    return vain
+            waste = forward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                            0], &wci[0], &wcf[0], &wco[0], &b[0], out)
+    return waste
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -715,7 +715,7 @@ cdef void backward_team(
             store_row(out[3] + k * p.N, w_grad + k * p.N, p.N)
 
 
-cdef bint backward(
+cdef long long backward(
     const Backward *p, int threads, const Cell *c, real *work, const store *x, const store *cs_prev,
     const store *h_prev, const store *w, const store *wci, const store *wcf, const store *wco, const store **saved,
     const store *h, const store *cs_grad, const store *h_grad, const store *cs_last_grad, const store *h_last_grad,
@@ -726,14 +726,14 @@ cdef bint backward(
     if threads == 1:
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
                       h_last_grad, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         backward_team(p, c, work, x, cs_prev, h_prev, w, wci, wcf, wco, saved, h, cs_grad, h_grad, cs_last_grad,
                       h_last_grad, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -758,21 +758,21 @@ def lstm_cell_vjp(
     cdef store *out[8]
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = backward_of(1, x.shape[0], x.shape[1], h_prev.shape[1], 8 if store is double else 4, num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                            &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
-                            <store *> NULL, <store *> NULL, out)
+            waste = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                             &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
+                             <store *> NULL, <store *> NULL, out)
         else:
-            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
-                            &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
-                            <store *> NULL, <store *> NULL, out)
-    return vain
+            waste = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0],
+                             &wci[0], &wcf[0], &wco[0], saved, &h_prev[0, 0], &cs_grad[0, 0], &h_grad[0, 0],
+                             <store *> NULL, <store *> NULL, out)
+    return waste
 
 
 def block_lstm_grad(
@@ -788,21 +788,21 @@ def block_lstm_grad(
     cdef store *out[8]
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_prev_grad[0, 0], &h_prev_grad[0, 0], &w_grad[0, 0]
     out[4], out[5], out[6], out[7] = &wci_grad[0], &wcf_grad[0], &wco_grad[0], &b_grad[0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
-                            0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
-                            <store *> NULL, <store *> NULL, out)
+            waste = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                             0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                             <store *> NULL, <store *> NULL, out)
         else:
-            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
-                            0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
-                            <store *> NULL, <store *> NULL, out)
-    return vain
+            waste = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0,
+                             0], &wci[0], &wcf[0], &wco[0], saved, &h[0, 0, 0], &cs_grad[0, 0, 0], &h_grad[0, 0, 0],
+                             <store *> NULL, <store *> NULL, out)
+    return waste
 
 
 # ------------------------------------------------------------------------------- the cell's gradient without a product
@@ -847,7 +847,7 @@ cdef void cell_backward_team(
             peephole_grad(p, c, d, cs_prev, saved[1], out, k)
 
 
-cdef bint cell_backward(
+cdef long long cell_backward(
     const Backward *p, int threads, const Cell *c, real *work, const store *cs_prev, const store *wci, const store *wcf,
     const store *wco, const store **saved, const store *cs_grad, const store *h_grad, store **out
 ) noexcept nogil:
@@ -855,14 +855,14 @@ cdef bint cell_backward(
     cdef Team team
     if threads == 1:
         cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         cell_backward_team(p, c, work, cs_prev, wci, wcf, wco, saved, cs_grad, h_grad, out, &team, threadid(),
                            team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 cdef Backward cell_backward_of(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, int threads) noexcept nogil:
@@ -891,19 +891,19 @@ def lstm_cell_grad(
     cdef store *out[7]
     cdef Cell c = cell_of(0, 0, use_peephole, False)
     cdef Backward p = cell_backward_of(i.shape[0], i.shape[1], 8 if store is double else 4, num_threads)
-    cdef bint vain
+    cdef long long waste
     saved[0], saved[1], saved[2] = &i[0, 0], &cs[0, 0], &f[0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0], &ci[0, 0], &co[0, 0]
     out[0], out[1], out[4], out[5] = &dicfo[0, 0], &cs_prev_grad[0, 0], &wci_grad[0], &wcf_grad[0]
     out[6] = &wco_grad[0]
     with nogil:
         if store is double:
-            vain = cell_backward(&p, ready, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
-                                 saved, &cs_grad[0, 0], &h_grad[0, 0], out)
+            waste = cell_backward(&p, ready, &c, <double *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
+                                  saved, &cs_grad[0, 0], &h_grad[0, 0], out)
         else:
-            vain = cell_backward(&p, ready, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
-                                 saved, &cs_grad[0, 0], &h_grad[0, 0], out)
-    return vain
+            waste = cell_backward(&p, ready, &c, <float *> aligned(work), &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0],
+                                  saved, &cs_grad[0, 0], &h_grad[0, 0], out)
+    return waste
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -923,20 +923,20 @@ cdef void run_layer_part(
         store_row(h_last + b * p.H, last + b * p.Hs, p.H)
 
 
-cdef bint run_layer(
+cdef long long run_layer(
     const Forward *p, int threads, const Cell *c, real *work, const store *x, const store *cs, const store *h,
     store *cs_last, store *h_last, store **out
 ) noexcept nogil:
     cdef Team team
     if threads == 1:
         run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, NULL, 0, 1)
-        return False
+        return 0
     gather(&team)
     with nogil, parallel(num_threads=threads):
         join(&team)
         run_layer_part(p, c, work, x, cs, h, cs_last, h_last, out, &team, threadid(), team_size())
         barrier(&team, threadid(), team_size())
-    return in_vain(&team, threads)
+    return lost(&team, threads)
 
 
 def lstm_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -978,7 +978,7 @@ def lstm_layer(
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, False)
     cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4, True,
                                 num_threads)
-    cdef bint vain
+    cdef long long waste
     for k in range(6):
         out[k] = NULL if saved is None else &saved[k, 0, 0, 0]
     out[6] = &y[0, 0, 0]
@@ -989,13 +989,13 @@ def lstm_layer(
     with nogil:
         if store is double:
             use_panels(&p, <double *> aligned(packed))
-            vain = run_layer(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
-                             &h_last[0, 0], out)
+            waste = run_layer(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                              &h_last[0, 0], out)
         else:
             use_panels(&p, <float *> aligned(packed))
-            vain = run_layer(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
-                             &h_last[0, 0], out)
-    return vain
+            waste = run_layer(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &cs_last[0, 0],
+                              &h_last[0, 0], out)
+    return waste
 
 
 def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -1018,7 +1018,7 @@ def lstm_layer_grad(
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(x.shape[0], x.shape[1], x.shape[2], h.shape[1], 8 if store is double else 4,
                                   num_threads)
-    cdef bint vain
+    cdef long long waste
     for k in range(6):
         states[k] = &saved[k, 0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0], &w_grad[0, 0]
@@ -1028,14 +1028,14 @@ def lstm_layer_grad(
         p.steps.marks = &marks[0, 0]
     with nogil:
         if store is double:
-            vain = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0],
-                            &wci[0], &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0],
-                            &cs_last_grad[0, 0], &h_last_grad[0, 0], out)
+            waste = backward(&p, ready, &c, <double *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0],
+                             &wci[0], &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0],
+                             &cs_last_grad[0, 0], &h_last_grad[0, 0], out)
         else:
-            vain = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0], &wci[0],
-                            &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0], &cs_last_grad[0,
-                            0], &h_last_grad[0, 0], out)
-    return vain
+            waste = backward(&p, ready, &c, <float *> aligned(work), &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0],
+                             &wci[0], &wcf[0], &wco[0], states, &y[0, 0, 0], <store *> NULL, &y_grad[0, 0, 0],
+                             &cs_last_grad[0, 0], &h_last_grad[0, 0], out)
+    return waste
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
@@ -1044,7 +1044,7 @@ cdef struct Stream:
     Cell c
 
 
-cdef bint run_stream(
+cdef long long run_stream(
     const Stream *s, int ready, real *work, const store *x, store *y, const store **first, store **last
 ) noexcept nogil:
     """All steps on so many threads, from the states `first` to `last`; NULL stands for zeros."""
@@ -1056,21 +1056,21 @@ cdef bint run_stream(
     return run_layer(&s.p, ready, &s.c, work, x, first[0], first[1], last[0], last[1], out)
 
 
-cdef bint stream_float(
+cdef long long stream_float(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Stream *> plan, ready, <float *> work, <const float *> x, <float *> y,
                       <const float **> first, <float **> last)
 
 
-cdef bint stream_double(
+cdef long long stream_double(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Stream *> plan, ready, <double *> work, <const double *> x, <double *> y,
                       <const double **> first, <double **> last)
 
 
-cdef bint stream_half(
+cdef long long stream_half(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
     return run_stream(<const Stream *> plan, ready, <float *> work, <const half *> x, <half *> y,

@@ -19,8 +19,8 @@ import_array()
 
 cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
 
-# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; whether they waited in vain.
-ctypedef bint (*Run)(
+# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; what `report` wants to know.
+ctypedef long long (*Run)(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil
 
@@ -50,15 +50,15 @@ cdef class Plan:
     cdef execute(self, char *work, const void *x, void *y, const void **first, void **last):
         cdef const void *plan = PyBytes_AS_STRING(self.parameters)
         cdef int threads = 1 if self.planned == 1 else ready(self.planned)
-        cdef bint in_vain
+        cdef long long lost
         work += -<size_t> work & 63
         if self.brief:
             self.run(plan, 1, work, x, y, first, last)
             return
         with nogil:
-            in_vain = self.run(plan, threads, work, x, y, first, last)
+            lost = self.run(plan, threads, work, x, y, first, last)
         if self.planned > 1:
-            report(in_vain)
+            report(lost)
 
 
 cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B):

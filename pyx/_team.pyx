@@ -5,9 +5,9 @@ the kernel runs, how many of these there are now, and `report` takes what the ke
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
-* Where the threads of a call had to wait for each other longer than the call would have taken on one, other work
-  occupies the CPUs.  The calls of the next milliseconds run on one thread, then it is tried anew, after longer and
-  longer times.
+* Where the threads of a call waited for each other longer than the whole call would have taken on one, other work
+  occupies the CPUs.  Then calls run on one thread until they have taken ten times what was lost, and so lose no more
+  than a tenth.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -54,23 +54,25 @@ cdef extern from *:
 
     /* Written by any thread; nothing else depends on them. */
     static int number = 1, most = 1, adapts = 1;
-    static long long rest = 0, rests_until = 0;  /* nanoseconds */
+    static long long rest = 0;                    /* nanoseconds of calls that are to run on one thread */
+    static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
     #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
     #define becomes(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
     """
     int started
     int startable(int wanted) nogil
     int number, most, adapts
-    long long rest, rests_until
+    long long rest, rests_since
     int now(int variable)
     long long now_long "now" (long long variable)
-    void becomes(int variable, long long value)
+    void becomes(int variable, int value)
+    void becomes_long "becomes" (long long variable, long long value)
 
 from team cimport nanoseconds
 
 cdef enum:
-    SHORTEST = 2_000_000  # nanoseconds during which calls run on one thread
-    LONGEST = 64_000_000
+    TIMES = 10
+    LONGEST = 1_000_000_000  # of a rest
 
 
 # For other compiled modules: where the number is that a call plans with.
@@ -86,15 +88,17 @@ def set(int wanted, int possible):
     """From now on so many; of all those that there may be, try again how many there are."""
     becomes(most, possible)
     becomes(number, min(wanted, possible))
-    becomes(rest, 0)
-    becomes(rests_until, 0)
+    becomes_long(rest, 0)
 
 
 def ready(int planned):
     """How many of the planned threads there are now."""
     cdef int able
     planned = min(planned, now(most))
-    if planned <= 1 or (now_long(rests_until) and nanoseconds() < now_long(rests_until)):
+    if planned <= 1:
+        return 1
+    if now_long(rest) > 0:
+        becomes_long(rests_since, nanoseconds())
         return 1
     if planned > started:
         able = 1 + startable(planned - 1)
@@ -112,19 +116,16 @@ def ready(int planned):
     return planned
 
 
-def report(bint in_vain):
-    """What the threads of a call that had more than one came to."""
-    cdef long long pause = now_long(rest)
-    if in_vain and now(adapts):
-        pause = min(max(2 * pause, <long long> SHORTEST), <long long> LONGEST)
-        becomes(rests_until, nanoseconds() + pause)
-        becomes(rest, pause)
-    elif pause:
-        becomes(rest, 0)
-        becomes(rests_until, 0)
+def report(long long lost):
+    """What became of a call that was planned with more than one thread."""
+    if now_long(rests_since):
+        becomes_long(rest, now_long(rest) - (nanoseconds() - now_long(rests_since)))
+        becomes_long(rests_since, 0)
+    elif lost > 0 and now(adapts):
+        becomes_long(rest, min(TIMES * lost, <long long> LONGEST))
 
 
 def adapt(bint wanted):
-    """Whether calls run on one thread where several have waited in vain; not in tests, which mean the number."""
+    """Whether calls may have to run on one thread for what others lost; not in tests, which mean the number."""
     becomes(adapts, wanted)
-    becomes(rests_until, 0)
+    becomes_long(rest, 0)

@@ -1,8 +1,8 @@
 """The team of threads of a call: how many they are, who does what, and where they wait for each other.
 
 A thread that waits looks again and again for some microseconds, then sleeps: whoever it waits for may need its core.
-The calling thread keeps account of how long it slept, by which `in_vain` tells whether it would have been faster alone.
-Without OpenMP there is one thread.
+The calling thread, which never has less to do than another one, keeps account of how long it waited: `lost` tells by
+that how much faster it would have been alone.  Without OpenMP there is one thread.
 """
 
 cdef extern from *:
@@ -21,13 +21,17 @@ cdef extern from *:
     #include <unistd.h>
     #endif
 
-    enum { LOOKS = 400, LINE = 64 };  /* times that a thread looks before it sleeps: 5 to 20 microseconds */
+    enum {
+        SOON = 16,    /* looks after which the time begins to count */
+        LOOKS = 400,  /* and after which a thread sleeps: 5 to 20 microseconds */
+        LINE = 64
+    };
 
     typedef struct {
         int arrived __attribute__((aligned(LINE)));  /* threads that wait at the present barrier */
         int barrier __attribute__((aligned(LINE)));  /* number of barriers that all have passed */
         int asleep;
-        long long begun, slept;                      /* nanoseconds, of the calling thread */
+        long long begun, waited;                     /* nanoseconds, of the calling thread */
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
     } Team;
 
@@ -70,7 +74,7 @@ cdef extern from *:
 
     static void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) {
         const int barrier = __atomic_load_n(&team->barrier, __ATOMIC_RELAXED);
-        long long since;
+        long long since = 0;
         if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == parts) {
             __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
             __atomic_store_n(&team->barrier, barrier + 1, __ATOMIC_SEQ_CST);
@@ -80,20 +84,21 @@ cdef extern from *:
             #endif
             return;
         }
-        for (int k = 0; k < LOOKS; k++) {
-            if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
-                return;
-            look_later();
+        for (int k = 0; __atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier; k++) {
+            if (k == SOON && part == 0)
+                since = nanoseconds();
+            if (k == LOOKS)
+                sleep_until_passed(team, barrier);
+            else
+                look_later();
         }
-        since = part == 0 ? nanoseconds() : 0;
-        sleep_until_passed(team, barrier);
-        if (part == 0)
-            team->slept += nanoseconds() - since;
+        if (since > 0)
+            team->waited += nanoseconds() - since;
     }
     """
     ctypedef struct Team:
         int arrived, barrier, asleep
-        long long begun, slept
+        long long begun, waited
         unsigned long control
     int team_size() noexcept nogil
     long long nanoseconds() noexcept nogil
@@ -105,7 +110,7 @@ cdef extern from *:
 cdef inline void gather(Team *team) noexcept nogil:
     """Of the calling thread, before the others begin."""
     team.arrived = team.barrier = team.asleep = 0
-    team.begun, team.slept = nanoseconds(), 0
+    team.begun, team.waited = nanoseconds(), 0
     team.control = control_of_thread()
 
 
@@ -120,12 +125,12 @@ cdef inline void barrier(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept
         wait_for_all(team, part, parts)
 
 
-cdef inline bint in_vain(const Team *team, Py_ssize_t parts) noexcept nogil:
-    """Of the calling thread, at the end: whether it slept longer than it would have needed for all of the work."""
-    cdef long long own = nanoseconds() - team.begun - team.slept
-    return 2 * team.slept > 3 * (parts - 1) * own
+cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
+    """Of the calling thread, at the end: the nanoseconds by which it waited longer than the others' parts would have
+    taken it."""
+    return team.waited - (parts - 1) * (nanoseconds() - team.begun - team.waited)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
-    """Where a thread's part of n things begins; it ends where the next part begins."""
-    return n * part // parts
+    """Where a thread's part of n things begins; it ends where the next one begins.  None is larger than the first."""
+    return (n * part + parts - 1) // parts

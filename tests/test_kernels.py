@@ -255,9 +255,9 @@ def test_scratch_is_enough(name, steps):
     def guarded(*args):
         k = next(k for k, value in enumerate(args) if getattr(value, "itemsize", 0) == 1)  # a view of bytes
         memory = np.full(args[k].shape[0] + guard, 0xAB, np.uint8)
-        in_vain = kernel(*args[:k], memory[:-guard], *args[k + 1 :])
+        lost = kernel(*args[:k], memory[:-guard], *args[k + 1 :])
         assert (memory[-guard:] == 0xAB).all()
-        return in_vain
+        return lost
 
     call = Call(op)
     Binder.__init__(call, op, (guarded,) * 3, work[op.kernel])
