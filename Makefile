@@ -5,7 +5,8 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-mutants test-peers test-packages bench gpu-check lint clean
+.PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-mutants test-peers test-packages
+.PHONY: bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -15,6 +16,15 @@ test: $(BUILT)
 
 test-exhaustive: $(BUILT)
 	$(BIN)/pytest -m slow tests/test_activations.py
+
+test-stateful: $(BUILT)
+	$(BIN)/pytest -m slow tests/test_stateful.py
+
+test-soak: $(BUILT)
+	$(BIN)/pytest -m slow tests/test_soak.py
+
+test-faults: $(BUILT)
+	$(BIN)/pytest -m slow tests/test_faults.py
 
 test-mutants: $(BUILT)
 	$(BIN)/pytest -m slow tests/test_mutants.py

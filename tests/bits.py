@@ -1,0 +1,50 @@
+"""Results and states in any nesting, compared bit for bit, and how to get one's own from a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import blockcell
+
+
+def bits(value: Any) -> Any:
+    """The value with every array as its dtype, shape and bytes, so that == compares all of them."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {key: bits(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(map(bits, value))
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    return bits(a) == bits(b)  # type: ignore[no-any-return]
+
+
+def like(state: Any, function: Callable[[np.ndarray], Any]) -> Any:
+    """A state of the same form, made array by array."""
+    if isinstance(state, np.ndarray):
+        return function(state)
+    parts = [like(part, function) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+@contextmanager
+def on_threads(n: int) -> Iterator[None]:
+    """So many threads for what is done here, and as many as before afterwards."""
+    before = blockcell.get_num_threads()
+    blockcell.set_num_threads(n)
+    try:
+        yield
+    finally:
+        blockcell.set_num_threads(before)
+
+
+def zeros(layer: Any, batch: int) -> Any:
+    """The state that a stream begins with."""
+    return layer(np.empty((0, batch, layer.input_size), layer.dtype))[1]

@@ -1,0 +1,167 @@
+"""Memory, threads or patience run out in the middle of a call: an error or the right bits, and nothing half done.
+
+The calls are those of faults.py, which runs in children: a crash or a child that hangs is a failed test. Every place in
+a call where an allocation can fail or Ctrl-C can strike is tried, some of them here, all by `make test-faults`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fresh import script
+
+from blockcell import GRU, LSTM, _cpu
+
+FAULTS = Path(__file__).with_name("faults.py")
+SHIM = Path(__file__).with_name("malloc_shim.c")
+GROUPS = ["ops", "layers", "streams", "files", "export"]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+threaded = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
+
+
+def child(*arguments: object, minutes: float = 2, **environment: str | None) -> None:
+    """It must succeed; what it says is what this test prints.
+
+    Threads that wait do not spin: here are more than processors.
+    """
+    result = script(FAULTS, *map(str, arguments), minutes=minutes, OMP_WAIT_POLICY="passive", **environment)
+    print(result.stdout)
+    print(result.stderr[-6000:])
+    assert result.returncode == 0, f"{arguments}: {result.stderr[-3000:]}"
+
+
+# ------------------------------------------------------------------------------------------------- the n-th place fails
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    """The library that makes mallocs fail."""
+    compiler = shutil.which("cc")
+    if platform.libc_ver()[0] != "glibc" or compiler is None:
+        pytest.skip("needs glibc, whose functions it replaces, and a C compiler")
+    library = tmp_path_factory.mktemp("shim") / "malloc_shim.so"
+    subprocess.run([compiler, "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", library, SHIM], check=True)
+    return str(library)
+
+
+def disturb(what, group, count, request, threads=2, minutes=2.0, only=""):
+    if what == "allocations":
+        pytest.importorskip("_testcapi", reason="CPython's own, which not every build has")
+    if group == "export":
+        pytest.importorskip("onnx")
+    environment = {"LD_PRELOAD": request.getfixturevalue("shim")} if what == "mallocs" else {}
+    child("disturb", what, group, count, threads, only, minutes=minutes, **environment)
+
+
+# Protobuf, which writes ONNX, and safetensors crash themselves where an allocation of theirs fails: they only get to
+# see a MemoryError of the Python code around them.
+PLACES = [(what, group) for what in ("allocations", "mallocs", "interrupts") for group in GROUPS if group != "export"]
+PLACES += [("errors", "export"), ("errors", "files"), ("interrupts", "export")]
+
+
+@pytest.mark.parametrize(("what", "group"), PLACES)
+def test_some_places(what, group, request):
+    disturb(what, group, 5, request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("what", "group"), PLACES)
+def test_every_place(what, group, threads, request):
+    count = 300 if group == "export" else 0  # of some ten thousand
+    disturb(what, group, count, request, threads, minutes=40)
+
+
+# ------------------------------------------------------------------------------------------------------------ resources
+@linux
+@threaded
+@pytest.mark.parametrize("before", [1, 2])  # threads that run already
+@pytest.mark.parametrize("limit", ["memory", "processes"])
+def test_no_more_threads(limit, before):
+    child("without_threads", limit, before, OMP_STACKSIZE="64M")
+
+
+@linux
+def test_little_memory():
+    child("little_memory")
+
+
+def test_an_impossible_batch():
+    layer = LSTM.init(2, 3, seed=0)
+    for batch in (2**62, 2**40, 10**30):
+        with pytest.raises((MemoryError, ValueError, OverflowError)) as caught:
+            layer.stream(batch)
+        assert caught.type is not ValueError or "batch" in str(caught.value)
+    assert layer.stream(2).step(np.zeros((2, 2), np.float32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_where_every_floating_point_warning_is_an_error(kind):
+    """New weights in float16 round some to less than a normal number, and a call's inputs may be infinite."""
+    with np.errstate(all="raise"):
+        for seed in range(5):
+            layer = kind.init(40, 50, seed=seed, dtype="f2")
+            x = np.full((3, 4, 40), np.finfo(np.float16).tiny / 4, np.float16)
+            stream = layer.stream(4)
+            assert np.array_equal(stream.run(x), layer(x)[0])
+    assert all(np.array_equal(a, kind.init(40, 50, seed=4, dtype="f2").weights[k]) for k, a in layer.weights.items())
+
+
+# ---------------------------------------------------------------------------------------------------------------- forks
+@forks
+@threaded
+@pytest.mark.parametrize("threads", [2, 3])
+def test_fork_after_calls(threads):
+    child("fork_after", threads)
+
+
+@forks
+@pytest.mark.parametrize("what", ["set_weights", "call", "step", "run"])
+def test_fork_inside_a_call(what):
+    child("fork_inside", what)
+
+
+@forks
+@threaded
+def test_fork_during_calls():
+    child("fork_during", 3)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_processes(method):
+    child("processes", method)
+
+
+# ------------------------------------------------------------------------------------------------- signals and threads
+@forks
+def test_signals():
+    child("signals", 100, 0)
+
+
+def test_one_stream_for_several_threads():
+    child("one_stream", 60)
+
+
+@pytest.mark.slow
+@forks
+@threaded
+def test_fork_during_many_calls():
+    child("fork_during", 200, minutes=40)
+
+
+@pytest.mark.slow
+@forks
+@pytest.mark.parametrize("seed", range(4))
+def test_many_signals(seed):
+    child("signals", 20_000, seed, minutes=20)
+
+
+@pytest.mark.slow
+def test_one_stream_for_several_threads_for_long():
+    child("one_stream", 20_000, minutes=20)

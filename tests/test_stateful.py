@@ -1,0 +1,567 @@
+"""Whatever is done with a stream or a layer, in any order and on any threads: the bits of the plain layer on one.
+
+Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream is the layer called
+for one step after the other on one thread, with its state as arrays; that of a layer is a copy that uses one thread.
+After every call the whole state is compared. `make test-stateful` tries many more; BLOCKCELL_SEED gives others.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import numpy as np
+import pytest
+from bits import like, on_threads, same, zeros
+from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Stack
+
+REFUSED = (TypeError, ValueError)
+SEEDS = st.integers(0, 2**32 - 1)
+DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
+THREADS = [1, 2, 3, 8]
+# Rows are split over threads from 2, 4 or 16 rows a thread on, by the size of w; else lines of units are; and one
+# thread does what is less than 1e6 operations, or 2e5 a step (pyx/panels.pxd). B and H stand around these, and between.
+BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
+HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
+INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
+KINDS = ["LSTM", "LSTM with all", "GRU"]
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+@st.composite
+def cells(draw, inputs, hidden, dtype):
+    kind, g = draw(st.sampled_from(KINDS)), np.random.default_rng(draw(SEEDS))
+
+    def weights(*shape):
+        return uniform(g, shape, dtype, 1.5 / np.sqrt(max(shape[0], 1)))
+
+    if kind == "GRU":
+        matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
+        return GRU(*matrices, weights(2 * hidden), weights(hidden))
+    options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
+    peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
+    return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options)
+
+
+@st.composite
+def stacks(draw, inputs, dtype, part):
+    """One to three layers, of which one may be a stack itself."""
+    layers = []
+    for _ in range(draw(st.integers(1, 3))):
+        layers.append(draw(part(inputs, draw(HIDDEN), dtype)))
+        inputs = layers[-1].output_size
+    return Stack(layers)
+
+
+def cells_or_stacks(inputs, hidden, dtype):
+    return cells(inputs, hidden, dtype) | stacks(inputs, dtype, cells)
+
+
+@st.composite
+def streamed(draw):
+    """A layer that has a stream."""
+    inputs, dtype = draw(INPUTS), draw(st.sampled_from(DTYPES))
+    return draw(cells(inputs, draw(HIDDEN), dtype) | stacks(inputs, dtype, cells_or_stacks))
+
+
+@st.composite
+def bidirectional(draw, inputs, hidden, dtype):
+    return Bidirectional(draw(cells(inputs, hidden, dtype)), draw(cells(inputs, hidden, dtype)))
+
+
+@st.composite
+def layers(draw):
+    """A layer of any kind."""
+    inputs, hidden, dtype = draw(INPUTS), draw(HIDDEN), draw(st.sampled_from(DTYPES))
+    one = draw(st.sampled_from([cells, bidirectional]))
+    if draw(st.booleans()):
+        return draw(one(inputs, hidden, dtype))
+    return draw(stacks(inputs, dtype, draw(st.sampled_from([one, cells_or_stacks, bidirectional]))))
+
+
+def uniform(seed, shape, dtype, width=1.0):
+    return np.random.default_rng(seed).uniform(-width, width, shape).astype(dtype)
+
+
+def new_weights(layer, seed):
+    """Others for some of the weights."""
+    g = np.random.default_rng(seed)
+    names = [name for name in layer.weights if g.random() < 0.7]
+    return {name: uniform(g, layer.weights[name].shape, layer.dtype, 0.3) for name in names}
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def misaligned(array):
+    block = np.empty(array.nbytes + 1, np.uint8)
+    moved = block[1:].view(array.dtype).reshape(array.shape) if array.size else array.copy()
+    moved[...] = array
+    return moved
+
+
+def strided(array):
+    wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1] + 1), array.dtype)
+    wide[..., 1::2] = array
+    return wide[..., 1::2]
+
+
+FORMS = {  # of the same numbers
+    "as it is": lambda array: array,
+    "list": lambda array: array.tolist(),
+    "strided": strided,
+    "backwards": lambda array: array[::-1].copy()[::-1],
+    "Fortran": np.asfortranarray,
+    "read-only": read_only,
+    "misaligned": misaligned,
+    "byte-swapped": lambda array: array.astype(array.dtype.newbyteorder()),
+}
+forms = st.sampled_from(["as it is", "as it is", *FORMS])
+BAD_INPUTS = {
+    "None": lambda x: None,
+    "text": lambda x: "x",
+    "objects": lambda x: np.full(x.shape, None),
+    "a row more": lambda x: np.concatenate([x, x[..., :1, :]], axis=-2),
+    "no rows": lambda x: x[..., :0, :],
+    "a column more": lambda x: np.zeros((*x.shape[:-1], x.shape[-1] + 1), x.dtype),
+    "rank": lambda x: x[None],
+    "scalar": lambda x: x.dtype.type(1),
+    "other dtype": lambda x: x.astype(np.float32 if x.dtype == np.float64 else np.float64),
+    "integers": lambda x: np.zeros(x.shape, int),
+    "ragged": lambda x: [[1.0], [2.0, 3.0]],
+}
+BAD_OUTPUTS = {
+    "text": lambda y: "hello",
+    "list": lambda y: y.tolist(),
+    "a row more": lambda y: np.concatenate([y, y[..., :1, :]], axis=-2),
+    "a column more": lambda y: np.zeros((*y.shape[:-1], y.shape[-1] + 1), y.dtype),
+    "rank": lambda y: y[None],
+    "read-only": read_only,
+    "other dtype": lambda y: y.astype(np.float32 if y.dtype == np.float64 else np.float64),
+    "byte-swapped": lambda y: y.astype(y.dtype.newbyteorder()),
+    "strided": strided,
+    "misaligned": misaligned,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+class Model:
+    """A stream in the plainest way: the layer called step by step on one thread, with the state of the call before."""
+
+    def __init__(self, layer, batch):
+        self.refresh(layer)
+        self.state = zeros(layer, batch)
+
+    def refresh(self, layer):
+        self.layer = copy.copy(layer)
+
+    def after(self, x, state):
+        """y of some steps and the state after them."""
+        y = np.empty((*x.shape[:2], self.layer.output_size), x.dtype)
+        with on_threads(1):
+            for t in range(len(x)):
+                y[t : t + 1], state = self.layer(x[t : t + 1], state)
+        return y, state
+
+    def run(self, x):
+        y, self.state = self.after(x, self.state)
+        return y
+
+    def reset(self, rows):
+        def without(array):
+            array = array.copy()
+            array[slice(None) if rows is None else np.array(rows, int if len(rows) == 0 else None)] = 0
+            return array
+
+        self.state = like(self.state, without)
+
+
+class Streams(RuleBasedStateMachine):
+    """A stream and its model side by side."""
+
+    @initialize(layer=streamed(), batch=BATCHES, threads=st.sampled_from(THREADS))
+    def begin(self, layer, batch, threads):
+        blockcell.set_num_threads(threads)
+        self.layer, self.batch = layer, batch
+        self.stream, self.model = layer.stream(batch), Model(layer, batch)
+
+    def teardown(self):
+        blockcell.set_num_threads(None)
+
+    @invariant()
+    def the_state_is_that_of_the_model(self):
+        assert same(self.stream.state, self.model.state)
+
+    def inputs(self, seed, steps):
+        return uniform(seed, (steps, self.batch, self.layer.input_size), self.layer.dtype)
+
+    def results(self, *steps):
+        return np.full((*steps, self.batch, self.layer.output_size), 7, self.layer.dtype)
+
+    # ------------------------------------------------------------------------------------------------------- good calls
+    @rule(seed=SEEDS, form=forms, given=st.booleans())
+    def step(self, seed, form, given):
+        x, out = self.inputs(seed, 1), self.results() if given else None
+        y = self.stream.step(FORMS[form](x[0]), out=out)
+        assert out is None or y is out
+        assert same(y, self.model.run(x)[0])
+
+    @rule(seed=SEEDS, steps=st.sampled_from([0, 1, 2, 5, 6, 6, 12]), form=forms, given=st.booleans())
+    def run(self, seed, steps, form, given):
+        x, out = self.inputs(seed, steps), self.results(steps) if given else None
+        if steps == 0 and form == "list":
+            form = "as it is"  # an empty list has no shape
+        y = self.stream.run(FORMS[form](x), out=out)
+        assert out is None or y is out
+        assert same(y, self.model.run(x))
+
+    @rule(data=st.data(), how=st.sampled_from(["all", "none", "one", "some", "negative", "mask", "array"]))
+    def reset(self, data, how):
+        rows = data.draw(st.lists(st.integers(0, self.batch - 1), max_size=9))
+        rows = {
+            "all": None,
+            "none": [],
+            "one": rows[:1],
+            "some": rows,
+            "negative": [row - self.batch for row in rows],
+            "mask": [row in rows for row in range(self.batch)],
+            "array": np.array(rows, np.int32),
+        }[how]
+        self.stream.reset(rows)
+        self.model.reset(rows)
+
+    @rule()
+    def read_state(self):
+        """It is a copy: the stream does not see what is done to it."""
+        for array in leaves(self.stream.state):
+            array[...] = 9
+
+    @rule(seed=SEEDS, form=forms, as_list=st.booleans())
+    def write_state(self, seed, form, as_list):
+        g = np.random.default_rng(seed)
+        state = like(self.model.state, lambda a: uniform(g, a.shape, a.dtype))
+        given = like(like(state, np.copy), FORMS[form])
+        self.stream.state = list(given) if as_list else given
+        for array in leaves(given) if form == "as it is" else ():
+            array[...] = 9  # a copy, too
+        self.model.state = state
+
+    @rule(how=st.sampled_from(["copy", "deepcopy", "pickle"]), seed=SEEDS, steps=st.integers(0, 3))
+    def go_on_with_a_copy(self, how, seed, steps):
+        """The other one has the same results and is on its own."""
+        old, x = self.stream, self.inputs(seed, steps)
+        self.stream = {
+            "copy": copy.copy,
+            "deepcopy": copy.deepcopy,
+            "pickle": lambda stream: pickle.loads(pickle.dumps(stream)),
+        }[how](old)
+        y, state = self.model.after(x, self.model.state)
+        assert same(old.run(x), y) and same(old.state, state)
+        old.reset()
+        assert type(self.stream) is type(old) and self.stream.batch == self.batch
+        self.layer = self.stream.layer
+
+    # ---------------------------------------------------------------------------------------------- weights and threads
+    @rule(seed=SEEDS)
+    def set_weights(self, seed):
+        """The stream has them from `refresh` on."""
+        self.layer.set_weights(**new_weights(self.layer, seed))
+
+    @rule()
+    def refresh(self):
+        self.stream.refresh()
+        self.model.refresh(self.layer)
+
+    @rule(threads=st.sampled_from(THREADS))
+    def set_num_threads(self, threads):
+        blockcell.set_num_threads(threads)
+
+    # -------------------------------------------------------------------------------------------------------- bad calls
+    def refuse(self, call):
+        with pytest.raises(REFUSED) as caught:
+            call()
+        note(repr(caught.value))
+
+    @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, steps=st.integers(-1, 3))
+    def bad_input(self, bad, seed, steps):
+        """steps < 0: of `step`. Also a run of no steps looks at what it is given."""
+        x = self.inputs(seed, max(steps, 1))[:steps] if steps >= 0 else self.inputs(seed, 1)[0]
+        self.refuse(lambda: (self.stream.run if steps >= 0 else self.stream.step)(BAD_INPUTS[bad](x)))
+
+    @rule(bad=st.sampled_from(sorted(BAD_OUTPUTS)), seed=SEEDS, steps=st.integers(-1, 3))
+    def bad_output(self, bad, seed, steps):
+        """Of a stack, no layer has advanced."""
+        x, out = self.inputs(seed, abs(steps)), self.results(*[steps] * (steps >= 0))
+        x, out = x if steps >= 0 else x[0], BAD_OUTPUTS[bad](out)
+        if isinstance(out, np.ndarray) and out.size == 0 and bad in ("strided", "misaligned"):
+            return  # nothing can be wrong with it
+        if bad == "strided" and out.flags.c_contiguous:
+            return
+        self.refuse(lambda: (self.stream.run if steps >= 0 else self.stream.step)(x, out=out))
+
+    @precondition(lambda self: self.layer.input_size and self.layer.output_size)
+    @rule(seed=SEEDS, steps=st.integers(-1, 3).filter(bool))
+    def overlapping_output(self, seed, steps):
+        x = self.inputs(seed, abs(steps)).ravel()
+        memory = np.zeros(x.size + abs(steps) * self.batch * self.layer.output_size - 1, x.dtype)
+        memory[: x.size] = x
+        shape = (steps, self.batch) if steps >= 0 else (self.batch,)
+        x, out = memory[: x.size].reshape(*shape, -1), memory[x.size - 1 :].reshape(*shape, -1)
+        if isinstance(self.layer, Stack):  # which may have read x before it writes
+            y, state = self.model.after(x.copy().reshape(abs(steps), self.batch, -1), self.model.state)
+            try:
+                found = (self.stream.run if steps >= 0 else self.stream.step)(x, out=out)
+            except REFUSED:
+                return
+            assert same(found, y.reshape(found.shape))
+            self.model.state = state
+        else:
+            self.refuse(lambda: (self.stream.run if steps >= 0 else self.stream.step)(x, out=out))
+
+    @rule(bad=st.sampled_from(["beyond", "before", "mask", "text", "fraction", "mixed"]))
+    def bad_reset(self, bad):
+        rows = {
+            "beyond": [self.batch],
+            "before": [-self.batch - 1],
+            "mask": [True] * (self.batch + 1),
+            "text": "a",
+            "fraction": [0.5],
+            "mixed": [0, self.batch],
+        }[bad]
+        self.refuse(lambda: self.stream.reset(rows))
+
+    @rule(bad=st.sampled_from(["number", "parts", "rows", "dtype", "text"]), seed=SEEDS, data=st.data())
+    def bad_state(self, bad, seed, data):
+        """All parts are good but one."""
+        g = np.random.default_rng(seed)
+        state = like(self.model.state, lambda a: uniform(g, a.shape, a.dtype))
+        wrong, k = data.draw(st.integers(0, len(leaves(state)) - 1)), iter(range(99))
+        spoil = {
+            "rows": lambda a: np.concatenate([a, a[:1]]),
+            "dtype": lambda a: a.astype(np.float32 if a.dtype == np.float64 else np.float64),
+            "text": lambda a: "state",
+        }
+        if bad == "number":
+            state = 3
+        elif bad == "parts":
+            state = (*state, state[0]) if seed % 2 else state[1:]
+        else:
+            state = like(state, lambda a: spoil[bad](a) if next(k) == wrong else a)
+        self.refuse(lambda: setattr(self.stream, "state", state))
+
+    # ----------------------------------------------------------------------------- the stream in its own arguments
+    @rule(
+        what=st.sampled_from(["refresh", "reset", "write", "step", "run", "threads"]), seed=SEEDS, steps=st.booleans()
+    )
+    def meddle(self, what, seed, steps):
+        """The conversion of x uses the stream: either works, or is a RuntimeError."""
+        x, before = self.inputs(seed, 3)[: 3 if steps else 1], [self.model.layer]
+        meddling = {
+            "refresh": lambda: (self.set_weights(seed=seed), self.refresh()),
+            "reset": lambda: (self.stream.reset([0]), self.model.reset([0])),
+            "write": lambda: self.write_state(seed=seed, form="strided", as_list=False),
+            "step": lambda: self.step(seed=seed + 1, form="as it is", given=True),
+            "run": lambda: self.run(seed=seed + 1, steps=12, form="as it is", given=False),
+            "threads": lambda: self.set_num_threads(threads=seed % 4 + 1),
+        }[what]
+
+        class Meddler:
+            def __array__(self, dtype=None, copy=None):
+                try:
+                    meddling()
+                except RuntimeError as error:
+                    note(repr(error))
+                return x if steps else x[0]
+
+        try:
+            y = (self.stream.run if steps else self.stream.step)(Meddler())
+        except RuntimeError as error:
+            note(repr(error))
+            return
+        new = self.model.layer
+        for self.model.layer in (*before, new):  # the weights of when the call began, or of when it had its arguments
+            expected, state = self.model.after(x, self.model.state)
+            if same(y.reshape(expected.shape), expected):
+                break
+        assert same(y.reshape(expected.shape), expected)
+        self.model.layer, self.model.state = new, state
+
+
+def leaves(nested):
+    """The arrays of a state."""
+    return [array for part in nested for array in leaves(part)] if isinstance(nested, (tuple, list)) else [nested]
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
+class Layers(RuleBasedStateMachine):
+    """A layer and a copy of it that uses one thread; tapes stay good whatever happens in between."""
+
+    @initialize(layer=layers(), threads=st.sampled_from(THREADS))
+    def begin(self, layer, threads):
+        blockcell.set_num_threads(threads)
+        self.layer, self.model = layer, copy.copy(layer)
+        self.tapes = []
+
+    def teardown(self):
+        blockcell.set_num_threads(None)
+
+    @invariant()
+    def the_weights_are_those_of_the_model(self):
+        assert same(self.layer.weights, self.model.weights)
+
+    def draw(self, seed, T, B, state, lengths, reset):
+        g, dtype = np.random.default_rng(seed), self.layer.dtype
+        options = {}
+        if state:
+            options["state"] = like(zeros(self.layer, B), lambda a: uniform(g, a.shape, dtype))
+        if lengths:
+            options["lengths"] = g.integers(0, T + 1, B)
+        if reset:
+            options["reset"] = g.random((T, B)) < 0.3
+        return uniform(g, (T, B, self.layer.input_size), dtype), options
+
+    steps = st.sampled_from([0, 1, 2, 3, 6, 9])
+
+    @rule(seed=SEEDS, T=steps, B=BATCHES, form=forms, state=st.booleans(), lengths=st.booleans(), reset=st.booleans())
+    def call(self, seed, T, B, form, state, lengths, reset):
+        x, options = self.draw(seed, T, B, state, lengths, reset)
+        given = x if T == 0 and form == "list" else FORMS[form](x)
+        if form == "backwards" and state:
+            options["state"] = like(options["state"], FORMS[form])
+        found = self.layer(given, **options)
+        with on_threads(1):
+            assert same(found, self.model(x, **options))
+
+    @rule(seed=SEEDS, T=steps, B=BATCHES, state=st.booleans(), lengths=st.booleans(), reset=st.booleans())
+    def forward(self, seed, T, B, state, lengths, reset):
+        x, options = self.draw(seed, T, B, state, lengths, reset)
+        y, last, tape = self.layer.forward(x, **options)
+        with on_threads(1):
+            expected_y, expected_last, expected_tape = self.model.forward(x, **options)
+        assert same((y, last), (expected_y, expected_last))
+        self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, y.shape, last)]
+        x[...] = 9  # a tape has copies
+
+    @precondition(lambda self: self.tapes)
+    @rule(seed=SEEDS, which=st.integers(0, 2), with_y=st.booleans(), with_state=st.booleans())
+    def backward(self, seed, which, with_y, with_state):
+        layer, tape, model, expected_tape, shape, last = self.tapes[which % len(self.tapes)]
+        g = np.random.default_rng(seed)
+        d_y = uniform(g, shape, layer.dtype) if with_y else None
+        d_state = like(last, lambda a: uniform(g, a.shape, a.dtype)) if with_state else None
+        found = layer.backward(tape, d_y, d_state)
+        with on_threads(1):
+            assert same(found, model.backward(expected_tape, d_y, d_state))
+
+    @rule(seed=SEEDS)
+    def set_weights(self, seed):
+        weights = new_weights(self.layer, seed)
+        self.layer.set_weights(**weights)
+        self.model.set_weights(**weights)
+        for array in weights.values():
+            array[...] = 9
+
+    @rule(how=st.sampled_from([copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]))
+    def go_on_with_a_copy(self, how):
+        """The old one's weights are its own."""
+        old, self.layer = self.layer, how(self.layer)
+        self.model = copy.copy(self.model)
+        old.set_weights(**{name: np.zeros_like(array) for name, array in old.weights.items()})
+
+    @rule(threads=st.sampled_from(THREADS))
+    def set_num_threads(self, threads):
+        blockcell.set_num_threads(threads)
+
+    @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, training=st.booleans())
+    def bad_call(self, bad, seed, training):
+        """A batch may have any number of rows and any dtype is wrong but one."""
+        x, _ = self.draw(seed, 3, 4, False, False, False)
+        state = zeros(self.layer, 4)
+        with pytest.raises(REFUSED):
+            (self.layer.forward if training else self.layer)(BAD_INPUTS[bad](x), state)
+
+    @rule(seed=SEEDS, data=st.data())
+    def bad_weights(self, seed, data):
+        """All are good but one: none is taken."""
+        weights = dict(self.layer.weights)
+        name = data.draw(st.sampled_from(sorted(weights)))
+        given = {key: uniform(seed, array.shape, array.dtype) for key, array in weights.items()}
+        given[name] = np.concatenate([given[name], np.zeros((1, *given[name].shape[1:]), given[name].dtype)])
+        with pytest.raises(ValueError):
+            self.layer.set_weights(**given)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+MACHINES = {"streams": Streams, "layers": Layers}
+FEW = {"streams": (150, 30), "layers": (80, 15)}  # examples, and calls in each
+MANY = {"streams": (5000, 60), "layers": (3000, 40)}
+
+
+def explore(name, examples, calls, number):
+    print(f"BLOCKCELL_SEED={number}")
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=calls,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(seeded(number)(MACHINES[name]), settings=profile)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_any_sequence_of_calls(name):
+    explore(name, *FEW[name], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MACHINES)
+def test_many_sequences_of_calls(name):
+    explore(name, *MANY[name], int(os.environ.get("BLOCKCELL_SEED", "1")))
+
+
+# ----------------------------------------------------------------------------------------------- the plainest sequence
+@pytest.mark.parametrize("batch", [4, 16, 70])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "stack"])
+def test_rows_split_over_threads(name, batch):
+    """The threads of a run split the rows, those of a step do not; after each the state is the same arrays."""
+    layer = {
+        "LSTM": lambda: LSTM.init(64, 64, seed=0),
+        "GRU": lambda: GRU.init(64, 64, seed=0),
+        "stack": lambda: Stack(
+            [LSTM.init(64, 64, seed=0), Stack([GRU.init(64, 48, seed=1)]), LSTM.init(48, 64, seed=2)]
+        ),
+    }[name]()
+    stream, model = layer.stream(batch), Model(layer, batch)
+    x = uniform(1, (36, batch, 64), np.float32)
+    for k, threads in enumerate([2, 2, 1, 3, 2, 8]):
+        with on_threads(threads):
+            part = x[6 * k : 6 * k + 6]
+            assert same(stream.run(part[:5]), model.run(part[:5]))
+            assert same(stream.state, model.state)
+            stream.reset([k % batch])
+            model.reset([k % batch])
+            assert same(stream.step(part[5]), model.run(part[5:])[0])
+            stream = pickle.loads(pickle.dumps(stream)) if k % 2 else stream
+            stream.state = model.state = like(model.state, lambda a: a * a.dtype.type(0.5))
+            assert same(stream.state, model.state)
