@@ -141,7 +141,6 @@ def of_streams() -> dict[str, Scenario]:
     wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
     for name, layer in (streamed | wide).items():
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
-        out = np.empty((T, B, layer.output_size), layer.dtype)
         states = like(layer(x)[1], np.copy)
         lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
         new = layer.weights if name in wide else halved(layer)
@@ -162,14 +161,17 @@ def of_streams() -> dict[str, Scenario]:
         def seen(stream: Any, go_on: Any = go_on) -> Any:
             return stream.state, go_on(copy.copy(stream))
 
+        def out(*steps: int, layer: Any = layer) -> np.ndarray:
+            return np.empty((*steps, B, layer.output_size), layer.dtype)
+
         acts = {
             "step": lambda stream, x=x: stream.step(x[0]),
-            "step out": lambda stream, x=x, out=out: stream.step(x[0], out=out[0]),
+            "step out": lambda stream, x=x, out=out: stream.step(x[0], out=out()),
             "step list": lambda stream, x=lists: stream.step(x[0]),
             "step strided": lambda stream, x=x: stream.step(x[0, ::-1]),
             "run": lambda stream, x=x: stream.run(x[:2]),
             "run longer": lambda stream, x=x: stream.run(x),
-            "run out": lambda stream, x=x, out=out: stream.run(x[:T], out=out),
+            "run out": lambda stream, x=x, out=out: stream.run(x[:T], out=out(T)),
             "run list": lambda stream, x=lists: stream.run(x),
             "state": lambda stream: stream.state,
             "set state": lambda stream, states=states: setattr(stream, "state", states),
@@ -517,7 +519,7 @@ def in_child(work: Callable[[], None]) -> int:
     """What a forked child exits with; one that hangs is killed."""
     child = os.fork()
     if child == 0:
-        faulthandler.dump_traceback_later(SECONDS - 5)  # says where
+        faulthandler.register(signal.SIGALRM, chain=True)  # says where
         signal.alarm(SECONDS)
         try:
             work()

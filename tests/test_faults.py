@@ -30,9 +30,10 @@ threaded = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: the
 def child(*arguments: object, minutes: float = 2, **environment: str | None) -> None:
     """It must succeed; what it says is what this test prints.
 
-    Threads that wait do not spin: here are more than processors.
+    Threads that wait do not spin, as here are more than processors; and numpy's have no part in this.
     """
-    result = script(FAULTS, *map(str, arguments), minutes=minutes, OMP_WAIT_POLICY="passive", **environment)
+    environment |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+    result = script(FAULTS, *map(str, arguments), minutes=minutes, **environment)
     print(result.stdout)
     print(result.stderr[-6000:])
     assert result.returncode == 0, f"{arguments}: {result.stderr[-3000:]}"
