@@ -68,7 +68,7 @@ PLACES += [("errors", "export"), ("errors", "files"), ("interrupts", "export")]
 
 @pytest.mark.parametrize(("what", "group"), PLACES)
 def test_some_places(what, group, request):
-    disturb(what, group, 5, request)
+    disturb(what, group, 4, request)
 
 
 @pytest.mark.slow
