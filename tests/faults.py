@@ -347,7 +347,7 @@ def stands_for(error: BaseException, kind: type[BaseException]) -> bool:
     """Whether Python or numpy made another error of it: a lock's, or while cleaning up."""
     known = {
         RuntimeError: r"can't allocate .*lock",
-        SystemError: "without (setting an )?exception",
+        SystemError: "^(?!<cyfunction).*exception",  # not ours
         pickle.PicklingError: "import of module .* failed",
     }
     if any(isinstance(error, type_) and re.search(text, str(error)) for type_, text in known.items()):
