@@ -319,7 +319,10 @@ class Errors(Interrupts):
     error = MemoryError
 
 
-CRASH_THEMSELVES = (".safetensors", ": init")  # the package of that name, and numpy.random
+CRASH_THEMSELVES = {  # the package of that name; and in numpy, its random and the hash of a dtype that is not its own
+    "mallocs": (".safetensors",),
+    "allocations": (".safetensors", ": init", ": pickle"),
+}
 INJECTORS: dict[str, type[Any]] = {
     "allocations": Allocations, "mallocs": Mallocs, "interrupts": Interrupts, "errors": Errors
 }  # fmt: skip
@@ -416,7 +419,7 @@ def disturb(what: str, group: str, count: str = "0", threads: str = "2", only: s
     blockcell.set_num_threads(int(threads))
     injector, failures = INJECTORS[what](), []
     for name, scenario in GROUPS[group]().items():
-        if only in name and not (what in ("allocations", "mallocs") and name.endswith(CRASH_THEMSELVES)):
+        if only in name and not name.endswith(CRASH_THEMSELVES.get(what, ())):
             try:
                 print(inject(injector, scenario, name, int(count)), flush=True)
             except Exception as error:  # the next one shall have its turn
