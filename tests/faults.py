@@ -544,15 +544,36 @@ def check_all(calls: Any) -> None:
         expected.check(thing, False, scenario.act(thing))
 
 
-def prepared(groups: Any = COMPUTING) -> list[Any]:
+def prepared(groups: Any = COMPUTING, only: str = "") -> list[Any]:
     """Objects made here, for others to use."""
-    return [(name, scenario.make(), scenario, Expected(scenario)) for name, scenario in everything(groups)]
+    found = [(name, scenario) for name, scenario in everything(groups) if only in name]
+    return [(name, scenario.make(), scenario, Expected(scenario)) for name, scenario in found]
 
 
-def fork_after(threads: str) -> None:
+def running() -> int:
+    """The threads that this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def threads_of_steps() -> None:
+    """A stream's steps use as many threads as there shall be now, not as there were when it was made."""
+    layer = GRU.init(64, 256, seed=0)
+    x, before = uniform(B, 64), running()
+    blockcell.set_num_threads(2)
+    stream = layer.stream(B)
+    blockcell.set_num_threads(1)
+    first = stream.step(x)
+    assert running() == before, "a step took two threads"
+    blockcell.set_num_threads(2)
+    stream.step(x)
+    assert running() == before + 1, "a step took one thread"
+    assert same(first, layer(x[None])[0][0])
+
+
+def fork_after(threads: str, only: str = "") -> None:
     """A child uses what its parent made and used with threads; so does its own child."""
     blockcell.set_num_threads(int(threads))
-    calls = prepared((*COMPUTING, "files"))
+    calls = prepared((*COMPUTING, "files"), only)
     assert in_child(lambda: check_all(calls)) == 0
     assert in_child(lambda: (check_all(prepared()), exit_unless(in_child(lambda: check_all(prepared())) == 0))) == 0  # type: ignore[arg-type]
     check_all(calls)
@@ -761,6 +782,7 @@ MODES = {
         disturb,
         without_threads,
         little_memory,
+        threads_of_steps,
         fork_after,
         fork_inside,
         fork_during,

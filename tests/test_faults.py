@@ -89,6 +89,12 @@ def test_no_more_threads(limit, before):
 
 
 @linux
+@threaded
+def test_threads_of_steps():
+    child("threads_of_steps")
+
+
+@linux
 def test_little_memory():
     child("little_memory")
 
@@ -117,9 +123,10 @@ def test_where_every_floating_point_warning_is_an_error(kind):
 # ---------------------------------------------------------------------------------------------------------------- forks
 @forks
 @threaded
+@pytest.mark.parametrize("only", ["", "wide GRU: step", "wide LSTM: step"])  # steps that use threads
 @pytest.mark.parametrize("threads", [2, 3])
-def test_fork_after_calls(threads):
-    child("fork_after", threads)
+def test_fork_after_calls(threads, only):
+    child("fork_after", threads, only)
 
 
 @forks
