@@ -12,9 +12,9 @@ import blockcell
 
 
 def bits(value: Any) -> Any:
-    """The value with every array as its dtype, shape and bytes, so that == compares all of them."""
+    """The value with every array as its dtype, shape and bytes, and whether one may write; so == compares all of it."""
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.str, value.shape, value.tobytes()
+        return value.dtype.str, value.shape, value.flags.writeable, value.tobytes()
     if isinstance(value, dict):
         return {key: bits(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
