@@ -619,7 +619,7 @@ def _onnx_attributes(what: str, node: Any) -> dict[str, Any]:
         kind = _ONNX_ATTRIBUTES.get(attribute.name)
         if kind is None:
             raise ConversionError(f"{what} has the attribute {attribute.name!r}, which ONNX does not know")
-        if attribute.type != getattr(attribute, kind) or attribute.name in attributes:
+        if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
             raise ValueError(f"{what} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
         attributes[attribute.name] = attribute
     return attributes

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from blockcell._read import Reader, form, is_array
+from blockcell._read import Reader, form, is_array, short
+from blockcell.files import SHAPES, cells
 from blockcell.layers import GRUState, LSTMState, _read_parts
-from blockcell.optable import Array
+from blockcell.optable import DTYPES, Array
 
+STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
+KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files.describe` tells it
 
 
@@ -27,18 +30,43 @@ class LayerCall:
 
     def __init__(self, model: ModelProto, tree: Tree) -> None:
         self.tree = tree
+        self._model = model
         self._reader = Reader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
         with_state = any(name.endswith("_prev") for name in self._inputs)
-        others = [name for name in self._inputs if train and name not in ("x", "lengths", "reset", "d_y")]
-        self._weights = [name for name in others if f"d_{name}" in self._outputs and not name.endswith("_prev")]
+        shapes = {prefix + name: shape for prefix, kind in cells(tree) for name, shape in SHAPES[kind].items()}
+        self._weights = [name for name in shapes if name in self._inputs and f"d_{name}" in self._outputs]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
         if train:
             self._takes += ["weights", "d_y", *["d_state"] * with_state]
             self._fields += ["d_x", *["d_state"] * with_state, "grads"]
+        states = [prefix + name for prefix, kind in cells(tree) for name in STATES[kind]._fields]
+        self._check(model, states, [f"d_{name}" for name in ("y", *states)] if train else [], with_state)
+
+    def _check(self, model: ModelProto, states: Sequence[str], grads: Sequence[str], with_state: bool) -> None:
+        """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
+        firsts = [f"{name}_prev" for name in states] if with_state else []
+        inputs = ["x", *(name for name in ("lengths", "reset") if name in self._inputs), *firsts]
+        outputs = ["y", *states]
+        if grads:
+            inputs += [*self._weights, *(grads if with_state else grads[:1])]
+            outputs += ["d_x", *(f"d_{name}" for name in (*firsts, *self._weights))]
+        found = [value.name for value in model.graph.input]
+        for what, names, expected in (("inputs", found, inputs), ("outputs", self._outputs, outputs)):
+            if sorted(names) != sorted(expected):
+                raise ValueError(f"it has the {what} {short(', '.join(names))}; expected {', '.join(expected)}")
+        dtype, letters = self._inputs["x"].elem_type, "TB"[-(len(self._inputs["x"].shape.dim) - 1) :]
+        ranks = {"x": len(letters) + 1, "y": len(letters) + 1, "d_y": 3, "lengths": 1, "reset": 2}
+        for name, kind in self._inputs.items():
+            right = {"lengths": TensorProto.INT64, "reset": TensorProto.BOOL}.get(name, dtype)
+            rank = ranks.get(name, len(kind.shape.dim) if name in self._weights else 2)
+            free = [dim.dim_param for dim in kind.shape.dim if dim.dim_param]
+            fits = len(kind.shape.dim) == rank and set(free) <= set(letters) and kind.elem_type == right
+            if not fits or dtype not in KINDS or min((dim.dim_value for dim in kind.shape.dim), default=0) < 0:
+                raise ValueError(f"its input {name} has another type or shape than that of a layer")
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """The model's inputs, all of them and checked."""
@@ -60,6 +88,12 @@ class LayerCall:
                 values[name] = name, value
         sizes: dict[str, int] = {}
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
+
+    def without_rows(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """What a forward model gives where B is 0."""
+        sizes = dict(zip("TB", feeds["x"].shape, strict=False))
+        shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
+        return [np.zeros([sizes.get(d.dim_param, d.dim_value) for d in shape], feeds["x"].dtype) for shape in shapes]
 
     def result(self, outputs: Iterable[Array]) -> Any:
         """The layer's results."""
@@ -90,8 +124,7 @@ class LayerCall:
         fields, children = _below(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
-        kind = LSTMState if tree["type"] == "LSTM" else GRUState
-        return kind(*(find(prefix + field) for field in fields))
+        return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
     # ---------------------------------------------------------------------------------------------------------- arrays
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
@@ -107,7 +140,7 @@ class LayerCall:
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        letters = [dim.dim_value or dim.dim_param for dim in self._inputs[name].shape.dim]
+        letters = [dim.dim_param or dim.dim_value for dim in self._inputs[name].shape.dim]  # neither is 0
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]
@@ -139,5 +172,4 @@ def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
         children = {str(k): part for k, part in enumerate(tree["layers"])}
     else:
         children = {name: tree[name] for name in ("fw", "bw") if name in tree}
-    states = LSTMState if tree["type"] == "LSTM" else GRUState
-    return tuple(children) or states._fields, children
+    return tuple(children) or STATES[tree["type"]]._fields, children

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
+from blockcell._read import short
 from blockcell.optable import OPS
 
 from .build import DOMAIN, OLDEST_OPSET, Config, arguments_of, config, function
@@ -147,10 +148,23 @@ def _kind(each: NodeProto, types: Types) -> int:
 
 def _config(each: NodeProto, kind: int, opset: int) -> Config:
     op = OPS[each.op_type]
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in each.attribute}
-    attrs = {a.name: given[a.name] for a in op.attributes if a.name in given}
-    if "use_peephole" in attrs:  # ONNX has no attributes that are true or false
-        attrs["use_peephole"] = bool(attrs["use_peephole"])
+    attrs: dict[str, float | bool] = {}
+    for attribute in each.attribute:
+        if attribute.name not in [known.name for known in op.attributes]:
+            continue
+        if attribute.name in attrs:
+            raise ValueError(f"{_called(each)} has the attribute {attribute.name} twice")
+        if attribute.ref_attr_name:
+            raise ValueError(f"{_called(each)} has {attribute.name} of a function, but it is in none; expected a value")
+        value = short(helper.get_attribute_value(attribute))
+        if attribute.name == "use_peephole":  # ONNX has no attributes that are true or false
+            if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
+                raise ValueError(f"{_called(each)} has use_peephole {value}; expected the integer 0 or 1")
+            attrs[attribute.name] = bool(attribute.i)
+        elif attribute.type != AttributeProto.FLOAT:
+            raise ValueError(f"{_called(each)} has {attribute.name} {value}; expected a float")
+        else:
+            attrs[attribute.name] = attribute.f
     try:
         return config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
     except ValueError as error:

@@ -364,6 +364,18 @@ def broken(op="GRUBlockCell", *, inputs=(), outputs=(), kinds=None, **options):
         ({"opset": 14}, "GRUBlockCell node 'cell' is in a model of opset 14; expected 15 or newer, which converters"),
         ({"opset": 1000}, "GRUBlockCell node 'cell': GRUBlockCell: opset is 1000; expected an integer from 15 to"),
         ({"op": "BlockLSTMGrad"}, "BlockLSTMGrad node 'cell': BlockLSTMGrad: attrs['use_peephole'] is None; expected"),
+        *(
+            ({"op": "BlockLSTM", "attrs": {name: value}}, f"BlockLSTM node 'cell' has {name} {message}")
+            for name, value, message in [
+                ("use_peephole", 2, "2; expected the integer 0 or 1"),
+                ("use_peephole", -1, "-1; expected the integer 0 or 1"),
+                ("use_peephole", 1.0, "1.0; expected the integer 0 or 1"),
+                ("use_peephole", "yes", "b'yes'; expected the integer 0 or 1"),
+                ("forget_bias", 1, "1; expected a float"),
+                ("forget_bias", "x", "b'x'; expected a float"),
+                ("cell_clip", [3.0], "of type list; expected a float"),
+            ]
+        ),
         ({"kinds": {"w_c": np.float16}}, "x ('x') is FLOAT and w_c ('w_c') is FLOAT16; expected one dtype"),
         (
             {"kinds": dict.fromkeys(taken("GRUBlockCell"), np.int64)},
@@ -386,6 +398,22 @@ def broken(op="GRUBlockCell", *, inputs=(), outputs=(), kinds=None, **options):
 def test_models_that_cannot_be_completed(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         onnx_export.link(broken(**options))
+
+
+def test_attributes_that_are_none():
+    model = broken("BlockLSTM", attrs={"cell_clip": 3.0})
+    model.graph.node[0].attribute[0].type = onnx.AttributeProto.UNDEFINED
+    with pytest.raises(ValueError, match="BlockLSTM node 'cell' has cell_clip None; expected a float"):
+        onnx_export.link(model)
+    model.graph.node[0].attribute[0].ref_attr_name = "limit"
+    with pytest.raises(
+        ValueError, match="BlockLSTM node 'cell' has cell_clip of a function, but it is in none; expected"
+    ):
+        onnx_export.link(model)
+    model = broken("BlockLSTM", attrs={"cell_clip": 3.0})
+    model.graph.node[0].attribute.append(model.graph.node[0].attribute[0])
+    with pytest.raises(ValueError, match="BlockLSTM node 'cell' has the attribute cell_clip twice"):
+        onnx_export.link(model)
 
 
 def test_a_node_without_a_name_is_called_by_its_result():
