@@ -297,7 +297,7 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     if not isinstance(source, Mapping):
         expected = "expected a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    found = [match for name in source if isinstance(name, str) and (match := _TORCH_NAME.match(name))]
+    found = [match for name in _names(caller, source) if (match := _TORCH_NAME.match(name))]
     prefixes = list(dict.fromkeys(match[1] for match in found))
     if prefix is None:
         if len(prefixes) != 1:
@@ -829,6 +829,7 @@ def from_tf1(
     if not isinstance(variables, Mapping):
         expected = "expected names and arrays"
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
+    _names(caller, variables)
     cell = _ALIASES.get(cell, cell) if cell is not None else None
     if cell == "CudnnCompatibleGRUCell":
         raise ConversionError(f"{caller}: CudnnCompatibleGRUCell is no GRUBlockCell. {_RESET_AFTER}")
@@ -1019,6 +1020,13 @@ def _refuse_extras(caller: str, cell: Cell, target: str) -> None:
             f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; {target} does not. If the limit is never"
             f" reached, make the layer anew with cell_clip=0"
         )
+
+
+def _names(caller: str, source: Mapping[str, Any]) -> list[str]:
+    names = [*source]
+    if others := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"{caller}: there is a name of type {type(others[0]).__name__}; expected those of type str")
+    return names
 
 
 def _arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:

@@ -152,7 +152,7 @@ def load(path: StrPath) -> Layer:
         try:
             text, stored = find(file, os.fstat(file.fileno()).st_size)
             description, expected = _read_document(text)
-            _check_arrays(description, stored)
+            check_arrays(description, stored)
             layer = _build(description, {name: _array(file, name, each) for name, each in stored.items()}, "")
             if expected is not None and checksum(layer) != expected:
                 raise ValueError("it is not what was saved: its sha256 is another")
@@ -284,7 +284,7 @@ def _bounded(arrays: int) -> None:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
 
-def _check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
+def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
     """Whether these are the arrays of the layer, by what is known of them before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
     for prefix, kind in cells(description):

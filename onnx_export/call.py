@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import Reader, form, is_array, short
-from blockcell.files import SHAPES, cells
+from blockcell.files import SHAPES, Stored, cells, check_arrays
 from blockcell.layers import GRUState, LSTMState, _read_parts
 from blockcell.optable import DTYPES, Array
 
@@ -36,37 +37,46 @@ class LayerCall:
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
         with_state = any(name.endswith("_prev") for name in self._inputs)
-        shapes = {prefix + name: shape for prefix, kind in cells(tree) for name, shape in SHAPES[kind].items()}
-        self._weights = [name for name in shapes if name in self._inputs and f"d_{name}" in self._outputs]
+        known = self._inputs if train else {tensor.name for tensor in model.graph.initializer}
+        names = (prefix + name for prefix, kind in cells(tree) for name in SHAPES[kind])
+        self._weights = [name for name in names if name in known]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
         if train:
             self._takes += ["weights", "d_y", *["d_state"] * with_state]
             self._fields += ["d_x", *["d_state"] * with_state, "grads"]
-        states = [prefix + name for prefix, kind in cells(tree) for name in STATES[kind]._fields]
-        self._check(model, states, [f"d_{name}" for name in ("y", *states)] if train else [], with_state)
+        self._check(model, train, with_state)
 
-    def _check(self, model: ModelProto, states: Sequence[str], grads: Sequence[str], with_state: bool) -> None:
+    def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
         """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
-        firsts = [f"{name}_prev" for name in states] if with_state else []
-        inputs = ["x", *(name for name in ("lengths", "reset") if name in self._inputs), *firsts]
-        outputs = ["y", *states]
-        if grads:
-            inputs += [*self._weights, *(grads if with_state else grads[:1])]
-            outputs += ["d_x", *(f"d_{name}" for name in (*firsts, *self._weights))]
-        found = [value.name for value in model.graph.input]
-        for what, names, expected in (("inputs", found, inputs), ("outputs", self._outputs, outputs)):
-            if sorted(names) != sorted(expected):
-                raise ValueError(f"it has the {what} {short(', '.join(names))}; expected {', '.join(expected)}")
-        dtype, letters = self._inputs["x"].elem_type, "TB"[-(len(self._inputs["x"].shape.dim) - 1) :]
-        ranks = {"x": len(letters) + 1, "y": len(letters) + 1, "d_y": 3, "lengths": 1, "reset": 2}
-        for name, kind in self._inputs.items():
-            right = {"lengths": TensorProto.INT64, "reset": TensorProto.BOOL}.get(name, dtype)
-            rank = ranks.get(name, len(kind.shape.dim) if name in self._weights else 2)
-            free = [dim.dim_param for dim in kind.shape.dim if dim.dim_param]
-            fits = len(kind.shape.dim) == rank and set(free) <= set(letters) and kind.elem_type == right
-            if not fits or dtype not in KINDS or min((dim.dim_value for dim in kind.shape.dim), default=0) < 0:
-                raise ValueError(f"its input {name} has another type or shape than that of a layer")
+        kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
+        rows = x[:-1]
+        if kind not in KINDS or not all(
+            size == letter or (isinstance(size, int) and size > 0)
+            for size, letter in itertools.zip_longest(rows[::-1], "BT"[: max(1, len(rows))])
+        ):
+            raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
+        weights = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+        weights |= {name: _dims(type_) for name, type_ in self._inputs.items()} if train else {}
+        weights = {name: weights[name] for name in self._weights}
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
+        hidden = {
+            p: weights[f"{p}b_c"][0] if cell == "GRU" else weights[f"{p}b"][0] // 4 for p, cell in cells(self.tree)
+        }
+
+        states = {p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell]._fields}
+        y = {"y": [*rows, _output_size(self.tree, "", hidden)]}
+        first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
+        inputs, outputs = {"x": x} | first, y | states
+        if train:
+            inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
+            outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
+        others = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
+        expected_inputs = {name: (kind, shape) for name, shape in inputs.items()}
+        expected_inputs |= {name: others[name] for name in others if name in self._inputs}
+        _compare("input", model.graph.input, expected_inputs)
+        _compare("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """The model's inputs, all of them and checked."""
@@ -140,7 +150,7 @@ class LayerCall:
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        letters = [dim.dim_param or dim.dim_value for dim in self._inputs[name].shape.dim]  # neither is 0
+        letters = _dims(self._inputs[name])
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]
@@ -164,6 +174,36 @@ class LayerCall:
         if name == "lengths" and array.size and not 0 <= array.min() <= array.max() <= sizes["T"]:
             raise ValueError(f"{caller}: lengths is {array}; expected 0 to T = {sizes['T']}")
         return np.ascontiguousarray(array, dtype)
+
+
+def _dims(kind: Any) -> list[int | str]:
+    """The shape of a tensor type. A size of 0 is not written."""
+    return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+
+
+def _output_size(tree: Tree, prefix: str, hidden: Mapping[str, int]) -> int:
+    if tree["type"] == "Stack":
+        last = len(tree["layers"]) - 1
+        return _output_size(tree["layers"][last], f"{prefix}{last}.", hidden)
+    if tree["type"] == "Bidirectional":
+        return sum(_output_size(tree[name], f"{prefix}{name}.", hidden) for name in ("fw", "bw"))
+    return hidden[prefix]
+
+
+def _compare(
+    what: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
+) -> None:
+    found = [value.name for value in values]
+    if sorted(found) != sorted(expected):
+        raise ValueError(f"it has the {what}s {short(', '.join(found))}; expected {', '.join(expected)}")
+    for value in values:
+        kind, shape = expected[value.name]
+        given = value.type.tensor_type
+        if (given.elem_type, _dims(given)) != (kind, shape):
+            name = f"its {what} {value.name}"
+            raise ValueError(
+                f"{name} has the type {given.elem_type} and shape {_dims(given)}; expected {kind}, {shape}"
+            )
 
 
 def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
@@ -68,7 +69,8 @@ def link(model: ModelProto) -> ModelProto:
     names: dict[tuple[object, ...], str] = {}
     while waiting := [each for each in found if each.domain == WAITING]:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
-        inferred = shape_inference.infer_shapes(linked)
+        with _by_onnx("infer the types of"):
+            inferred = shape_inference.infer_shapes(linked)
         for (graph, _), (_, types) in zip(_graphs(linked.graph), _graphs(inferred.graph), strict=True):
             for each in graph.node:
                 if each.domain == WAITING and (kind := _kind(each, types)):
@@ -114,6 +116,16 @@ def _is_block_op(each: NodeProto, with_body: Collection[tuple[str, str]]) -> boo
     return each.op_type in OPS and each.domain in DOMAINS and (each.domain, each.op_type) not in with_body
 
 
+@contextmanager
+def _by_onnx(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # of many kinds, where a model is not what onnx takes it for
+        raise ValueError(f"onnx cannot {what} the model: {error}") from error
+
+
 def _inlined(model: ModelProto) -> ModelProto:
     """A copy of the model without functions that have block ops in them."""
     copy = ModelProto()
@@ -127,7 +139,8 @@ def _inlined(model: ModelProto) -> ModelProto:
         ]
         if not found:
             return copy
-        copy = inliner.inline_selected_functions(copy, found)
+        with _by_onnx("inline the functions of"):
+            copy = inliner.inline_selected_functions(copy, found)
 
 
 # --------------------------------------------------------------------------------------------------- completing a node

@@ -90,7 +90,7 @@ class Session:
         facts = _facts(self.model)
         self.op: Op | None = facts.get("op")
         self.provider = provider
-        self.attributes: dict[str, Any] = facts.get("attributes", {})
+        self.attributes: dict[str, Any] = facts.get("attributes", {}) if self.op else {}
         self._layer: LayerCall | None = facts.get("layer")
         self._native = facts.get("loop") == "native"
         self.dtype = _dtype(self.model)

@@ -402,6 +402,7 @@ def test_torch_dtype(dtype):
             "bias_hh_l0 has dtype float32; expected float64",
         ),
         (lambda w: [w], TypeError, "the source is of type list; expected a state_dict"),
+        (lambda w: w | {3: np.ones(1)}, TypeError, "there is a name of type int; expected those of type str"),
     ],
 )
 def test_torch_errors(change, error, message):
@@ -944,6 +945,7 @@ def test_tf1_refused(variables, options, message):
     [
         ([], {}, TypeError, "variables is of type list; expected names and arrays"),
         ({}, {}, ValueError, "Of these there are none"),
+        ({3: np.ones(1)}, {}, TypeError, "there is a name of type int; expected those of type str"),
         ({"a/kernel": np.ones(1)}, {}, ValueError, r"there are \['a/kernel'\]"),
         (tf1_gru(), {"forget_bias": 1.0}, ValueError, "is a GRU, which has no forget_bias"),
         (tf1_gru(), {"cell": "LSTMCell"}, ValueError, "expected one cell"),

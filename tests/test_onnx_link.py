@@ -416,6 +416,20 @@ def test_attributes_that_are_none():
         onnx_export.link(model)
 
 
+def test_what_onnx_cannot_do():
+    """It has errors of many kinds."""
+    args = arguments("GRUBlockCell", dtype=np.float64)
+    opsets = [[helper.make_opsetid("", opset)] for opset in (17, 18)]
+    inner = helper.make_function(
+        "mine", "F", taken("GRUBlockCell"), ["h"], [tensorflow_node("GRUBlockCell", {})], opsets[0]
+    )
+    call = node("F", taken("GRUBlockCell"), ["h"], domain="mine")
+    known = {name: args[name] for name in taken("GRUBlockCell")}
+    model = model_of([call], known, {"h": (FLOATS, 2)}, domain="mine", functions=[inner])
+    with pytest.raises(ValueError, match="onnx cannot inline the functions of the model: "):
+        onnx_export.link(model)
+
+
 def test_a_node_without_a_name_is_called_by_its_result():
     model = broken(opset=14)
     model.graph.node[0].name = ""

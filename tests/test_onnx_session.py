@@ -281,21 +281,54 @@ FLOAT = onnx.TensorProto.FLOAT
                     '{"type": "Stack", "layers": []}',
                     "its Stack has of type list for layers; expected a list of at least",
                 ),
-                ('{"type": "GRU"}', "it has the inputs 'x, lengths, cs_prev, h_prev'; expected x, lengths, h_prev"),
+                ('{"type": "GRU"}', "it has no w_ru, w_c, b_ru, b_c; expected w_ru, w_c, b_ru, b_c of its GRU"),
                 (
                     '{"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}',
-                    "; expected x, lengths, fw.h_",
+                    "it has no fw.w_ru, fw.w_c",
                 ),
             ]
         ),
         (changed(LAYER, loop="while"), "have blockcell.loop 'while'; expected one of scan, unroll, native, loop"),
+        (changed(LAYER, inputs={"x": "z"}), "its input x has the type 0 and shape []; expected floats of (T, B, I) or"),
+        (
+            changed(LAYER, inputs={"h_prev": "z"}),
+            "it has the inputs 'x, lengths, cs_prev, z'; expected x, cs_prev, h_p",
+        ),
         (changed(LAYER, outputs={"y": "z"}), "it has the outputs 'z, cs, h'; expected y, cs, h"),
-        (changed(TRAIN, outputs={"d_w": "z"}), "; expected x, lengths, cs_prev, h_prev, b, d_y, d_cs, d_h"),
-        (changed(LAYER, kinds={"x": (77, "TBI")}), "its input x has another type or shape than that of a layer"),
-        (changed(LAYER, kinds={"x": (FLOAT, "QBI")}), "its input x has another type or shape than that of a layer"),
-        (changed(LAYER, kinds={"x": (FLOAT, [])}), "its input x has another type or shape than that of a layer"),
-        (changed(LAYER, kinds={"cs_prev": (FLOAT, [-3, 4])}), "its input cs_prev has another type or shape than that"),
-        (changed(LAYER, kinds={"lengths": (FLOAT, "B")}), "its input lengths has another type or shape than that of"),
+        (changed(TRAIN, outputs={"d_w": "z"}), "expected y, cs, h, d_x, d_cs_prev, d_h_prev, d_w, d_b"),
+        (changed(TRAIN, inputs={"w": "z"}), "it has no w; expected w, b of its LSTM"),
+        (changed(TRAIN, kinds={"w": (FLOAT, [8, 16])}), "its output d_w has the type 1 and shape [7, 16]; expected 1"),
+        (
+            changed(TRAIN, kinds={"w": (FLOAT, [7, 2**40])}),
+            "its w has shape '(7, 1099511627776)'; expected (I+H, 4H) w",
+        ),
+        (
+            changed(LAYER, kinds={"x": (77, "TBI")}),
+            "its input x has the type 77 and shape ['T', 'B', 'I']; expected fl",
+        ),
+        (changed(LAYER, kinds={"x": (FLOAT, "QBI")}), "its input x has the type 1 and shape ['Q', 'B', 'I']; expected"),
+        (changed(LAYER, kinds={"x": (FLOAT, [0, -1, 3])}), "its input x has the type 1 and shape [0, -1, 3]; expected"),
+        (changed(LAYER, kinds={"x": (FLOAT, [])}), "its input x has the type 1 and shape []; expected floats of"),
+        (changed(LAYER, kinds={"x": (FLOAT, "I")}), "its input x has the type 1 and shape ['I']; expected floats of"),
+        (
+            changed(LAYER, kinds={"x": (FLOAT, "STBI")}),
+            "its input x has the type 1 and shape ['S', 'T', 'B', 'I']; exp",
+        ),
+        *(
+            (
+                changed(LAYER, kinds={"cs_prev": (FLOAT, shape)}),
+                f"has the type 1 and shape {shape}; expected 1, ['B', 4]",
+            )
+            for shape in ([-3, 4], [2**40, 4], ["T", 4], ["B", 2**40], ["B"])
+        ),
+        (
+            changed(LAYER, kinds={"lengths": (FLOAT, "B")}),
+            "its input lengths has the type 1 and shape ['B']; expected 7",
+        ),
+        (
+            changed(LAYER, kinds={"cs": (FLOAT, "B")}),
+            "its output cs has the type 1 and shape ['B']; expected 1, ['B', 4]",
+        ),
     ],
 )
 def test_broken_metadata(model, message):
@@ -310,6 +343,13 @@ def test_metadata_that_stand_twice():
         ValueError, match=r"have an entry of blockcell's twice: blockcell.attributes, blockcell.loop, bl"
     ):
         onnx_export.Session(model)
+
+
+def test_metadata_of_no_op():
+    """What stands alone says nothing."""
+    ready = onnx_export.Session(changed(OTHER, attributes="x", loop="y"))
+    np.testing.assert_array_equal(ready(a=np.float32([-1])).b, [1])
+    assert ready.attributes == {}
 
 
 def test_broken_models(tmp_path):
