@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-mutants test-peers test-packages bench gpu-check lint clean
+.PHONY: demo test test-exhaustive test-mutants test-fuzz test-peers test-packages bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -18,6 +18,9 @@ test-exhaustive: $(BUILT)
 
 test-mutants: $(BUILT)
 	$(BIN)/pytest -m slow tests/test_mutants.py
+
+test-fuzz: $(BUILT)
+	$(BIN)/pytest -s -m slow tests/test_fuzz.py
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers

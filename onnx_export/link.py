@@ -17,6 +17,7 @@ from .loops import reads
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
+MOST_NODES = 2**18
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
 
 Types = Mapping[str, int]
@@ -139,8 +140,35 @@ def _inlined(model: ModelProto) -> ModelProto:
         ]
         if not found:
             return copy
+        _check_growth(copy)
         with _by_onnx("inline the functions of"):
             copy = inliner.inline_selected_functions(copy, found)
+
+
+def _check_growth(model: ModelProto) -> None:
+    """Raise a ValueError where a function calls itself, or where there would be too many nodes without functions."""
+    functions = {(made.domain, made.name): made for made in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[NodeProto], within: Collection[tuple[str, str]]) -> int:
+        total = 0
+        for each in _nodes(nodes):
+            key = each.domain, each.op_type
+            if key in within:
+                raise ValueError(
+                    f"the function {key[1]} of the domain {key[0]!r} calls itself, which ONNX does not allow"
+                )
+            if key in functions and key not in sizes:
+                sizes[key] = size(functions[key].node, {*within, key})
+            total += sizes.get(key, 1)
+        return total
+
+    try:
+        most = max(size(part, ()) for part in (model.graph.node, *(made.node for made in model.functions)))
+    except RecursionError:
+        raise ValueError("the model's functions call one another too deeply") from None
+    if most > MOST_NODES:
+        raise ValueError(f"the model would have {most} nodes without its functions; expected at most {MOST_NODES}")
 
 
 # --------------------------------------------------------------------------------------------------- completing a node

@@ -165,16 +165,16 @@ def array_changed(g: Generator, array: Any) -> Any:
 
 
 def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
-    folder = Path(tempfile.mkdtemp())
+    kept = tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
     originals = layers()
     contents = []
     for layer in originals:
         files.save(layer, folder / f"original{suffix}")
         contents.append((folder / f"original{suffix}").read_bytes())
-    (folder / f"original{suffix}").unlink()
     path = folder / f"mutant{suffix}"
 
-    def one(g: Generator) -> bool:
+    def one(g: Generator, kept: object = kept) -> bool:
         k = g.integers(len(contents))
         change = bytes_changed if g.integers(2) else structured
         path.write_bytes(change(g, contents[k]))

@@ -430,6 +430,42 @@ def test_what_onnx_cannot_do():
         onnx_export.link(model)
 
 
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ({"F": ["F"]}, "the function F of the domain 'mine' calls itself, which ONNX does not allow"),
+        ({"F": ["G"], "G": ["F"]}, "the function F of the domain 'mine' calls itself"),
+        ({"G": ["G"], "F": []}, "the function G of the domain 'mine' calls itself"),
+        (
+            {"F": ["F0"]} | {f"F{k}": [f"F{k + 1}"] * 2 for k in range(40)} | {"F40": []},
+            r"the model would have \d+ nodes without its functions; expected at most 262144",
+        ),
+        (
+            {"F": ["F0"]} | {f"F{k}": [f"F{k + 1}"] for k in range(1000)} | {"F1000": []},
+            "the model's functions call one another too deeply",
+        ),
+    ],
+)
+def test_functions_without_end(calls, message):
+    """Every function has a cell of its own and calls of these functions."""
+    args = arguments("GRUBlockCell", dtype=np.float64)
+    names = taken("GRUBlockCell")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+
+    def call(name, result):
+        return node(name, names, [result], domain="mine")
+
+    functions = []
+    for name, others in calls.items():
+        inner = [call(other, f"h_{k}") for k, other in enumerate(others)]
+        cell = tensorflow_node("GRUBlockCell", {})
+        functions.append(helper.make_function("mine", name, names, ["h"], [cell, *inner], opsets))
+    known = {name: args[name] for name in names}
+    model = model_of([call("F", "h")], known, {"h": (FLOATS, 2)}, domain="mine", functions=functions)
+    with pytest.raises(ValueError, match=message):
+        onnx_export.link(model)
+
+
 def test_a_node_without_a_name_is_called_by_its_result():
     model = broken(opset=14)
     model.graph.node[0].name = ""
