@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-mutants test-peers test-packages
+.PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers test-packages
 .PHONY: bench gpu-check lint clean
 
 demo: $(DEMO)
@@ -28,6 +28,9 @@ test-faults: $(BUILT)
 
 test-mutants: $(BUILT)
 	$(BIN)/pytest -m slow tests/test_mutants.py
+
+test-fuzz: $(BUILT)
+	$(BIN)/pytest -s -m slow tests/test_fuzz.py
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Layer:
         A GRU with ``reset_after=True``, which is Keras's default; activations other than tanh and sigmoid; a lone
         ``go_backwards=True``; a ``merge_mode`` other than "concat".
     ValueError
-        The arrays' number or shapes are wrong.
+        The arrays' number or shapes are wrong, or they are those of a Bidirectional with I = H, which two stacked
+        layers have too.
 
     Notes
     -----
@@ -142,13 +144,20 @@ def to_keras(layer: Layer) -> list[Any]:
     return arrays
 
 
+def _is_of_keras(thing: Any, name: str) -> bool:
+    """Whether it is the class or function of that name in one of Keras's modules; others may be called the same."""
+    module = getattr(thing, "__module__", None) or ""
+    ours = module.split(".")[0] in ("keras", "tf_keras", "tensorflow")
+    return ours and getattr(sys.modules.get(module), name, None) is thing
+
+
 def _keras_layer(caller: str, source: Any) -> Layer:
     kind = type(source).__name__
-    if kind not in ("LSTM", "GRU", "Bidirectional"):
+    if kind not in ("LSTM", "GRU", "Bidirectional") or not _is_of_keras(type(source), kind):
         raise ConversionError(
-            f"{caller}: the source is a Keras {kind}; expected an LSTM, a GRU or a Bidirectional of one of them. Of a"
-            f" model, pass the recurrent layers of model.layers in a list; of another class that computes the same,"
-            f" pass its get_weights()"
+            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU or Bidirectional."
+            f" Of a model, pass the recurrent layers of model.layers in a list; of another class that computes the"
+            f" same, pass its get_weights()"
         )
     config = source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
@@ -175,12 +184,15 @@ def _keras_layer(caller: str, source: Any) -> Layer:
 def _keras_cell(caller: str, source: Any) -> Cell:
     kind, config = type(source).__name__, source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
-    if kind not in ("LSTM", "GRU"):
-        raise ConversionError(f"{what} is neither an LSTM nor a GRU")
+    if kind not in ("LSTM", "GRU") or not _is_of_keras(type(source), kind):
+        raise ConversionError(f"{what} is neither Keras's LSTM nor its GRU")
     for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        if config[name] != expected:
+        function = getattr(source, name, None)
+        if config[name] != expected or not _is_of_keras(function, expected):
+            named = getattr(function, "__module__", None) if config[name] == expected else None
+            found = f"{config[name]!r}{f' of {named}' if named else ''}"
             raise ConversionError(
-                f"{what} has {name}={config[name]!r}; only {expected!r} can be expressed. Train it with that one, or"
+                f"{what} has {name}={found}; only Keras's own {expected!r} can be expressed. Train it with that one, or"
                 f" stay with Keras"
             )
     if kind == "GRU" and config["reset_after"]:
@@ -205,6 +217,12 @@ def _keras_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) 
         raise ValueError(
             f"{caller}: the two layers have I={fw.input_size}, H={fw.hidden_size} and I={bw.input_size},"
             f" H={bw.hidden_size}, so they are no Bidirectional; pass stacked layers as a list of lists"
+        )
+    if fw.input_size == fw.hidden_size:
+        raise ValueError(
+            f"{caller}: with I = H = {fw.hidden_size}, the {len(source)} arrays are those of a Bidirectional or of two"
+            f" layers, one on the other; pass the Keras layers, or convert both halves of the list and put them into a"
+            f" blockcell.Bidirectional or a blockcell.Stack"
         )
     return Bidirectional(fw, bw)
 
@@ -266,7 +284,7 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     ConversionError
         A GRU, which resets after the product; a plain RNN; a projection (``proj_size``).
     ValueError
-        Weights are missing, or the prefix is not unique, or shapes are wrong.
+        Weights are missing or left over, or the prefix is not unique, or shapes are wrong.
 
     Notes
     -----
@@ -279,25 +297,53 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     if not isinstance(source, Mapping):
         expected = "expected a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    names = [name for name in source if re.search(r"(^|\.)weight_hh(_l0)?$", name)]
-    prefixes = [re.sub(r"weight_hh(_l0)?$", "", name) for name in names]
+    found = [match for name in _names(caller, source) if (match := _TORCH_NAME.match(name))]
+    prefixes = list(dict.fromkeys(match[1] for match in found))
     if prefix is None:
         if len(prefixes) != 1:
-            found = f"several: {prefixes}; say which with prefix=" if prefixes else "none: no name ends in weight_hh_l0"
-            raise ValueError(f"{caller}: expected the weights of one LSTM, found {found}")
+            which = f"several: {prefixes}; say which with prefix=" if prefixes else "none: no name ends in weight_hh_l0"
+            raise ValueError(f"{caller}: expected the weights of one LSTM, found {which}")
         prefix = prefixes[0]
     elif prefix not in prefixes:
         raise ValueError(f"{caller}: no LSTM has the prefix {prefix!r}; there are {prefixes}")
-    lone_cell = prefix + "weight_hh" in source
     layers: list[Layer] = []
-    while lone_cell or f"{prefix}weight_hh_l{len(layers)}" in source:
-        suffix = "" if lone_cell else f"_l{len(layers)}"
-        fw = _torch_cell(caller, source, prefix, suffix)
-        both = f"{prefix}weight_hh{suffix}_reverse" in source
-        layers.append(Bidirectional(fw, _torch_cell(caller, source, prefix, suffix + "_reverse")) if both else fw)
-        if lone_cell:
-            break
+    for suffixes in _torch_suffixes(
+        caller, prefix, {match.string[len(prefix) :] for match in found if match[1] == prefix}
+    ):
+        cells = [_torch_cell(caller, source, prefix, suffix) for suffix in suffixes]
+        layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
+
+
+_TORCH_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+
+
+def _torch_suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
+    """What the names of each layer's directions end in; every name must be there, and no others."""
+    if projections := sorted(name for name in names if name.startswith("weight_hr")):
+        raise ConversionError(
+            f"{caller}: {prefix}{projections[0]} is a projection (proj_size), which the block cells do not have; train"
+            f" with proj_size=0"
+        )
+    numbers = [int(match[1]) for name in names if (match := re.search(r"_l(\d+)(_reverse)?$", name))]
+    directions = ["", "_reverse"] if any(name.endswith("_reverse") for name in names) else [""]
+    kinds = ["weight_ih", "weight_hh"]
+    if any(name.startswith("bias") for name in names):
+        kinds += ["bias_ih", "bias_hh"]
+    left, suffixes = set(names), []
+    for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
+        suffixes.append([layer + direction for direction in directions])
+        for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
+            if name not in left:
+                raise ValueError(
+                    f"{caller}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
+                    f" every layer and direction"
+                )
+            left.remove(name)
+    if left:
+        names_left = ", ".join(prefix + name for name in sorted(left))
+        raise ValueError(f"{caller}: {names_left} would be left over; remove what is none of the LSTM's weights")
+    return suffixes
 
 
 def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
@@ -350,14 +396,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
 
 
 def _torch_cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> LSTM:
-    if f"{prefix}weight_hr{suffix}" in source:
-        raise ConversionError(
-            f"{caller}: {prefix}weight_hr{suffix} is a projection (proj_size), which the block cells do not have; train"
-            f" with proj_size=0"
-        )
     named = {name: prefix + name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-    if missing := [name for name in (named["weight_ih"], named["weight_hh"]) if name not in source]:
-        raise ValueError(f"{caller}: {', '.join(missing)} is missing")
     arrays = _arrays(caller, {name: source[name] for name in named.values() if name in source})
     kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
     gates = _gates(caller, named["weight_hh"], recurrent, axis=0, known=(1, 3, 4))
@@ -409,15 +448,17 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
         ``clip``, ``input_forget=1``, ``linear_before_reset=1``, ``layout=1``, other activations than the default ones,
-        ``direction="reverse"``, constant sequence_lens or initial states, weights that other nodes compute.
+        ``direction="reverse"``, sequence_lens or initial states that are constant or that other nodes compute, unless
+        these states are zero, weights that other nodes compute.
     ValueError
-        The node is not found or has other shapes than ONNX says.
+        The node is not found or has other inputs, attributes or shapes than ONNX says.
     """
     caller = "from_onnx"
-    if hasattr(source, "graph"):
+    graph = getattr(source, "graph", None)
+    if graph is not None:
         if initializers is not None:
             raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
-        source, initializers = _onnx_find(caller, source, name)
+        source, initializers = _onnx_find(caller, graph, name)
     elif not hasattr(source, "op_type"):
         what = "expected an onnx.ModelProto or an onnx.NodeProto"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
@@ -425,14 +466,16 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     if kind not in ("LSTM", "GRU") or source.domain not in ("", "ai.onnx"):
         raise ConversionError(f"{caller}: the node is a {source.domain}::{kind}; expected an ONNX LSTM or GRU")
     what = f"{caller}: {kind} {source.name!r}"
-    attributes = {attribute.name: attribute for attribute in source.attribute}
+    attributes = _onnx_attributes(what, source)
     direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
     directions = 2 if direction == "bidirectional" else 1
-    _onnx_attributes(what, kind, attributes, direction)
-    places = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+    _onnx_refuse(what, kind, attributes, direction)
+    places = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")[: 8 if kind == "LSTM" else 6]
+    if len(source.input) > len(places):
+        raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
     given = {place: name for place, name in zip(places, source.input, strict=False) if name}
     values = initializers or {}
-    _onnx_states(what, given, values)
+    _onnx_states(what, given, values, graph)
     for place in ("W", "R", "B", "P"):
         if place in given and given[place] not in values:
             raise ConversionError(
@@ -445,6 +488,8 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     gates = 4 if kind == "LSTM" else 3
     W, R = arrays["W"], arrays["R"]
     hidden = R.shape[-1] if R.ndim == 3 else 0
+    if "hidden_size" in attributes and attributes["hidden_size"].i != hidden:
+        raise ValueError(f"{what} has hidden_size={attributes['hidden_size'].i}, but its R has shape {R.shape}")
     columns = gates * hidden
     B = arrays.get("B", np.zeros((directions, 2 * columns), W.dtype))
     _shapes(what, {"W": (W, (directions, columns, None)), "R": (R, (directions, columns, hidden))})
@@ -528,30 +573,73 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
 
 
-def _onnx_find(caller: str, model: Any, name: str | None) -> tuple[Any, dict[str, Array]]:
-    """The node of that name in a model, and the model's constants."""
-    from onnx import numpy_helper
-
-    nodes = [node for node in model.graph.node if node.op_type in ("LSTM", "GRU")]
+def _onnx_find(caller: str, graph: Any, name: str | None) -> tuple[Any, dict[str, Array]]:
+    """The node of that name in a model's graph, and those of the graph's constants that it reads."""
+    nodes = [node for node in graph.node if node.op_type in ("LSTM", "GRU")]
     if name is not None:
         found = [node for node in nodes if name == node.name or name in node.output]
     else:
         found = nodes
     if len(found) != 1:
-        names = [node.name or node.output[0] for node in nodes]
+        names = [node.name or ", ".join(node.output) for node in nodes]
         hint = "; say which with name=" if name is None and nodes else ""
         raise ValueError(
             f"{caller}: expected one LSTM or GRU node{'' if name is None else f' {name!r}'}, found {names}{hint}"
         )
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
-    wanted = set(found[0].input)
-    return found[0], {key: numpy_helper.to_array(tensor) for key, tensor in constants.items() if key in wanted}
+    tensors = _onnx_constants(graph)
+    return found[0], {key: _onnx_array(caller, key, tensors[key]) for key in found[0].input if key in tensors}
 
 
-def _onnx_attributes(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
+def _onnx_constants(graph: Any) -> dict[str, Any]:
+    """The tensors of a graph that no node has to compute."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+        if node.op_type == "Constant" and values and node.output:
+            tensors[node.output[0]] = values[0]
+    return tensors
+
+
+def _onnx_array(caller: str, name: str, tensor: Any) -> Array:
+    from onnx import numpy_helper
+
+    if tensor.data_location == tensor.EXTERNAL:
+        raise ValueError(f"{caller}: {name!r} is in another file; onnx.load(path) of the whole model brings it along")
+    try:
+        return numpy_helper.to_array(tensor)
+    except MemoryError:
+        raise
+    except Exception as error:  # of many kinds, where dims, type and data do not agree
+        raise ValueError(f"{caller}: the tensor {name!r} cannot be read: {error}") from error
+
+
+def _onnx_attributes(what: str, node: Any) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        kind = _ONNX_ATTRIBUTES.get(attribute.name)
+        if kind is None:
+            raise ConversionError(f"{what} has the attribute {attribute.name!r}, which ONNX does not know")
+        if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
+            raise ValueError(f"{what} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
+        attributes[attribute.name] = attribute
+    return attributes
+
+
+_ONNX_ATTRIBUTES = {
+    "activation_alpha": "FLOATS",
+    "activation_beta": "FLOATS",
+    "activations": "STRINGS",
+    "clip": "FLOAT",
+    "direction": "STRING",
+    "hidden_size": "INT",
+    "input_forget": "INT",
+    "layout": "INT",
+    "linear_before_reset": "INT",
+    "output_sequence": "INT",
+}
+
+
+def _onnx_refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
     if direction == "reverse":
@@ -586,17 +674,53 @@ def _onnx_attributes(what: str, kind: str, attributes: Mapping[str, Any], direct
         )
 
 
-def _onnx_states(what: str, given: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Constants that a layer would have to be told at each call."""
+def _onnx_states(what: str, given: Mapping[str, str], values: Mapping[str, Any], graph: Any) -> None:
+    """What a layer would have to be told at each call, where the model itself says what it is."""
+    open_inputs = None if graph is None else {value.name for value in graph.input}
     for k, (place, argument) in enumerate(
         {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}.items(), start=4
     ):
-        constant = values.get(given.get(place, ""))
+        name = given.get(place, "")
+        constant = values.get(name)
         if constant is not None and (place == "sequence_lens" or np.any(np.asarray(constant))):
-            raise ConversionError(
-                f"{what} has a constant {place}; a layer gets that when it is called. Remove this input"
-                f' (node.input[{k}] = ""), convert the node, and pass {argument}='
-            )
+            which = f"a constant {place}"
+        elif not name or constant is not None or open_inputs is None or name in open_inputs:
+            continue
+        elif place != "sequence_lens" and _onnx_is_zero(graph, name):
+            continue
+        else:
+            which = f"{place} {name!r}, which other nodes compute"
+        raise ConversionError(
+            f"{what} has {which}; a layer gets that when it is called. Remove this input"
+            f' (node.input[{k}] = ""), convert the node, and pass {argument}='
+        )
+
+
+_MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+
+
+def _onnx_is_zero(graph: Any, name: str) -> bool:
+    """Whether a value is sure to be zero, as initial states are that exporters make of the size of the batch."""
+    tensors = _onnx_constants(graph)
+    makers = {output: node for node in graph.node for output in node.output}
+    waiting, seen = [name], {""}
+    while waiting:
+        each = waiting.pop()
+        node = makers.get(each)
+        if each in tensors:
+            if np.any(_onnx_array("from_onnx", each, tensors[each])):
+                return False
+        elif node is not None and node.op_type == "ConstantOfShape":
+            values = [attribute.t for attribute in node.attribute]
+            if any(np.any(_onnx_array("from_onnx", each, tensor)) for tensor in values):
+                return False
+        elif node is not None and node.op_type in (*_MOVES, "Concat") and node.input:
+            inputs = node.input if node.op_type == "Concat" else node.input[:1]
+            seen.add(each)
+            waiting += [source for source in inputs if source not in seen]
+        else:
+            return False
+    return True
 
 
 def _onnx_peepholes(cell: Cell) -> Array:
@@ -705,6 +829,7 @@ def from_tf1(
     if not isinstance(variables, Mapping):
         expected = "expected names and arrays"
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
+    _names(caller, variables)
     cell = _ALIASES.get(cell, cell) if cell is not None else None
     if cell == "CudnnCompatibleGRUCell":
         raise ConversionError(f"{caller}: CudnnCompatibleGRUCell is no GRUBlockCell. {_RESET_AFTER}")
@@ -895,6 +1020,13 @@ def _refuse_extras(caller: str, cell: Cell, target: str) -> None:
             f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; {target} does not. If the limit is never"
             f" reached, make the layer anew with cell_clip=0"
         )
+
+
+def _names(caller: str, source: Mapping[str, Any]) -> list[str]:
+    names = [*source]
+    if others := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"{caller}: there is a name of type {type(others[0]).__name__}; expected those of type str")
+    return names
 
 
 def _arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:

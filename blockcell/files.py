@@ -1,39 +1,82 @@
 """Layers in files: ``layer.save(path)`` and ``blockcell.load(path)``.
 
-Two formats, by the file's suffix: ``.npz``, numpy's own, and ``.safetensors``, which needs the package of that name.
-Both hold the arrays of ``layer.weights`` under their names, and one JSON text named "blockcell":
+Two formats, by the file's suffix: ``.npz``, numpy's own, and ``.safetensors``. Both hold the arrays of
+``layer.weights`` under their names, and one JSON text named "blockcell":
 
 .. code-block:: text
 
-    {"version": 1, "layer": {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}}
-    {"version": 1, "layer": {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}}
-    {"version": 1, "layer": {"type": "Stack", "layers": [{...}, ...]}}
+    {"version": 1, "sha256": "...", "layer": {"type": "GRU"}}
 
-Reading never unpickles, so that files from others do no harm.
+with one of these as the layer:
+
+.. code-block:: text
+
+    {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
+    {"type": "GRU"}
+    {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
+    {"type": "Stack", "layers": [{...}, ...]}
+
+`checksum` says of what "sha256" is; files of earlier versions have none.
+
+Reading never unpickles, and takes nothing for granted: names, dtypes, shapes and sizes are checked before an array is
+read, and arrays are never compressed, so that none is larger than its file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import re
+import struct
+import sys
 import uuid
-from io import BytesIO
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from .layers import GRU, LSTM, Bidirectional, Layer, Stack
-from .optable import Array
+from ._read import short
+from .layers import GATE_ORDERS, GRU, LSTM, Bidirectional, Layer, Stack
+from .optable import DTYPES, OPS, Array, sizes_of
 
 __all__ = ["load", "save"]
 
 VERSION = 1
 KEY = "blockcell"
 ATTRIBUTES = ("forget_bias", "cell_clip", "gate_order")  # of an LSTM
+PARTS = {"LSTM": sorted(ATTRIBUTES), "GRU": [], "Bidirectional": ["bw", "fw"], "Stack": ["layers"]}
+SHAPES = {  # of a cell's weights
+    kind: {tensor.name: tensor.shape for tensor in OPS[op].inputs if tensor.name[0] in "wb"}
+    for kind, op in {"LSTM": "BlockLSTM", "GRU": "block_gru"}.items()
+}
+PEEPHOLES = ("wci", "wcf", "wco")
+MOST_ARRAYS = 2**14
+LONGEST_TEXT = 2**22  # in bytes; that of as many arrays has a half
+CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "F16": np.dtype("<f2"),
+}
 
 StrPath = str | os.PathLike[str]
 F = TypeVar("F")
+
+
+class Stored(NamedTuple):
+    """An array in a file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    order: str = "C"
+    crc: tuple[int, int] | None = None
+    """In an ``.npz``, the CRC-32 of what comes before the array, and of both."""
 
 
 def save(layer: Layer, path: StrPath) -> None:
@@ -51,24 +94,30 @@ def save(layer: Layer, path: StrPath) -> None:
     Raises
     ------
     ValueError
-        The path ends otherwise.
-    ImportError
-        ``.safetensors`` without that package.
+        The path ends otherwise, the layer has an attribute that is NaN, or more than 16384 arrays.
     OSError
         The file cannot be written.
     """
-    form = _of_suffix(path, {".npz": _npz, ".safetensors": _safetensors})
-    text = json.dumps({"version": VERSION, "layer": describe(layer)})
-    write(path, form(text, {name: np.ascontiguousarray(array) for name, array in layer.weights.items()}))
+    form = _of_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
+    description, arrays = describe(layer), layer.weights
+    try:
+        check(description)
+        _bounded(len(arrays))
+        text = json.dumps({"version": VERSION, "sha256": checksum(layer), "layer": description})
+        with replacing(path) as file:
+            form(file, text, arrays)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: the layer cannot be saved: {error}") from None
 
 
-def write(path: StrPath, content: bytes) -> None:
-    """Write a file as a whole or not at all."""
+@contextmanager
+def replacing(path: StrPath) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of the one at the path when it is complete, and is gone if it never is."""
     target = Path(os.path.realpath(path))  # behind a link
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    part = target.with_name(f".{uuid.uuid4().hex}")
     try:
         with part.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
@@ -95,27 +144,20 @@ def load(path: StrPath) -> Layer:
     ------
     ValueError
         The file is damaged, holds something else, or has a format version that this blockcell does not know.
-    ImportError
-        ``.safetensors`` without that package.
     OSError
         The file cannot be read.
     """
-    read = _of_suffix(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
-    with open(path, "rb"):  # its errors are the user's
-        pass
-    try:
-        text, arrays = read(path)
-        document = json.loads(text)
-        if document["version"] != VERSION:
-            found = repr(document["version"])
-            raise ValueError(f"its format version is {found}; this blockcell reads {VERSION}; a newer one may read it")
-        layer = _build(document["layer"], arrays, "")
-        if arrays:
-            raise ValueError(f"it has arrays that belong to no layer: {', '.join(arrays)}")
-    except ImportError:
-        raise
-    except Exception as error:  # of any kind, as a damaged file may hold anything
-        raise ValueError(f"{os.fspath(path)} cannot be read as a layer of blockcell: {_words(error)}") from error
+    find = _of_suffix(path, {".npz": _find_npz, ".safetensors": _find_safetensors})
+    with open(path, "rb") as file:
+        try:
+            text, stored = find(file, os.fstat(file.fileno()).st_size)
+            description, expected = _read_document(text)
+            check_arrays(description, stored)
+            layer = _build(description, {name: _array(file, name, each) for name, each in stored.items()}, "")
+            if expected is not None and checksum(layer) != expected:
+                raise ValueError("it is not what was saved: its sha256 is another")
+        except (RecursionError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)} cannot be read as a layer of blockcell: {error}") from error
     return layer
 
 
@@ -133,23 +175,152 @@ def describe(layer: Layer) -> dict[str, Any]:
     raise TypeError(f"save: the layer is of type {type(layer).__name__}; expected an LSTM, GRU, Bidirectional or Stack")
 
 
-def _build(description: Any, arrays: dict[str, Array], prefix: str) -> Layer:
-    """The layer of a description; its arrays are taken out of `arrays`."""
-    kind, *rest = description["type"], *sorted(description.keys() - {"type"})
-    expected = {"LSTM": sorted(ATTRIBUTES), "GRU": [], "Bidirectional": ["bw", "fw"], "Stack": ["layers"]}
-    if kind not in expected:
-        raise ValueError(f"it has a layer of type {kind!r}")
-    if rest != expected[kind]:
-        raise ValueError(f"its {kind} has the attributes {rest}; expected {expected[kind]}")
+def checksum(layer: Layer) -> str:
+    """SHA-256, in hexadecimal, of a JSON text and the arrays after it, their bytes in C order, the lowest first.
+
+    The text is that of ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
+    ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``.
+    """
+    arrays = layer.weights
+    heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
+    found = hashlib.sha256(json.dumps([describe(layer), heads]).encode())
+    for array in arrays.values():
+        found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
+    return found.hexdigest()
+
+
+def parse(text: str) -> Any:
+    """What a JSON text says, in which no object has a name twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError(f"its JSON has a name twice among {short(', '.join(name for name, _ in pairs))}")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def check(description: Any) -> None:
+    """Raise a ValueError unless it is what `describe` may return."""
+    waiting = [description]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict) or "type" not in each:
+            raise ValueError(f"it has {short(each)} for a layer; expected an object with a type")
+        kind, names = each["type"], sorted(each.keys() - {"type"})
+        if not isinstance(kind, str) or kind not in PARTS:
+            raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(PARTS)}")
+        if names != PARTS[kind]:
+            raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
+        if kind == "LSTM":
+            _check_attributes(each)
+        elif kind == "Bidirectional":
+            waiting += [each["fw"], each["bw"]]
+        elif kind == "Stack":
+            if not isinstance(each["layers"], list) or not each["layers"]:
+                raise ValueError(f"its Stack has {short(each['layers'])} for layers; expected a list of at least one")
+            waiting += each["layers"]
+
+
+def _check_attributes(description: Mapping[str, Any]) -> None:
+    order = description["gate_order"]
+    if not isinstance(order, str) or order not in GATE_ORDERS:
+        raise ValueError(f"its LSTM has gate_order {short(order)}; expected one of {', '.join(GATE_ORDERS)}")
+    for name in ("forget_bias", "cell_clip"):
+        value = description[name]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
+            raise ValueError(f"its LSTM has {name} {short(value)}; expected a number that a float holds, not NaN")
+
+
+def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The prefixes of the cells' weights, and their types."""
+    if description["type"] in SHAPES:
+        yield prefix, description["type"]
+    for name in ("fw", "bw") if description["type"] == "Bidirectional" else ():
+        yield from cells(description[name], f"{prefix}{name}.")
+    for k, part in enumerate(description["layers"] if description["type"] == "Stack" else ()):
+        yield from cells(part, f"{prefix}{k}.")
+
+
+def _build(description: Any, arrays: Mapping[str, Array], prefix: str) -> Layer:
+    kind = description["type"]
     if kind == "Bidirectional":
         return Bidirectional(*(_build(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
     if kind == "Stack":
         return Stack([_build(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
-    names = [name for name in arrays if name.startswith(prefix) and "." not in name.removeprefix(prefix)]
-    weights: dict[str, Any] = {name.removeprefix(prefix): arrays.pop(name) for name in names}
+    weights: dict[str, Any] = {name: arrays[prefix + name] for name in SHAPES[kind] if prefix + name in arrays}
     if kind == "GRU":
         return GRU(**weights)
     return LSTM(**weights, **{name: description[name] for name in ATTRIBUTES})
+
+
+# ---------------------------------------------------------------------------------------------------- before the arrays
+def _read_document(text: str) -> tuple[Any, str | None]:
+    """The layer's description and the checksum."""
+    document = parse(text)
+    if not isinstance(document, dict) or "version" not in document:
+        raise ValueError(f"its text {KEY!r} is {short(document)}; expected an object with a version")
+    version = document["version"]
+    if version != VERSION or not isinstance(version, int) or isinstance(version, bool):
+        found = f"its format version is {short(version)}"
+        raise ValueError(f"{found}; this blockcell reads {VERSION}; a newer one may read it")
+    if "layer" not in document or document.keys() - {"version", "sha256", "layer"}:
+        names = ", ".join(sorted(document))
+        raise ValueError(f"its text {KEY!r} has {short(names)}; expected version, layer and perhaps sha256")
+    expected = document.get("sha256")
+    if "sha256" in document and not (isinstance(expected, str) and re.fullmatch("[0-9a-f]{64}", expected)):
+        raise ValueError(f"its sha256 is {short(expected)}; expected 64 hexadecimal digits")
+    check(document["layer"])
+    return document["layer"], expected
+
+
+def _bounded(arrays: int) -> None:
+    if arrays > MOST_ARRAYS:
+        raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
+
+
+def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
+    """Whether these are the arrays of the layer, by what is known of them before they are read."""
+    found: dict[str, str] = {}  # the shapes in letters
+    for prefix, kind in cells(description):
+        without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
+        shapes = {name: shape for name, shape in SHAPES[kind].items() if name not in without}
+        if missing := [prefix + name for name in shapes if prefix + name not in stored]:
+            raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {kind}")
+        found |= {prefix + name: shape for name, shape in shapes.items()}
+    if left := stored.keys() - found:
+        raise ValueError(f"it has arrays that belong to no layer: {short(', '.join(sorted(left)))}")
+    first = next(iter(found))
+    for name, shape in found.items():
+        dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
+        if dtype not in DTYPES:
+            raise ValueError(f"its {name} has dtype {dtype}; expected float32, float64 or float16")
+        if dtype != expected:
+            raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, that of {first}")
+        if shape.startswith("I+H "):
+            rows, columns = stored[name].shape if len(stored[name].shape) == 2 else (0, 0)
+            hidden = columns // int(shape[4:-1] or 1)
+            sizes = {"I": max(0, rows - hidden), "H": hidden}
+        if stored[name].shape != sizes_of(shape, sizes):
+            form = f"({shape.replace(' ', ', ')}) with I={sizes['I']} and H={sizes['H']}"
+            raise ValueError(f"its {name} has shape {short(str(stored[name].shape))}; expected {form}")
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _array(file: BinaryIO, name: str, stored: Stored) -> Array:
+    file.seek(stored.offset)
+    array = np.fromfile(file, stored.dtype, math.prod(stored.shape))
+    if stored.crc and zlib.crc32(_bytes(array), stored.crc[0]) != stored.crc[1]:
+        raise ValueError(f"its array {short(name)} is damaged: its CRC-32 is another")
+    return array.reshape(stored.shape, order="F" if stored.order == "F" else "C")
 
 
 # ---------------------------------------------------------------------------------------------------------- the formats
@@ -160,48 +331,129 @@ def _of_suffix(path: StrPath, formats: dict[str, F]) -> F:
     return formats[suffix]
 
 
-def _npz(text: str, arrays: dict[str, Array]) -> bytes:
-    buffer = BytesIO()
-    entries: dict[str, Any] = {KEY: np.array(text)} | arrays
-    np.savez(buffer, **entries)
-    return buffer.getvalue()
+def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
+    """As numpy.savez does, which has a copy of everything in memory and hides that it had no more."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in {KEY: np.array(text), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
+                entry.write(_bytes(array))
 
 
-def _read_npz(path: StrPath) -> tuple[str, dict[str, Array]]:
-    with open(path, "rb") as file:  # np.load would leave it open where it fails
-        content = np.load(file, allow_pickle=False)
-        if not isinstance(content, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz file")
-        arrays = dict(content)
-    if KEY not in arrays:
+LOCAL = struct.Struct("<4sHHHHHLLLHH")  # what stands before an entry of a zip file
+LONG = struct.Struct("<HHQQ")  # its sizes, where those before are -1
+END = struct.Struct("<4sHHHHLLH")  # what a zip file ends with
+NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(..)"
+    rb"\{'descr': '([<>|][biufcmMOSUV]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n",
+    re.DOTALL,
+)
+
+
+def _find_npz(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
+    """The text, and where the arrays are: one entry stands behind the other, and all of them behind their headers."""
+    text, stored = None, {}
+    while (head := file.read(LOCAL.size))[:4] == b"PK\x03\x04" and len(head) == LOCAL.size:
+        _, _, flags, method, _, _, crc, packed, length, name_length, extra_length = LOCAL.unpack(head)
+        name, extra = file.read(name_length).decode().removesuffix(".npy"), file.read(extra_length)
+        if packed == length == 0xFFFFFFFF and len(extra) == LONG.size:
+            *_, length, packed = LONG.unpack(extra)
+        if method or flags & ~0x0800:  # that of names in UTF-8
+            raise ValueError(
+                f"its entry {short(name)} is compressed, encrypted or streamed; expected it plainly stored"
+            )
+        if name in stored or (name == KEY and text is not None):
+            raise ValueError(f"it has the entry {short(name)} twice")
+        start = file.tell()
+        if packed != length or start + length > size:
+            raise ValueError(f"its entry {short(name)} is to have {length} bytes, more than there are")
+        each = _find_array(name, file.read(min(length, 1024)), start, length, crc)
+        if name == KEY:
+            text = _text(file, each)
+        else:
+            stored[name] = each
+            _bounded(len(stored))
+        file.seek(start + length)
+    behind = file.tell() - len(head)
+    file.seek(max(0, size - END.size))
+    end = file.read(END.size)
+    entries = len(stored) + (text is not None)
+    if len(end) < END.size or (end[:4], *END.unpack(end)[4::2]) != (b"PK\x05\x06", entries, min(behind, 0xFFFFFFFF)):
+        raise ValueError("it is no .npz file, or a part of one")
+    if text is None:
         raise ValueError(f"it has no entry {KEY!r}")
-    return str(arrays.pop(KEY)), arrays
+    return text, stored
 
 
-def _safetensors(text: str, arrays: dict[str, Array]) -> bytes:
-    content: bytes = _library().numpy.save(arrays, metadata={KEY: text})
-    return content
+def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> Stored:
+    """The array of an entry that starts, has a length and begins so."""
+    match = NPY.match(head)
+    if match is None or int.from_bytes(match[1], "little") != match.end() - 10:
+        raise ValueError(f"its entry {short(name)} does not begin as an array does that numpy.savez wrote")
+    dtype = np.dtype(match[2].decode())
+    shape = tuple(int(word) for word in match[4].replace(b",", b" ").split())
+    if match.end() + dtype.itemsize * math.prod(shape) != length:
+        found = f"an array of {dtype} and shape {short(str(shape))} in {length} bytes"
+        raise ValueError(f"its entry {short(name)} is {found}, which does not fit")
+    order = "F" if match[3] == b"True" else "C"
+    return Stored(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
 
 
-def _read_safetensors(path: StrPath) -> tuple[str, dict[str, Array]]:
-    with _library().safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-        arrays = {name: file.get_tensor(name) for name in file.keys()}
-    if KEY not in metadata:
+def _text(file: BinaryIO, stored: Stored) -> str:
+    if stored.dtype.kind != "U" or stored.shape or stored.dtype.itemsize > LONGEST_TEXT:
+        raise ValueError(f"its entry {KEY!r} is no text, or one of more than {LONGEST_TEXT} bytes")
+    content = _array(file, KEY, Stored(np.dtype(np.uint8), (stored.dtype.itemsize,), stored.offset, "C", stored.crc))
+    return content.tobytes().decode("utf-32-be" if stored.dtype.str[0] == ">" else "utf-32-le").rstrip("\0")
+
+
+def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
+    header: dict[str, Any] = {"__metadata__": {KEY: text}}
+    codes = {dtype.newbyteorder("="): code for code, dtype in CODES.items()}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": codes[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)  # so that the arrays begin at a multiple of it
+    if len(content) > LONGEST_TEXT:
+        raise ValueError(f"its names take {len(content)} bytes; expected at most {LONGEST_TEXT}")
+    file.write(len(content).to_bytes(8, "little") + content)
+    for array in arrays.values():
+        file.write(_bytes(array.astype(CODES[codes[array.dtype]], copy=False)))
+
+
+def _find_safetensors(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
+    """The text, and where the arrays are: one behind the other, without gaps, up to the end."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, LONGEST_TEXT):
+        raise ValueError(f"its header is to have {length} bytes; expected at most {LONGEST_TEXT}, within the file")
+    header = parse(file.read(length).decode())
+    metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
         raise ValueError(f"it has no metadata {KEY!r}")
-    return metadata[KEY], arrays
+    _bounded(len(header))
+    stored = {name: _found(name, entry, 8 + length) for name, entry in header.items()}
+    end = 8 + length
+    for name, each in sorted(stored.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
+        if each.offset != end:
+            raise ValueError(f"its array {short(name)} begins at byte {each.offset}; expected {end}")
+        end += each.dtype.itemsize * math.prod(each.shape)
+    if end != size:
+        raise ValueError(f"its arrays end at byte {end}, the file at byte {size}")
+    return metadata[KEY], stored
 
 
-def _library() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError(
-            "files that end in .safetensors need the package safetensors: pip install 'blockcell[safetensors]';"
-            " or use .npz"
-        ) from error
-    return safetensors
-
-
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+def _found(name: str, entry: Any, start: int) -> Stored:
+    """The array of an entry in the header of a .safetensors file, whose arrays start there."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"its array {short(name)} is {short(entry)}; expected dtype, shape and data_offsets")
+    dtype, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in CODES:
+        raise ValueError(f"its {short(name)} has dtype {short(dtype)}; expected one of {', '.join(CODES)}")
+    for key, numbers in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"its array {short(name)} has {key} {short(str(numbers))}; expected integers from 0 on")
+    if len(offsets) != 2 or offsets[1] - offsets[0] != CODES[dtype].itemsize * math.prod(shape):
+        found = f"data_offsets {short(str(offsets))} for {dtype} and shape {short(str(shape))}"
+        raise ValueError(f"its array {short(name)} has {found}, which do not fit")
+    return Stored(CODES[dtype], tuple(shape), start + offsets[0])

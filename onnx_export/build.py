@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from blockcell import __version__
+from blockcell._read import short
 from blockcell.optable import DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
 
 from . import gru, lstm
@@ -121,7 +122,7 @@ def config(
     kind = dtype_of(op, dtype)
     given = checked_sizes(op, sizes or {}, LETTERS)
     given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
-    values = _attributes(row, attrs or {})
+    values = checked_attributes(row, attrs or {})
     if loop not in LOOPS:
         raise ValueError(f"{op}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
     if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
@@ -178,7 +179,7 @@ def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) ->
     return given
 
 
-def _attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, float | bool]:
+def checked_attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, float | bool]:
     names = [attribute.name for attribute in op.attributes]
     for name in attrs:
         if name not in names:
@@ -194,7 +195,11 @@ def _attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, float | 
         else:
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
                 raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
-            values[attribute.name] = float(value)
+            try:
+                values[attribute.name] = float(value)
+            except OverflowError:
+                shown = f"{op.name}: attrs[{attribute.name!r}] is {short(value)}"
+                raise ValueError(f"{shown}; expected a number that a float holds") from None
     return values
 
 
@@ -335,6 +340,9 @@ def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
         parts[word] = f"{name}_{word.replace('+', '_')}"
         if source := _source(c.op, word):
             nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
+        elif word[0].isdigit():  # 4H of a gradient that takes no weights
+            nodes += [*_shape(c, f"{name}_cells", ["H"]), constant(f"{name}_gates", np.array([int(word[0])], np.int64))]
+            nodes.append(node("Mul", [f"{name}_cells", f"{name}_gates"], [parts[word]]))
         else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
             nodes += [*_shape(c, f"{name}_rows", ["I+H"]), *_shape(c, f"{name}_cells", ["H"])]
             nodes.append(node("Sub", [f"{name}_rows", f"{name}_cells"], [parts[word]]))

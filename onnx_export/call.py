@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell._read import Reader, form, is_array
+from blockcell._read import Reader, form, is_array, short
+from blockcell.files import SHAPES, Stored, cells, check_arrays
 from blockcell.layers import GRUState, LSTMState, _read_parts
-from blockcell.optable import Array
+from blockcell.optable import DTYPES, Array
 
+STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
+KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files.describe` tells it
 
 
@@ -27,18 +31,52 @@ class LayerCall:
 
     def __init__(self, model: ModelProto, tree: Tree) -> None:
         self.tree = tree
+        self._model = model
         self._reader = Reader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
         with_state = any(name.endswith("_prev") for name in self._inputs)
-        others = [name for name in self._inputs if train and name not in ("x", "lengths", "reset", "d_y")]
-        self._weights = [name for name in others if f"d_{name}" in self._outputs and not name.endswith("_prev")]
+        known = self._inputs if train else {tensor.name for tensor in model.graph.initializer}
+        names = (prefix + name for prefix, kind in cells(tree) for name in SHAPES[kind])
+        self._weights = [name for name in names if name in known]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
         if train:
             self._takes += ["weights", "d_y", *["d_state"] * with_state]
             self._fields += ["d_x", *["d_state"] * with_state, "grads"]
+        self._check(model, train, with_state)
+
+    def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
+        """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
+        kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
+        rows = x[:-1]
+        if kind not in KINDS or not all(
+            size == letter or (isinstance(size, int) and size > 0)
+            for size, letter in itertools.zip_longest(rows[::-1], "BT"[: max(1, len(rows))])
+        ):
+            raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
+        weights = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+        weights |= {name: _dims(type_) for name, type_ in self._inputs.items()} if train else {}
+        weights = {name: weights[name] for name in self._weights}
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
+        hidden = {
+            p: weights[f"{p}b_c"][0] if cell == "GRU" else weights[f"{p}b"][0] // 4 for p, cell in cells(self.tree)
+        }
+
+        states = {p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell]._fields}
+        y = {"y": [*rows, _output_size(self.tree, "", hidden)]}
+        first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
+        inputs, outputs = {"x": x} | first, y | states
+        if train:
+            inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
+            outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
+        others = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
+        expected_inputs = {name: (kind, shape) for name, shape in inputs.items()}
+        expected_inputs |= {name: others[name] for name in others if name in self._inputs}
+        _compare("input", model.graph.input, expected_inputs)
+        _compare("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """The model's inputs, all of them and checked."""
@@ -60,6 +98,12 @@ class LayerCall:
                 values[name] = name, value
         sizes: dict[str, int] = {}
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
+
+    def without_rows(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """What a forward model gives where B is 0."""
+        sizes = dict(zip("TB", feeds["x"].shape, strict=False))
+        shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
+        return [np.zeros([sizes.get(d.dim_param, d.dim_value) for d in shape], feeds["x"].dtype) for shape in shapes]
 
     def result(self, outputs: Iterable[Array]) -> Any:
         """The layer's results."""
@@ -90,8 +134,7 @@ class LayerCall:
         fields, children = _below(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
-        kind = LSTMState if tree["type"] == "LSTM" else GRUState
-        return kind(*(find(prefix + field) for field in fields))
+        return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
     # ---------------------------------------------------------------------------------------------------------- arrays
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
@@ -107,7 +150,7 @@ class LayerCall:
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        letters = [dim.dim_value or dim.dim_param for dim in self._inputs[name].shape.dim]
+        letters = _dims(self._inputs[name])
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]
@@ -133,11 +176,40 @@ class LayerCall:
         return np.ascontiguousarray(array, dtype)
 
 
+def _dims(kind: Any) -> list[int | str]:
+    """The shape of a tensor type. A size of 0 is not written."""
+    return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+
+
+def _output_size(tree: Tree, prefix: str, hidden: Mapping[str, int]) -> int:
+    if tree["type"] == "Stack":
+        last = len(tree["layers"]) - 1
+        return _output_size(tree["layers"][last], f"{prefix}{last}.", hidden)
+    if tree["type"] == "Bidirectional":
+        return sum(_output_size(tree[name], f"{prefix}{name}.", hidden) for name in ("fw", "bw"))
+    return hidden[prefix]
+
+
+def _compare(
+    what: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
+) -> None:
+    found = [value.name for value in values]
+    if sorted(found) != sorted(expected):
+        raise ValueError(f"it has the {what}s {short(', '.join(found))}; expected {', '.join(expected)}")
+    for value in values:
+        kind, shape = expected[value.name]
+        given = value.type.tensor_type
+        if (given.elem_type, _dims(given)) != (kind, shape):
+            name = f"its {what} {value.name}"
+            raise ValueError(
+                f"{name} has the type {given.elem_type} and shape {_dims(given)}; expected {kind}, {shape}"
+            )
+
+
 def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
     """What the layer's state has parts for, and the layers among these."""
     if tree["type"] == "Stack":
         children = {str(k): part for k, part in enumerate(tree["layers"])}
     else:
         children = {name: tree[name] for name in ("fw", "bw") if name in tree}
-    states = LSTMState if tree["type"] == "LSTM" else GRUState
-    return tuple(children) or states._fields, children
+    return tuple(children) or STATES[tree["type"]]._fields, children

@@ -9,12 +9,23 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import EncodeError
 from numpy.typing import DTypeLike
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, inliner, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    inliner,
+    numpy_helper,
+)
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.files import describe, write
+from blockcell.files import describe, replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
 from blockcell.optable import OPS, Array, Tensor
 
@@ -22,6 +33,7 @@ from .build import DOMAIN, Config, checked_sizes, config, constant, dtype_of, fu
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
+LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
 # Ops whose texts the functions are; they have no name that is an op's, because their inputs and outputs are others.
 OPS_OF = {  # by the order of the gates
     "icfo": {"Step": "LSTMBlockCell", "": "BlockLSTM", "Grad": "BlockLSTMGrad"},
@@ -106,7 +118,8 @@ def export(
     TypeError
         ``layer`` is not a layer, or one with a backward direction is to stream, which begins at the last step.
     ValueError
-        An argument is not what is listed above; the message says what is possible.
+        An argument is not what is listed above, or the weights have 2 GiB, more than ONNX holds in one file; the
+        message says what is possible.
     OSError
         The file cannot be written.
     """
@@ -138,7 +151,21 @@ def export(
         reset=reset,
         state=state,
     )
+    size = 0 if train else sum(array.size for array in layer.weights.values()) * kind.itemsize
+    if size >= LARGEST:
+        raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
     imports = [helper.make_opsetid("", opset)]
+    try:
+        model = _proto(made, imports, loop)
+        if path is not None:
+            with replacing(path) as file:
+                file.write(model.SerializeToString())
+    except EncodeError as error:  # as protobuf calls it
+        raise MemoryError("export: there is too little memory for the model") from error
+    return model
+
+
+def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelProto:
     model: ModelProto = helper.make_model(
         made.graph(),
         opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
@@ -147,13 +174,11 @@ def export(
         producer_name="blockcell",
         producer_version=__version__,
     )
-    if not functions:
+    if made.inlined:
         model = inliner.inline_local_functions(model)
         drop_import(model, DOMAIN)
-    provenance = {"version": __version__, "layer": json.dumps(describe(layer)), "loop": loop}
+    provenance = {"version": __version__, "layer": json.dumps(describe(made.layer)), "loop": loop}
     helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
-    if path is not None:
-        write(path, model.SerializeToString())
     return model
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
+from blockcell._read import short
 from blockcell.optable import OPS
 
 from .build import DOMAIN, OLDEST_OPSET, Config, arguments_of, config, function
@@ -15,6 +17,7 @@ from .loops import reads
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
+MOST_NODES = 2**18
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
 
 Types = Mapping[str, int]
@@ -67,7 +70,8 @@ def link(model: ModelProto) -> ModelProto:
     names: dict[tuple[object, ...], str] = {}
     while waiting := [each for each in found if each.domain == WAITING]:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
-        inferred = shape_inference.infer_shapes(linked)
+        with _by_onnx("infer the types of"):
+            inferred = shape_inference.infer_shapes(linked)
         for (graph, _), (_, types) in zip(_graphs(linked.graph), _graphs(inferred.graph), strict=True):
             for each in graph.node:
                 if each.domain == WAITING and (kind := _kind(each, types)):
@@ -113,6 +117,16 @@ def _is_block_op(each: NodeProto, with_body: Collection[tuple[str, str]]) -> boo
     return each.op_type in OPS and each.domain in DOMAINS and (each.domain, each.op_type) not in with_body
 
 
+@contextmanager
+def _by_onnx(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # of many kinds, where a model is not what onnx takes it for
+        raise ValueError(f"onnx cannot {what} the model: {error}") from error
+
+
 def _inlined(model: ModelProto) -> ModelProto:
     """A copy of the model without functions that have block ops in them."""
     copy = ModelProto()
@@ -126,7 +140,35 @@ def _inlined(model: ModelProto) -> ModelProto:
         ]
         if not found:
             return copy
-        copy = inliner.inline_selected_functions(copy, found)
+        _check_growth(copy)
+        with _by_onnx("inline the functions of"):
+            copy = inliner.inline_selected_functions(copy, found)
+
+
+def _check_growth(model: ModelProto) -> None:
+    """Raise a ValueError where a function calls itself, or where there would be too many nodes without functions."""
+    functions = {(made.domain, made.name): made for made in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[NodeProto], within: Collection[tuple[str, str]]) -> int:
+        total = 0
+        for each in _nodes(nodes):
+            key = each.domain, each.op_type
+            if key in within:
+                raise ValueError(
+                    f"the function {key[1]} of the domain {key[0]!r} calls itself, which ONNX does not allow"
+                )
+            if key in functions and key not in sizes:
+                sizes[key] = size(functions[key].node, {*within, key})
+            total += sizes.get(key, 1)
+        return total
+
+    try:
+        most = max(size(part, ()) for part in (model.graph.node, *(made.node for made in model.functions)))
+    except RecursionError:
+        raise ValueError("the model's functions call one another too deeply") from None
+    if most > MOST_NODES:
+        raise ValueError(f"the model would have {most} nodes without its functions; expected at most {MOST_NODES}")
 
 
 # --------------------------------------------------------------------------------------------------- completing a node
@@ -147,10 +189,23 @@ def _kind(each: NodeProto, types: Types) -> int:
 
 def _config(each: NodeProto, kind: int, opset: int) -> Config:
     op = OPS[each.op_type]
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in each.attribute}
-    attrs = {a.name: given[a.name] for a in op.attributes if a.name in given}
-    if "use_peephole" in attrs:  # ONNX has no attributes that are true or false
-        attrs["use_peephole"] = bool(attrs["use_peephole"])
+    attrs: dict[str, float | bool] = {}
+    for attribute in each.attribute:
+        if attribute.name not in [known.name for known in op.attributes]:
+            continue
+        if attribute.name in attrs:
+            raise ValueError(f"{_called(each)} has the attribute {attribute.name} twice")
+        if attribute.ref_attr_name:
+            raise ValueError(f"{_called(each)} has {attribute.name} of a function, but it is in none; expected a value")
+        value = short(helper.get_attribute_value(attribute))
+        if attribute.name == "use_peephole":  # ONNX has no attributes that are true or false
+            if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
+                raise ValueError(f"{_called(each)} has use_peephole {value}; expected the integer 0 or 1")
+            attrs[attribute.name] = bool(attribute.i)
+        elif attribute.type != AttributeProto.FLOAT:
+            raise ValueError(f"{_called(each)} has {attribute.name} {value}; expected a float")
+        else:
+            attrs[attribute.name] = attribute.f
     try:
         return config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import namedtuple
 from collections.abc import Mapping
@@ -11,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from blockcell._read import Reader, form, is_array
-from blockcell.optable import LETTERS, OPS, sizes_of
+from blockcell._read import Reader, form, is_array, short
+from blockcell.files import check, parse
+from blockcell.optable import LETTERS, OPS, Op, sizes_of
 
-from .build import arguments_of, build
-from .call import LayerCall
+from .build import LOOPS, arguments_of, build, checked_attributes
+from .call import KINDS, LayerCall
 
 Array = NDArray[Any]
 Running = Any  # an onnxruntime.InferenceSession, which has no types
@@ -56,7 +57,10 @@ class Session:
     TypeError
         ``op_or_model`` is neither a name nor a path nor a model, or there are options for a model.
     ValueError
-        The provider is unknown, or `build` cannot make the model.
+        The provider is unknown, `build` cannot make the model, or a model is damaged or its metadata are not those of
+        `build` and `export`.
+    OSError
+        The model cannot be read.
     RuntimeError
         onnxruntime has no such provider here, or it cannot run all of the model.
     """
@@ -73,7 +77,7 @@ class Session:
                 "here; the package onnxruntime-gpu has CUDA"
             )
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
-            op_or_model = onnx.load(op_or_model)
+            op_or_model = _loaded(op_or_model)
         if isinstance(op_or_model, str):
             self.model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
@@ -83,15 +87,13 @@ class Session:
             raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
         else:
             self.model = op_or_model
-        facts = {entry.key: entry.value for entry in self.model.metadata_props}
-        self.op = OPS.get(facts.get("blockcell.op", ""))
+        facts = _facts(self.model)
+        self.op: Op | None = facts.get("op")
         self.provider = provider
-        self.attributes: dict[str, Any] = json.loads(facts.get("blockcell.attributes", "{}"))
+        self.attributes: dict[str, Any] = facts.get("attributes", {}) if self.op else {}
+        self._layer: LayerCall | None = facts.get("layer")
+        self._native = facts.get("loop") == "native"
         self.dtype = _dtype(self.model)
-        self._layer = (
-            LayerCall(self.model, json.loads(facts["blockcell.layer"])) if "blockcell.layer" in facts else None
-        )
-        self._native = facts.get("blockcell.loop") == "native"
         self._name = self.op.name if self.op else self.model.graph.name
         self._reader = Reader(self._name)
         self._inputs = [value.name for value in self.model.graph.input]
@@ -145,11 +147,14 @@ class Session:
         """
         if self._layer:
             feeds = self._layer.feeds(arguments)
+            if self._native and feeds["x"].shape[1] == 0:  # for which onnxruntime's own LSTM and GRU end the process
+                return self._layer.result(self._layer.without_rows(feeds))
             return self._layer.result(self._run(feeds, self._free_sizes(feeds)))
         self._check_names(arguments)
         feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
         sizes = self._check_sizes(feeds)
-        if self.op and "T" in self.op.sources and sizes.get("T", 1) == 0:
+        if self.op and (sizes.get("T") == 0 or (self._native and 0 in (sizes.get("B"), sizes.get("H")))):
+            # onnxruntime's Scan cannot run no steps, and its own LSTM and GRU end the process where there are no rows.
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
             return self._result(*_started(sizes_only, "cpu").run(None, {}))
         return self._result(*self._run(feeds, sizes))
@@ -229,8 +234,12 @@ class Session:
             for word, size in zip(words, array.shape, strict=True):
                 if word in LETTERS and word not in sizes:
                     sizes[word], sources[word] = size, tensor.name
-        if "I" not in sizes and "w_ru" in feeds:  # GRUBlockCellGrad does not need x
-            sizes["I"], sources["I"] = max(0, len(feeds["w_ru"]) - sizes["H"]), "w_ru"
+        for tensor, array in tensors:  # where a gradient needs neither x nor a state
+            word = tensor.shape.split()[-1]
+            if "H" not in sizes and word[0].isdigit():
+                sizes["H"], sources["H"] = array.shape[-1] // int(word[0]), tensor.name
+            if "I" not in sizes and tensor.shape.startswith("I+H") and "H" in sizes:
+                sizes["I"], sources["I"] = max(0, len(array) - sizes["H"]), tensor.name
         for tensor, array in tensors:
             right = sizes_of(tensor.shape, sizes)
             if array.shape != right:
@@ -238,15 +247,17 @@ class Session:
                 expected = f"expected {form(tensor.shape)} = {right} with {', '.join(origin)}"
                 raise ValueError(f"{self._name}: {tensor.name} has shape {array.shape}; {expected}")
         for value in self.model.graph.input:
-            built = [dim.dim_value for dim in value.type.tensor_type.shape.dim]  # 0 where it is not fixed
+            dims = value.type.tensor_type.shape.dim  # `build` writes 0, which onnxruntime must not know, as a name
+            built = [0 if dim.dim_param == "0" else dim.dim_value or None for dim in dims]
             shape = feeds[value.name].shape
-            if any(fixed not in (0, size) for fixed, size in zip(built, shape, strict=True)):
-                expected = f"expected ({', '.join(str(fixed or 'any') for fixed in built)}), as the model was built"
+            if any(fixed not in (None, size) for fixed, size in zip(built, shape, strict=True)):
+                fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built)
+                expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
-        if self._native and sizes["I"] == 0:
+        if self._native and sizes.get("I") == 0:
             raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
-        if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes["T"]:
-            expected = f"expected 0 <= seq_len_max <= T = {sizes['T']} from x"
+        if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes.get("T", 0):
+            expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
             raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")
         return sizes
 
@@ -256,9 +267,70 @@ def has(provider: str) -> bool:
     return PROVIDERS[provider][0] in onnxruntime.get_available_providers()
 
 
+def _loaded(path: str | os.PathLike[str]) -> ModelProto:
+    try:
+        return onnx.load(path)
+    except (DecodeError, onnx.checker.ValidationError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read as an ONNX model: {error}") from error
+
+
 def _dtype(model: ModelProto) -> np.dtype[Any]:
     """That of the first output."""
-    return helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
+    outputs = model.graph.output
+    kind = outputs[0].type.tensor_type.elem_type if outputs else TensorProto.UNDEFINED
+    if kind not in helper.get_all_tensor_dtypes():
+        raise ValueError(f"{model.graph.name}: the model has no output, or the first is no tensor of a known dtype")
+    return helper.tensor_dtype_to_np_dtype(kind)
+
+
+def _facts(model: ModelProto) -> dict[str, Any]:
+    """What the metadata say of a model that `build` or `export` made, after every check; of another, nothing."""
+    texts = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
+    facts: dict[str, Any] = {key.removeprefix("blockcell."): text for key, text in texts}
+    name = f"the metadata of the model {short(model.graph.name)}"
+    if len(facts) < len(texts):
+        raise ValueError(f"{name} have an entry of blockcell's twice: {', '.join(sorted(key for key, _ in texts))}")
+    if ("op" in facts or "layer" in facts) and ("loop" not in facts or facts["loop"] not in LOOPS):
+        raise ValueError(f"{name} have blockcell.loop {short(facts.get('loop'))}; expected one of {', '.join(LOOPS)}")
+    if "op" in facts and ("layer" in facts or facts["op"] not in OPS):
+        expected = f"expected one of {', '.join(OPS)}, and no blockcell.layer"
+        raise ValueError(f"{name} have blockcell.op {short(facts['op'])}; {expected}")
+    try:
+        if "op" in facts:
+            facts["op"] = OPS[facts["op"]]
+            facts["attributes"] = _read_attributes(facts["op"], facts.get("attributes", "{}"))
+            _check_model(facts["op"], model)
+        elif "layer" in facts:
+            tree = parse(facts["layer"])
+            check(tree)
+            facts["layer"] = LayerCall(model, tree)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{name} and the model are not those that blockcell makes: {error}") from None
+    return facts
+
+
+def _read_attributes(op: Op, text: str) -> dict[str, float | bool]:
+    given, names = parse(text), [attribute.name for attribute in op.attributes]
+    if not isinstance(given, dict) or sorted(given) != sorted(names):
+        raise ValueError(f"blockcell.attributes is {short(text)}; expected {', '.join(names) or 'none'}")
+    return checked_attributes(op, given)
+
+
+def _check_model(op: Op, model: ModelProto) -> None:
+    """Raise a ValueError unless the model's inputs and outputs are the op's."""
+    known = {tensor.name: tensor.rank for tensor in arguments_of(op)}
+    inputs = [value.name for value in model.graph.input]
+    outputs = [value.name for value in model.graph.output]
+    results = [tensor.name for tensor in op.outputs]
+    if len({*inputs} & known.keys()) < len(inputs) or outputs != results:
+        found = f"inputs {short(', '.join(inputs))} and the outputs {short(', '.join(outputs))}"
+        raise ValueError(f"it has the {found}; expected some of {', '.join(known)}, and {', '.join(results)}")
+    kind = model.graph.output[0].type.tensor_type.elem_type
+    for value in model.graph.input:
+        found_type = value.type.tensor_type
+        right = TensorProto.INT64 if value.name == "seq_len_max" else kind
+        if kind not in KINDS or found_type.elem_type != right or len(found_type.shape.dim) != known[value.name]:
+            raise ValueError(f"its input {value.name} has another dtype or rank than the op's")
 
 
 def _started(model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> Running:
@@ -274,6 +346,8 @@ def _started(model: ModelProto, provider: str, sizes: Mapping[str, int] | None =
     try:
         running = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[provider]])
     except Exception as error:  # onnxruntime's own classes
+        if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
+            raise ValueError(f"onnxruntime cannot load the model {short(model.graph.name)}: {error}") from error
         if "fallback to CPU EP" not in str(error):
             raise
         raise RuntimeError(

@@ -10,6 +10,8 @@ import copy
 import importlib
 import math
 import os
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +81,26 @@ def test_orders_are_permutations():
 
 
 # --------------------------------------------------------------------------------------------------------------- Keras
+KERAS = types.ModuleType("tf_keras.stand_in")
+exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...\ndef hard_sigmoid(x): ...", vars(KERAS))
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    monkeypatch.setitem(sys.modules, KERAS.__name__, KERAS)
+
+
 class KerasLayer:
-    """Stands for a layer of Keras: its class's name, get_config and get_weights are all that is looked at."""
+    """Stands for a layer of Keras: its class, activations, get_config and get_weights are all that is looked at."""
 
     def __init__(self, weights=(), **config):
         defaults = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
         self.config = defaults | ({"reset_after": True} if type(self).__name__ == "GRU" else {}) | config
         self.weights = list(weights)
         self.name = "a_layer"
+        self.activation, self.recurrent_activation = (
+            getattr(KERAS, self.config[name], None) for name in ("activation", "recurrent_activation")
+        )
 
     def get_config(self):
         return self.config
@@ -96,7 +110,9 @@ class KerasLayer:
 
 
 def keras(kind, *weights, **config):
-    return type(kind, (KerasLayer,), {})(*weights, **config)
+    if not hasattr(KERAS, kind):
+        setattr(KERAS, kind, type(kind, (KerasLayer,), {"__module__": KERAS.__name__}))
+    return getattr(KERAS, kind)(*weights, **config)
 
 
 def keras_bidirectional(fw, bw, merge_mode="concat"):
@@ -196,13 +212,13 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
         (lambda: keras("GRU", GRU_ARRAYS), f"reset_after=True .Keras's default.*{RESET_AFTER}"),
         (lambda: arrays((I, 3 * H), (H, 3 * H), (2, 3 * H)), f"bias has shape .2, 12.*{RESET_AFTER}"),
         (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
-        (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only 'sigmoid'"),
-        (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only 'tanh'"),
+        (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only Keras"),
+        (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only Keras's own 'tanh'"),
         (lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True), r"go_backwards=True.*x\[::-1\]"),
-        (lambda: keras("SimpleRNN"), "a Keras SimpleRNN; expected an LSTM"),
+        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU or Bid"),
         (lambda: keras("Sequential"), "Of a model, pass the recurrent layers of model.layers in a list"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
-        (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither an LSTM nor a GRU"),
+        (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither Keras's LSTM nor its GRU"),
         (
             lambda: keras_bidirectional(keras("LSTM", LSTM_ARRAYS, go_backwards=True), keras("LSTM", LSTM_ARRAYS)),
             "a forward layer with go_backwards=True",
@@ -237,6 +253,43 @@ def test_keras_refused(source, message):
 def test_keras_errors(source, error, message):
     with pytest.raises(error, match=message):
         convert.from_keras(source)
+
+
+def test_keras_by_name_alone():
+    """Classes and functions that are called like Keras's."""
+    for name in ("activation", "recurrent_activation"):
+        layer = keras("LSTM", LSTM_ARRAYS)
+        convert.from_keras(layer)
+        own = {"activation": "tanh", "recurrent_activation": "sigmoid"}[name]
+        for module in (__name__, KERAS.__name__, "nowhere", None):
+            function = types.FunctionType((lambda x: x).__code__, {}, own)
+            function.__module__ = module
+            setattr(layer, name, function)
+            with pytest.raises(
+                ConversionError, match=f"has {name}='{own}'( of {module})?; only Keras's own '{own}' can"
+            ):
+                convert.from_keras(layer)
+    other = type("LSTM", (type(keras("LSTM")),), {"__module__": __name__})
+    with pytest.raises(
+        ConversionError, match=f"the source is a {__name__}.LSTM; expected Keras's LSTM.*its get_weights"
+    ):
+        convert.from_keras(other(LSTM_ARRAYS))
+    with pytest.raises(ConversionError, match="is neither Keras's LSTM nor its GRU"):
+        convert.from_keras(keras_bidirectional(keras("LSTM", LSTM_ARRAYS), other(LSTM_ARRAYS)))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("gates", [3, 4])
+def test_keras_two_layers_or_two_directions(gates, count):
+    """With I = H their arrays have the same shapes."""
+    half = arrays((H, gates * H), (H, gates * H), (gates * H,))[:count]
+    with pytest.raises(
+        ValueError, match=f"with I = H = 4, the {2 * count} arrays are those of a Bidirectional or of two"
+    ):
+        convert.from_keras(half + half, reset_after=False)
+    assert isinstance(convert.from_keras([half, half], reset_after=False), Stack)
+    both = keras_bidirectional(*(keras("LSTM" if gates == 4 else "GRU", half, reset_after=False) for _ in "fb"))
+    assert isinstance(convert.from_keras(both), Bidirectional)
 
 
 @pytest.mark.parametrize("function", [convert.to_keras, convert.to_torch])
@@ -326,6 +379,12 @@ def test_torch_dtype(dtype):
         (lambda w: torch_weights("a.") | torch_weights("b."), ValueError, r"several: \['a.', 'b.'\]; say which"),
         (lambda w: {}, ValueError, "no name ends in weight_hh_l0"),
         (lambda w: {k: v for k, v in w.items() if k != "weight_ih_l0"}, ValueError, "weight_ih_l0 is missing"),
+        (lambda w: {k: v for k, v in w.items() if k != "weight_hh_l0"}, ValueError, "weight_hh_l0 is missing"),
+        (lambda w: w | {"weight_ih_l999999999": np.ones(1)}, ValueError, "weight_ih_l1 is missing"),
+        (lambda w: w | {"weight_ih_l00": np.ones(1)}, ValueError, "weight_ih_l00 would be left over"),
+        (lambda w: w | {"weight_hh_l0_raw": np.ones(1)}, ValueError, "weight_hh_l0_raw would be left over"),
+        (lambda w: w | {"weight_hh": np.ones(1)}, ValueError, "weight_hh would be left over"),
+        (lambda w: w | {"b.bias_hh_l0": np.ones(1)}, ValueError, r"several: \['', 'b.'\]; say which"),
         (lambda w: w | {"bias_hh_l0": np.ones(3)}, ValueError, r"bias_hh_l0 has shape \(3,\); expected \(16,\)"),
         (
             lambda w: w | {"weight_ih_l0": np.ones((8, I))},
@@ -343,11 +402,34 @@ def test_torch_dtype(dtype):
             "bias_hh_l0 has dtype float32; expected float64",
         ),
         (lambda w: [w], TypeError, "the source is of type list; expected a state_dict"),
+        (lambda w: w | {3: np.ones(1)}, TypeError, "there is a name of type int; expected those of type str"),
     ],
 )
 def test_torch_errors(change, error, message):
     with pytest.raises(error, match=f"^from_torch: .*{message}"):
         convert.from_torch(change(torch_weights()))
+
+
+def test_torch_with_a_weight_missing():
+    """Of three layers in two directions: each is named."""
+    weights = {}
+    for k in range(3):
+        for direction in ("", "_reverse"):
+            weights |= torch_weights("rnn.", f"_l{k}{direction}", inputs=2 * H if k else I)
+    assert len(convert.from_torch(weights).layers) == 3
+    for name in weights:
+        left = {key: value for key, value in weights.items() if key != name}
+        with pytest.raises(
+            ValueError, match=f"from_torch: {name} is missing; beside rnn.*, expected weight_ih, weight_hh, b"
+        ):
+            convert.from_torch(left)
+    for part in ("bias_ih", "bias_hh"):
+        left = {key: value for key, value in weights.items() if part not in key}
+        with pytest.raises(ValueError, match=f"rnn.{part}_l0 is missing"):
+            convert.from_torch(left)
+    left = {key: value for key, value in weights.items() if "bias" not in key}
+    for name, value in convert.from_torch(left).weights.items():
+        assert value.any() == name.endswith("w")
 
 
 def test_torch_unreadable_tensor():
@@ -549,6 +631,75 @@ def test_onnx_refused(node, message):
         convert.from_onnx(node, onnx_weights(node.op_type))
 
 
+def onnx_with_states(makers, initializers, inputs=(), kind="LSTM", places=("", "h", "c")):
+    """A model whose initial states come from these nodes."""
+    places = places[: 3 if kind == "LSTM" else 2]
+    model = onnx_model(onnx_node(kind, ("X", "W", "R", "B", *places)), onnx_weights(kind) | initializers)
+    for each in list(model.graph.input):
+        if each.name in ("h", "c", "lens") and each.name not in inputs:
+            model.graph.input.remove(each)
+    nodes = [*makers, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def made(op, inputs, output, **attributes):
+    return helper.make_node(op, inputs, [output], **attributes)
+
+
+NOUGHT, ONE = (numpy_helper.from_array(np.array([value])) for value in (0.0, 1.0))
+SHAPE = {"shape": np.array([1, B, H])}
+
+
+@pytest.mark.parametrize(
+    ("makers", "initializers", "place"),
+    [
+        ([made("Add", ["h0", "h0"], "h")], {"h0": np.ones((1, B, H))}, "initial_h 'h'"),
+        ([made("Identity", ["h0"], "h")], {"h0": np.ones((1, B, H))}, "initial_h 'h'"),
+        ([made("ReduceSum", ["X"], "h")], {}, "initial_h 'h'"),
+        ([], {"c": np.zeros((1, B, H))}, "initial_h 'h'"),
+        ([], {"h": np.zeros((1, B, H))}, "initial_c 'c'"),
+        ([made("ConstantOfShape", ["shape"], "h", value=ONE)], SHAPE, "initial_h 'h'"),
+        ([made("ConstantOfShape", ["shape"], "h"), made("Exp", ["h"], "c")], SHAPE, "initial_c 'c'"),
+        ([made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)], SHAPE, "initial_h 'h'"),
+    ],
+)
+def test_onnx_computed_states(makers, initializers, place):
+    """They would be lost; what the refusal advises works."""
+    model = onnx_with_states(makers, initializers)
+    with pytest.raises(
+        ConversionError, match=f"LSTM 'a' has {place}, which other nodes compute; a layer gets that when"
+    ):
+        convert.from_onnx(model)
+    model.graph.node[-1].input[5] = model.graph.node[-1].input[6] = ""
+    assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), onnx_weights()))
+
+
+def test_onnx_computed_lengths():
+    cast = made("Cast", ["x_lens"], "lens", to=onnx.TensorProto.INT32)
+    model = onnx_with_states([cast], {}, places=("lens", "", ""))
+    with pytest.raises(ConversionError, match=r"sequence_lens 'lens', which other nodes compute; .*pass lengths="):
+        convert.from_onnx(model)
+
+
+@pytest.mark.parametrize(
+    ("makers", "initializers", "inputs"),
+    [
+        ([], {}, ("h", "c")),
+        ([], {"h": np.zeros((1, B, H))}, ("c",)),
+        ([made("ConstantOfShape", ["shape"], name) for name in "hc"], SHAPE, ()),
+        ([made("ConstantOfShape", ["shape"], name, value=NOUGHT) for name in "hc"], SHAPE, ()),
+        ([made("Constant", [], "z", value=NOUGHT), *(made("Expand", ["z", "shape"], n) for n in "hc")], SHAPE, ()),
+        ([made("Cast", ["z"], "h", to=11), made("Concat", ["z", "z"], "c", axis=0)], {"z": np.zeros((1, B, H))}, ()),
+    ],
+)
+def test_onnx_states_that_are_given_or_zero(makers, initializers, inputs):
+    """As exporters make them of the size of the batch."""
+    model = onnx_with_states(makers, initializers, inputs)
+    assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), onnx_weights()))
+
+
 def test_onnx_defaults_spelled_out():
     """What nodes carry that changes nothing."""
     weights = onnx_weights() | {"zeros": np.zeros((1, B, H))}
@@ -558,6 +709,16 @@ def test_onnx_defaults_spelled_out():
     assert_same(expected, convert.from_onnx(onnx_node(inputs=("X", "W", "R", "B", "lens", "zeros", "c")), weights))
     without = convert.from_onnx(onnx_node(inputs=("X", "W", "R")), weights)
     np.testing.assert_array_equal(without.weights["b"], np.zeros(4 * H))
+
+
+def unreadable(dims=(), **changes):
+    """A model of which a tensor says of itself what it is not."""
+    model = onnx_model(onnx_node(), onnx_weights())
+    tensor = model.graph.initializer[0]
+    tensor.dims.extend(dims)
+    for name, value in changes.items():
+        setattr(tensor, name, value)
+    return model
 
 
 def test_onnx_model():
@@ -585,6 +746,29 @@ def test_onnx_model():
         (lambda: convert.from_onnx("model.onnx"), TypeError, "of type str; expected an onnx.ModelProto"),
         (lambda: convert.from_onnx(onnx_node(direction="up"), onnx_weights()), ValueError, "direction='up'"),
         (lambda: convert.from_onnx(onnx_node(inputs=("X", "W")), onnx_weights()), ValueError, "has no R"),
+        (
+            lambda: convert.from_onnx(onnx_node(hidden_size=5), onnx_weights()),
+            ValueError,
+            "hidden_size=5, but its R has",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), onnx_weights("GRU")),
+            ValueError,
+            "has 7 inputs; expected at most 6: X, W, R, B, sequence_lens, initial_h",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node("GRU", linear_before_reset=1.0), onnx_weights("GRU")),
+            ValueError,
+            "has the attribute linear_before_reset twice or not as INT",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node(coupled=1), onnx_weights()),
+            ConversionError,
+            "has the attribute 'coupled', which ONNX does not know",
+        ),
+        (lambda: convert.from_onnx(unreadable(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(unreadable(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(unreadable(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
         (lambda: convert.from_onnx(onnx_node(), onnx_weights("GRU")), ValueError, r"W has shape \(1, 12, 3\)"),
         (
             lambda: convert.from_onnx(onnx_node(direction="bidirectional"), onnx_weights()),
@@ -761,6 +945,7 @@ def test_tf1_refused(variables, options, message):
     [
         ([], {}, TypeError, "variables is of type list; expected names and arrays"),
         ({}, {}, ValueError, "Of these there are none"),
+        ({3: np.ones(1)}, {}, TypeError, "there is a name of type int; expected those of type str"),
         ({"a/kernel": np.ones(1)}, {}, ValueError, r"there are \['a/kernel'\]"),
         (tf1_gru(), {"forget_bias": 1.0}, ValueError, "is a GRU, which has no forget_bias"),
         (tf1_gru(), {"cell": "LSTMCell"}, ValueError, "expected one cell"),

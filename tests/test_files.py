@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import json
 import math
 import os
 import pickle
 import stat
+import struct
+import subprocess
 import sys
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -65,7 +72,10 @@ def test_others_can_read_the_files(tmp_path):
     """The arrays under their names, and a JSON text."""
     layer = LAYERS["bidirectional"]()
     described = {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
-    expected = {"version": 1, "layer": {"type": "Bidirectional", "fw": described, "bw": {"type": "GRU"}}}
+    expected = {"type": "Bidirectional", "fw": described, "bw": {"type": "GRU"}}
+    shapes = {name: ["float32", *array.shape] for name, array in layer.weights.items()}
+    content = json.dumps([expected, shapes]).encode() + b"".join(map(np.ndarray.tobytes, layer.weights.values()))
+    expected = {"version": 1, "sha256": hashlib.sha256(content).hexdigest(), "layer": expected}
     for suffix in FORMATS:
         files.save(layer, tmp_path / f"a{suffix}")
     with np.load(tmp_path / "a.npz") as file:
@@ -74,6 +84,7 @@ def test_others_can_read_the_files(tmp_path):
         np.testing.assert_array_equal(file["fw.w"], layer.weights["fw.w"])
     with safetensors.safe_open(tmp_path / "a.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["blockcell"]) == expected
+        assert set(file.keys()) == layer.weights.keys()
         np.testing.assert_array_equal(file.get_tensor("fw.w"), layer.weights["fw.w"])
 
 
@@ -117,13 +128,66 @@ def test_save_errors(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_without_safetensors(tmp_path, monkeypatch):
-    path = tmp_path / "a.safetensors"
+PRESSED = """
+import resource, sys
+import numpy as np
+from blockcell import LSTM, files
+
+path = sys.argv[1]
+if path.endswith(".onnx"):
+    from onnx_export import export as save
+    save(LSTM.init(1, 1, seed=0), None)
+else:
+    from blockcell.files import save
+layer = LSTM(np.ones((1000, 4000), np.float32), np.ones(4000, np.float32))
+size = sum(array.nbytes for array in layer.weights.values())
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+for part in (0.01, 0.3, 0.9, 2.0):
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(part * size), resource.RLIM_INFINITY))
+    try:
+        save(layer, path)
+        print("saved")
+    except MemoryError:
+        print("MemoryError")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such limit")
+@pytest.mark.parametrize("suffix", [*FORMATS, ".onnx"])
+def test_without_memory(suffix, tmp_path):
+    """It is a MemoryError, and what was there stays; layers need no copy of themselves."""
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"what was there")
+    result = subprocess.run([sys.executable, "-c", PRESSED, str(path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    outcomes = result.stdout.split()
+    print(suffix, outcomes)
+    assert outcomes[0] == "MemoryError" if suffix == ".onnx" else outcomes == ["saved"] * 4
+    assert os.listdir(tmp_path) == [path.name]
+    assert (path.read_bytes() == b"what was there") == ("saved" not in outcomes)
+
+
+def test_a_long_name(tmp_path):
+    """As long as the file system takes."""
+    path = tmp_path / f"{'a' * 251}.npz"
     files.save(LAYERS["gru"](), path)
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    for call in (lambda: files.load(path), lambda: files.save(LAYERS["gru"](), path)):
-        with pytest.raises(ImportError, match=r"pip install 'blockcell\[safetensors\]'; or use .npz"):
-            call()
+    assert isinstance(files.load(path), GRU) and os.listdir(tmp_path) == [path.name]
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path, monkeypatch):
+    for name in ("forget_bias", "cell_clip"):
+        with pytest.raises(
+            ValueError, match=f"a.npz: the layer cannot be saved: its LSTM has {name} nan; expected a num"
+        ):
+            files.save(LAYERS["lstm"](**{name: math.nan}), tmp_path / "a.npz")
+    monkeypatch.setattr(files, "MOST_ARRAYS", 10)
+    with pytest.raises(ValueError, match="it has 50 arrays or more; expected at most 10"):
+        files.save(LAYERS["stack"](), tmp_path / "a.npz")
+    monkeypatch.setattr(files, "LONGEST_TEXT", 100)
+    with pytest.raises(ValueError, match=r"the layer cannot be saved: its names take \d+ bytes; expected at most 100"):
+        files.save(LAYERS["gru"](), tmp_path / "a.safetensors")
+    assert os.listdir(tmp_path) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -134,7 +198,8 @@ def write(path, text, arrays):
         safetensors.numpy.save_file(arrays, path, None if text is None else {"blockcell": text})
 
 
-GRU_TEXT = {"version": 1, "layer": {"type": "GRU"}}
+GRU_LAYER = {"type": "GRU"}
+GRU_TEXT = {"version": 1, "layer": GRU_LAYER}
 LSTM_LAYER = {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
 WEIGHTS = dict(LAYERS["gru"]().weights)
 
@@ -145,22 +210,70 @@ WEIGHTS = dict(LAYERS["gru"]().weights)
     [
         (None, WEIGHTS, "it has no (entry|metadata) 'blockcell'"),
         ("{", WEIGHTS, "Expecting property name"),
-        ("[" * 100000, WEIGHTS, "RecursionError"),
-        ([], WEIGHTS, "TypeError"),
-        ({"layer": {}}, WEIGHTS, "KeyError: 'version'"),
+        ("[" * 100000, WEIGHTS, "its JSON is nested too deeply"),
+        (
+            {
+                "version": 1,
+                "layer": functools.reduce(lambda d, _: {"type": "Stack", "layers": [d]}, range(450), GRU_LAYER),
+            },
+            WEIGHTS,
+            "nested too deeply|recursion depth|it has no 0.0",
+        ),
+        ([], WEIGHTS, "its text 'blockcell' is of type list; expected an object with a version"),
+        ({"layer": {}}, WEIGHTS, "its text 'blockcell' is of type dict; expected an object with a version"),
         (GRU_TEXT | {"version": 2}, WEIGHTS, "its format version is 2; this blockcell reads 1"),
         (GRU_TEXT | {"version": "1"}, WEIGHTS, "its format version is '1'"),
+        (GRU_TEXT | {"version": True}, WEIGHTS, "its format version is True"),
+        (GRU_TEXT | {"version": 1.0}, WEIGHTS, "its format version is 1.0"),
+        (
+            GRU_TEXT | {"sha265": ""},
+            WEIGHTS,
+            "its text 'blockcell' has 'layer, sha265, version'; expected version, lay",
+        ),
+        (GRU_TEXT | {"sha256": None}, WEIGHTS, "its sha256 is None; expected 64 hexadecimal digits"),
+        (GRU_TEXT | {"sha256": "0" * 64}, WEIGHTS, "it is not what was saved: its sha256 is another"),
+        ('{"version": 1, "layer": {"type": "LSTM", "type": "GRU"}}', WEIGHTS, "a name twice among 'type, type'"),
+        ({"version": 1, "layer": "GRU"}, WEIGHTS, "it has 'GRU' for a layer; expected an object with a type"),
+        ({"version": 1, "layer": {"type": ["GRU"]}}, WEIGHTS, "a layer of type of type list; expected one of LSTM"),
         ({"version": 1, "layer": {"type": "os.system"}}, WEIGHTS, "a layer of type 'os.system'"),
-        ({"version": 1, "layer": {"type": "GRU", "clip": 1}}, WEIGHTS, r"its GRU has the attributes \['clip'\]"),
-        ({"version": 1, "layer": {"type": "LSTM"}}, WEIGHTS, r"its LSTM has the attributes \[\]; expected"),
-        ({"version": 1, "layer": {"type": "Stack", "layers": []}}, {}, "layers is empty"),
-        ({"version": 1, "layer": LSTM_LAYER}, WEIGHTS, "TypeError.*(w_ru|b_c)"),
-        ({"version": 1, "layer": LSTM_LAYER | {"gate_order": "oooo"}}, {}, "TypeError|gate_order"),
-        (GRU_TEXT, WEIGHTS | {"b_c": np.zeros(5, np.float32)}, r"b_c has shape \(5,\)"),
-        (GRU_TEXT, WEIGHTS | {"b_c": np.zeros(4)}, "b_c has dtype float64"),
-        (GRU_TEXT, {name: value.astype(np.int32) for name, value in WEIGHTS.items()}, "has dtype int32"),
-        (GRU_TEXT, {name: value for name, value in WEIGHTS.items() if name != "b_c"}, "TypeError.*b_c"),
-        (GRU_TEXT, WEIGHTS | {"fw.b": np.zeros(1)}, "arrays that belong to no layer: fw.b"),
+        (
+            {"version": 1, "layer": {"type": "GRU", "clip": 1}},
+            WEIGHTS,
+            r"its GRU has the attributes 'clip'; expected \[",
+        ),
+        ({"version": 1, "layer": {"type": "LSTM"}}, WEIGHTS, "its LSTM has the attributes ''; expected"),
+        ({"version": 1, "layer": {"type": "Stack", "layers": []}}, {}, "its Stack has of type list for layers"),
+        ({"version": 1, "layer": {"type": "Stack", "layers": {"type": "GRU"}}}, WEIGHTS, "Stack has of type dict for"),
+        ({"version": 1, "layer": LSTM_LAYER}, WEIGHTS, "it has no w, b; expected w, b of its LSTM"),
+        ({"version": 1, "layer": LSTM_LAYER | {"gate_order": "oooo"}}, {}, "its LSTM has gate_order 'oooo'; expected"),
+        ({"version": 1, "layer": LSTM_LAYER | {"gate_order": ["icfo"]}}, {}, "its LSTM has gate_order of type list"),
+        *(
+            ({"version": 1, "layer": LSTM_LAYER | {name: value}}, {}, f"its LSTM has {name} {message}; expected a numb")
+            for name in ("forget_bias", "cell_clip")
+            for value, message in [
+                (math.nan, "nan"),
+                (True, "True"),
+                (None, "None"),
+                ("1", "'1'"),
+                ([1.0], "of type list"),
+                (10**400, "1000.*000"),
+            ]
+        ),
+        (
+            GRU_TEXT,
+            WEIGHTS | {"b_c": np.zeros(5, np.float32)},
+            r"b_c has shape '\(5,\)'; expected \(H\) with I=3 and H=4",
+        ),
+        (GRU_TEXT, WEIGHTS | {"w_c": np.zeros((3, 4), np.float32)}, r"w_c has shape '\(3, 4\)'; expected \(I\+H, H\)"),
+        (GRU_TEXT, WEIGHTS | {"w_c": np.zeros(4, np.float32)}, r"w_c has shape '\(4,\)'; expected \(I\+H, H\)"),
+        (GRU_TEXT, WEIGHTS | {"b_c": np.zeros(4)}, "b_c has dtype float64; expected float32, that of w_ru"),
+        (GRU_TEXT, {name: value.astype(np.int32) for name, value in WEIGHTS.items()}, "has dtype (int32|'I32')"),
+        (
+            GRU_TEXT,
+            {name: value for name, value in WEIGHTS.items() if name != "b_c"},
+            "it has no b_c; expected w_ru, w",
+        ),
+        (GRU_TEXT, WEIGHTS | {"fw.b": np.zeros(1)}, "arrays that belong to no layer: 'fw.b'"),
     ],
 )
 def test_other_content(text, weights, message, suffix, tmp_path):
@@ -182,14 +295,31 @@ def test_truncated(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
+def test_files_without_a_checksum(suffix, tmp_path):
+    """Those of earlier versions."""
+    layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
+    write(path, json.dumps({"version": 1, "layer": files.describe(layer)}), dict(layer.weights))
+    again = files.load(path)
+    for name, value in layer.weights.items():
+        np.testing.assert_array_equal(again.weights[name], value)
+
+
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array.astype(array.dtype.newbyteorder())])
+def test_arrays_as_others_store_them(change, tmp_path):
+    write(tmp_path / "a.npz", json.dumps(GRU_TEXT), {name: change(array) for name, array in WEIGHTS.items()})
+    for name, value in files.load(tmp_path / "a.npz").weights.items():
+        np.testing.assert_array_equal(value, WEIGHTS[name])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_damaged(suffix, tmp_path):
-    """Nothing but a ValueError. An .npz has checksums; .safetensors has none, so other weights may come."""
+    """Other bits are another layer, or none, and so are refused; but for those that say nothing."""
     layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
     files.save(layer, path)
     content, g, refused = path.read_bytes(), np.random.default_rng(0), 0
     for _ in range(300):
         damaged = bytearray(content)
-        damaged[g.integers(len(content) if suffix == ".npz" else 800)] ^= 1 << g.integers(8)
+        damaged[g.integers(len(content))] ^= 1 << g.integers(8)
         path.write_bytes(damaged)
         try:
             again = files.load(path)
@@ -197,10 +327,174 @@ def test_damaged(suffix, tmp_path):
             assert f"a{suffix} cannot be read as a layer" in str(error)
             refused += 1
         else:
-            for name, value in layer.weights.items() if suffix == ".npz" else ():
+            assert repr(again) == repr(layer)
+            for name, value in layer.weights.items():
                 np.testing.assert_array_equal(again.weights[name], value)
     print(f"{suffix}: {refused} of 300 refused")
     assert refused > 150
+
+
+def entry(name, content, **changed):
+    """An entry of a zip file, with its header; the central directory is nobody's concern."""
+    fields = {"flags": 0, "method": 0, "crc": zlib.crc32(content), "packed": len(content), "size": len(content)}
+    fields |= changed
+    head = struct.pack("<4sHHHHHLLLHH", b"PK\3\4", 20, fields["flags"], fields["method"], 0, 0, fields["crc"],
+                       fields["packed"], fields["size"], len(name), 0)  # fmt: skip
+    return head + name.encode() + content
+
+
+def npy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def archive(path, **entries):
+    """The entries of WEIGHTS and the text, with these changed."""
+    plain = {"blockcell.npy": np.array(json.dumps(GRU_TEXT))} | {
+        f"{name}.npy": array for name, array in WEIGHTS.items()
+    }
+    parts = {name: entry(name, npy(array)) for name, array in plain.items()} | entries
+    body = b"".join(parts.values())
+    path.write_bytes(body + struct.pack("<4sHHHHLLH", b"PK\5\6", 0, 0, len(parts), len(parts), 0, len(body), 0))
+
+
+def test_an_archive_by_hand(tmp_path):
+    archive(tmp_path / "a.npz")
+    assert isinstance(files.load(tmp_path / "a.npz"), GRU)
+
+
+B_C = npy(WEIGHTS["b_c"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (entry("b_c.npy", B_C) * 2, "it has the entry 'b_c' twice"),
+        (entry("b_c.npy", B_C) + entry("b_c", B_C), "it has the entry 'b_c' twice"),
+        (entry("b_c.npy", B_C) + entry("blockcell", B_C), "it has the entry 'blockcell' twice"),
+        (
+            entry("b_c.npy", B_C, method=8),
+            "its entry 'b_c' is compressed, encrypted or streamed; expected it plainly st",
+        ),
+        (entry("b_c.npy", B_C, flags=1), "its entry 'b_c' is compressed, encrypted or streamed"),
+        (entry("b_c.npy", B_C, flags=8, size=0, packed=0), "its entry 'b_c' is compressed, encrypted or streamed"),
+        (entry("b_c.npy", B_C, size=2**31), "its entry 'b_c' is to have 2147483648 bytes, more than there are"),
+        (
+            entry("b_c.npy", B_C, size=2**31, packed=2**31),
+            "its entry 'b_c' is to have 2147483648 bytes, more than ther",
+        ),
+        (entry("b_c.npy", B_C, crc=0), "its array 'b_c' is damaged: its CRC-32 is another"),
+        (entry("b_c.npy", B_C[:-1]), r"an array of float32 and shape '\(4,\)' in 143 bytes, which does not fit"),
+        (entry("b_c.npy", B_C.replace(b"(4,)", b"(9999999,)")), "does not begin as an array does|which does not fit"),
+        (
+            entry("b_c.npy", B_C.replace(b"(4,), }      ", b"(9999999,), }")),
+            r"shape '\(9999999,\)' in 144 bytes, which",
+        ),
+        (entry("b_c.npy", B_C.replace(b"<f4", b"<f3")), "data type '<f3' not understood"),
+        (entry("b_c.npy", B_C.replace(b"<f4", b"|O4")), "."),
+        (entry("b_c.npy", b"\x80\x04."), "its entry 'b_c' does not begin as an array does that numpy.savez wrote"),
+        (entry("b_c.npy", B_C.replace(b"False", b"f(x) ")), "its entry 'b_c' does not begin as an array"),
+        (entry("b_c.npy", b""), "its entry 'b_c' does not begin as an array"),
+        (entry("b_c.npy", B_C) + b"between", "it is no .npz file, or a part of one"),
+    ],
+)
+def test_archives_that_are_not_what_they_say(changed, message, tmp_path):
+    archive(tmp_path / "a.npz", **{"b_c.npy": changed})
+    with pytest.raises(ValueError, match=f"a.npz cannot be read as a layer of blockcell: .*{message}"):
+        files.load(tmp_path / "a.npz")
+
+
+def test_texts_that_are_none(tmp_path):
+    for content in (np.array(["a"]), np.array(b"{}"), np.zeros((), np.float32), np.zeros((), "U1048577")):
+        archive(tmp_path / "a.npz", **{"blockcell.npy": entry("blockcell.npy", npy(content))})
+        with pytest.raises(ValueError, match="its entry 'blockcell' is no text, or one of more than 4194304 bytes"):
+            files.load(tmp_path / "a.npz")
+
+
+def tensors(header, data=b""):
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content + data
+
+
+GRU_HEADER = {"__metadata__": {"blockcell": json.dumps(GRU_TEXT)}}
+SOME = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has no metadata 'blockcell'|Expecting value|its header is to have"),
+        (tensors(b"{}")[:-1], "its header is to have 2 bytes; expected at most 4194304, within the file"),
+        ((2**63).to_bytes(8, "little") + b"{}", "its header is to have 9223372036854775808 bytes"),
+        (tensors(b"\xff"), "can't decode byte"),
+        (tensors([]), "it has no metadata 'blockcell'"),
+        (tensors({"__metadata__": {"blockcell": {}}}), "it has no metadata 'blockcell'"),
+        (tensors(b'{"w": {}, "w": {}}'), "its JSON has a name twice among 'w, w'"),
+        (tensors(b'{"__metadata__": {"blockcell": "", "blockcell": ""}}'), "a name twice among 'blockcell, blockcell'"),
+        (tensors(GRU_HEADER | {"w": []}), "its array 'w' is of type list; expected dtype, shape and data_offsets"),
+        (tensors(GRU_HEADER | {"w": SOME | {"x": 1}}), "its array 'w' is of type dict; expected dtype, shape and"),
+        (tensors(GRU_HEADER | {"w": SOME | {"dtype": "BF16"}}), "its 'w' has dtype 'BF16'; expected one of F32, F64"),
+        (tensors(GRU_HEADER | {"w": SOME | {"dtype": ["F32"]}}), "its 'w' has dtype of type list; expected one of F32"),
+        (
+            tensors(GRU_HEADER | {"w": SOME | {"shape": [True, 2]}}),
+            r"has shape '\[True, 2\]'; expected integers from 0",
+        ),
+        (
+            tensors(GRU_HEADER | {"w": SOME | {"shape": [-1, -2]}}),
+            r"has shape '\[-1, -2\]'; expected integers from 0 on",
+        ),
+        (tensors(GRU_HEADER | {"w": SOME | {"shape": 2}}), "has shape '2'; expected integers from 0 on"),
+        (
+            tensors(GRU_HEADER | {"w": SOME | {"data_offsets": [0, 8.0]}}),
+            r"has data_offsets '\[0, 8.0\]'; expected int",
+        ),
+        (
+            tensors(GRU_HEADER | {"w": SOME | {"data_offsets": [8]}}),
+            r"data_offsets '\[8\]' for F32 and shape '\[2\]', w",
+        ),
+        (tensors(GRU_HEADER | {"w": SOME | {"shape": [10**30]}}), "data_offsets .* which do not fit"),
+        (tensors(GRU_HEADER | {"w": SOME | {"data_offsets": [4, 12]}}, b"a" * 12), r"'w' begins at byte \d+; expected"),
+        (tensors(GRU_HEADER | {"w": SOME, "b": SOME}, b"a" * 8), r"'b' begins at byte \d+; expected"),
+        (tensors(GRU_HEADER | {"w": SOME}, b"a" * 9), r"its arrays end at byte \d+, the file at byte"),
+        (tensors(GRU_HEADER | {"w": SOME}, b"a" * 7), r"its arrays end at byte \d+, the file at byte"),
+    ],
+)
+def test_safetensors_that_are_none(content, message, tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=f"a.safetensors cannot be read as a layer of blockcell: .*({message})"):
+        files.load(tmp_path / "a.safetensors")
+
+
+def peak(path):
+    """The bytes that it takes at most to refuse a file."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="cannot be read as a layer"):
+            files.load(path)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_file_may_take(tmp_path, monkeypatch):
+    """Little, where what it says of itself is not what a layer has; however much that is."""
+    monkeypatch.setattr(files, "MOST_ARRAYS", 2**8)
+    many = {f"w{k}": np.zeros(0, np.float32) for k in range(2**11)}
+    large = np.zeros(2**23, np.float32)
+    found = {}
+    for suffix in FORMATS:
+        for case, more in {"many": many, "large": {"x": large}, "large weights": {"b_c": large}}.items():
+            write(tmp_path / f"a{suffix}", json.dumps(GRU_TEXT), WEIGHTS | more)
+            found[suffix, case] = peak(tmp_path / f"a{suffix}")
+    np.savez_compressed(tmp_path / "a.npz", blockcell=np.array(json.dumps(GRU_TEXT)), **WEIGHTS, x=large)
+    found["a bomb"] = peak(tmp_path / "a.npz")
+    with open(tmp_path / "a.safetensors", "wb") as file:  # most of it on no disk
+        file.write(tensors(GRU_HEADER | {"w": {"dtype": "F32", "shape": [2**36], "data_offsets": [0, 2**38]}}))
+        file.truncate(file.tell() + 2**38)
+    found["sparse"] = peak(tmp_path / "a.safetensors")
+    print(found)
+    assert max(found.values()) < 2**22
 
 
 class Bomb:
@@ -229,5 +523,5 @@ def test_nothing_is_unpickled(tmp_path):
 def test_a_single_array_is_no_layer(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
-    with pytest.raises(ValueError, match=r"a.npz cannot be read as a layer of blockcell: it is no .npz file"):
+    with pytest.raises(ValueError, match=r"a.npz cannot be read as a layer of blockcell: it is no .npz file, or"):
         files.load(tmp_path / "a.npz")

@@ -369,3 +369,18 @@ def test_mistakes(op, options, message):
 
 def test_eps():
     assert all(eps == np.finfo(dtype).eps for dtype, eps in EPS.items())
+
+
+def test_every_size_may_be_zero():
+    """Also where what is left does not tell the others."""
+    for op, row in OPS.items():
+        letters = [letter for letter in "TBIH" if letter in row.sources]
+        attrs = {"use_peephole": False} if row.attributes else {}
+        for values in itertools.product([None, 0], repeat=len(letters)):
+            model = onnx_export.build(op, sizes=dict(zip(letters, values, strict=True)), attrs=attrs)
+            onnx.checker.check_model(model, full_check=True)
+
+
+def test_attributes_that_no_float_holds():
+    with pytest.raises(ValueError, match=r"attrs\['cell_clip'\] is 1000.*000; expected a number that a float holds"):
+        onnx_export.build("BlockLSTM", attrs={"cell_clip": 10**400})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import numpy as np
 import onnx
@@ -681,3 +682,14 @@ def test_paths_that_cannot_be_written(tmp_path):
         onnx_export.export(layer, tmp_path / "layer.onnx", loop="while")
     assert [path.name for path in tmp_path.iterdir()] == ["layer.onnx"]
     assert (tmp_path / "layer.onnx").read_bytes() == b"before"
+
+
+def test_more_than_a_file_holds(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["onnx_export.export"], "LARGEST", 1000)
+    layer = lstm(4, "float32")
+    size = sum(weights.nbytes for weights in layer.weights.values())
+    onnx_export.export(layer, tmp_path / "a.onnx")
+    onnx_export.export(layer, tmp_path / "a.onnx", dtype="float64", train=True)
+    with pytest.raises(ValueError, match=f"the layer has {2 * size} bytes of weights; a model holds less than 1000"):
+        onnx_export.export(layer, tmp_path / "b.onnx", dtype="float64")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]

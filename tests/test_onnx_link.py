@@ -364,6 +364,18 @@ def broken(op="GRUBlockCell", *, inputs=(), outputs=(), kinds=None, **options):
         ({"opset": 14}, "GRUBlockCell node 'cell' is in a model of opset 14; expected 15 or newer, which converters"),
         ({"opset": 1000}, "GRUBlockCell node 'cell': GRUBlockCell: opset is 1000; expected an integer from 15 to"),
         ({"op": "BlockLSTMGrad"}, "BlockLSTMGrad node 'cell': BlockLSTMGrad: attrs['use_peephole'] is None; expected"),
+        *(
+            ({"op": "BlockLSTM", "attrs": {name: value}}, f"BlockLSTM node 'cell' has {name} {message}")
+            for name, value, message in [
+                ("use_peephole", 2, "2; expected the integer 0 or 1"),
+                ("use_peephole", -1, "-1; expected the integer 0 or 1"),
+                ("use_peephole", 1.0, "1.0; expected the integer 0 or 1"),
+                ("use_peephole", "yes", "b'yes'; expected the integer 0 or 1"),
+                ("forget_bias", 1, "1; expected a float"),
+                ("forget_bias", "x", "b'x'; expected a float"),
+                ("cell_clip", [3.0], "of type list; expected a float"),
+            ]
+        ),
         ({"kinds": {"w_c": np.float16}}, "x ('x') is FLOAT and w_c ('w_c') is FLOAT16; expected one dtype"),
         (
             {"kinds": dict.fromkeys(taken("GRUBlockCell"), np.int64)},
@@ -386,6 +398,72 @@ def broken(op="GRUBlockCell", *, inputs=(), outputs=(), kinds=None, **options):
 def test_models_that_cannot_be_completed(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         onnx_export.link(broken(**options))
+
+
+def test_attributes_that_are_none():
+    model = broken("BlockLSTM", attrs={"cell_clip": 3.0})
+    model.graph.node[0].attribute[0].type = onnx.AttributeProto.UNDEFINED
+    with pytest.raises(ValueError, match="BlockLSTM node 'cell' has cell_clip None; expected a float"):
+        onnx_export.link(model)
+    model.graph.node[0].attribute[0].ref_attr_name = "limit"
+    with pytest.raises(
+        ValueError, match="BlockLSTM node 'cell' has cell_clip of a function, but it is in none; expected"
+    ):
+        onnx_export.link(model)
+    model = broken("BlockLSTM", attrs={"cell_clip": 3.0})
+    model.graph.node[0].attribute.append(model.graph.node[0].attribute[0])
+    with pytest.raises(ValueError, match="BlockLSTM node 'cell' has the attribute cell_clip twice"):
+        onnx_export.link(model)
+
+
+def test_what_onnx_cannot_do():
+    """It has errors of many kinds."""
+    args = arguments("GRUBlockCell", dtype=np.float64)
+    opsets = [[helper.make_opsetid("", opset)] for opset in (17, 18)]
+    inner = helper.make_function(
+        "mine", "F", taken("GRUBlockCell"), ["h"], [tensorflow_node("GRUBlockCell", {})], opsets[0]
+    )
+    call = node("F", taken("GRUBlockCell"), ["h"], domain="mine")
+    known = {name: args[name] for name in taken("GRUBlockCell")}
+    model = model_of([call], known, {"h": (FLOATS, 2)}, domain="mine", functions=[inner])
+    with pytest.raises(ValueError, match="onnx cannot inline the functions of the model: "):
+        onnx_export.link(model)
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ({"F": ["F"]}, "the function F of the domain 'mine' calls itself, which ONNX does not allow"),
+        ({"F": ["G"], "G": ["F"]}, "the function F of the domain 'mine' calls itself"),
+        ({"G": ["G"], "F": []}, "the function G of the domain 'mine' calls itself"),
+        (
+            {"F": ["F0"]} | {f"F{k}": [f"F{k + 1}"] * 2 for k in range(40)} | {"F40": []},
+            r"the model would have \d+ nodes without its functions; expected at most 262144",
+        ),
+        (
+            {"F": ["F0"]} | {f"F{k}": [f"F{k + 1}"] for k in range(1000)} | {"F1000": []},
+            "the model's functions call one another too deeply",
+        ),
+    ],
+)
+def test_functions_without_end(calls, message):
+    """Every function has a cell of its own and calls of these functions."""
+    args = arguments("GRUBlockCell", dtype=np.float64)
+    names = taken("GRUBlockCell")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+
+    def call(name, result):
+        return node(name, names, [result], domain="mine")
+
+    functions = []
+    for name, others in calls.items():
+        inner = [call(other, f"h_{k}") for k, other in enumerate(others)]
+        cell = tensorflow_node("GRUBlockCell", {})
+        functions.append(helper.make_function("mine", name, names, ["h"], [cell, *inner], opsets))
+    known = {name: args[name] for name in names}
+    model = model_of([call("F", "h")], known, {"h": (FLOATS, 2)}, domain="mine", functions=functions)
+    with pytest.raises(ValueError, match=message):
+        onnx_export.link(model)
 
 
 def test_a_node_without_a_name_is_called_by_its_result():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from fresh import printed
 from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact, tells_placement
 
 import onnx_export
+from blockcell import GRU, LSTM, Bidirectional, Stack
 from blockcell.optable import OPS
 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -103,6 +105,44 @@ def test_onnxruntime_is_loaded_by_sessions_alone():
     assert printed(code) == "False"
 
 
+@pytest.mark.parametrize("fixed", ["only those", "H too", "all"])
+@pytest.mark.parametrize("nothing", ["T", "B", "I", "H", "BH", "TB"])
+@pytest.mark.parametrize("op", OPS)
+def test_sizes_of_zero(op, nothing, fixed):
+    """Known when the graph is built, so that it may not need all arguments."""
+    sizes = SIZES | dict.fromkeys(nothing, 0)
+    args = arguments(op, sizes, use_peephole=False)
+    known = {letter: sizes[letter] for letter in {"only those": nothing, "H too": nothing + "H", "all": sizes}[fixed]}
+    results = session(op, args, sizes=known)(**args)
+    compare(op, results, exact(op, args), bound(op, np.float32))
+
+
+@pytest.mark.parametrize("nothing", ["T", "B", "H", "BH"])
+@pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMV2", "block_gru"])
+def test_native_without_rows(op, nothing):
+    """onnxruntime's own LSTM and GRU would end the process."""
+    args = arguments(op, dict.fromkeys(nothing, 0), cell_clip=0.0, forget_bias=0.5)
+    ready = session(op, args, loop="native", sizes={"H": len(args["h_prev"].T)})
+    compare(op, ready(**args), exact(op, args), 0)
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("H", [4, 0])
+def test_native_layers_without_rows(H, lengths):
+    layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), GRU.init(2 * H, 3, seed=2)])
+    layer = layer if H else layer.layers[0]
+    ready = onnx_export.Session(onnx_export.export(layer, None, loop="native", lengths=lengths))
+    for x in (np.zeros((5, 0, 3), np.float32), np.ones((5, 2, 3), np.float32)):
+        result, expected = ready(x=x), layer(x)
+        for found, right in zip(leaves(result), leaves(expected), strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
+            assert found.dtype == right.dtype
+
+
+def leaves(nested):
+    return [nested] if isinstance(nested, np.ndarray) else [leaf for part in nested for leaf in leaves(part)]
+
+
 # ------------------------------------------------------------------------------------------------------------ mistakes
 def check_refused(ready, args, exception, message):
     with pytest.raises(exception, match=re.escape(message)) as caught:
@@ -160,6 +200,168 @@ def test_bad_sessions():
         onnx_export.Session(onnx_export.build("GRUBlockCell"), dtype="float64")
     with pytest.raises(ValueError, match="op is 'GRU'; expected one of"):
         onnx_export.Session("GRU")
+
+
+def changed(model, inputs=None, outputs=None, kinds=(), **facts):
+    """A copy with other metadata, and with names and types of inputs and outputs changed."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    found = {entry.key.removeprefix("blockcell."): entry.value for entry in copy.metadata_props} | facts
+    named = {f"blockcell.{key}": text for key, text in found.items() if text is not None}
+    onnx.helper.set_model_props(copy, named)
+    for values, names in ((copy.graph.input, inputs), (copy.graph.output, outputs)):
+        for value in values:
+            value.name = (names or {}).get(value.name, value.name)
+    for value in [*copy.graph.input, *copy.graph.output]:
+        if value.name in kinds:
+            value.type.CopyFrom(onnx.helper.make_tensor_type_proto(*kinds[value.name]))
+    return copy
+
+
+CELL = onnx_export.build("LSTMBlockCell", attrs={"use_peephole": True})
+ATTRIBUTES = {"forget_bias": 1.0, "cell_clip": 3.0, "use_peephole": True}
+LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None)
+TRAIN = onnx_export.export(LSTM.init(3, 4, seed=0), None, train=True)
+OTHER = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 18]> g (float[N] a) => (float[N] b) { b = Abs (a) }'
+)
+FLOAT = onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        *(
+            (changed(CELL, attributes=text), message)
+            for text, message in [
+                (
+                    "{",
+                    "model 'LSTMBlockCell' and the model are not those that blockcell makes: Expecting property name",
+                ),
+                ("[" * 100_000, "its JSON is nested too deeply"),
+                ("[]", "blockcell.attributes is '[]'; expected forget_bias, cell_clip, use_peephole"),
+                ("{}", "blockcell.attributes is '{}'; expected forget_bias, cell_clip, use_peephole"),
+                (None, "blockcell.attributes is '{}'; expected forget_bias, cell_clip, use_peephole"),
+                ('{"a": 1, "a": 2}', "its JSON has a name twice among 'a, a'"),
+                (json.dumps(ATTRIBUTES | {"forget_bias": "x"}), "attrs['forget_bias'] is 'x'; expected a real number"),
+                (
+                    json.dumps(ATTRIBUTES | {"forget_bias": True}),
+                    "attrs['forget_bias'] is True; expected a real number",
+                ),
+                (json.dumps(ATTRIBUTES | {"cell_clip": None}), "attrs['cell_clip'] is None; expected a real number"),
+                (json.dumps(ATTRIBUTES | {"cell_clip": 10**400}), "; expected a number that a float holds"),
+                (json.dumps(ATTRIBUTES | {"use_peephole": 2}), "attrs['use_peephole'] is 2; expected True or False"),
+                (json.dumps(ATTRIBUTES | {"more": 2}), "'; expected forget_bias, cell_clip, use_peephole"),
+            ]
+        ),
+        (changed(CELL, op="LSTM"), "have blockcell.op 'LSTM'; expected one of GRUBlockCell, "),
+        (changed(CELL, op="GRUBlockCell", attributes="{}"), "it has the inputs 'x, cs_prev, "),
+        (changed(CELL, op="lstm_block_cell_vjp"), "blockcell.attributes is "),
+        (changed(CELL, loop="while"), "have blockcell.loop 'while'; expected one of scan, unroll, native, loop"),
+        (changed(CELL, loop=None), "have blockcell.loop None; expected one of scan, unroll, native, loop"),
+        (changed(CELL, layer="{}"), "have blockcell.op 'LSTMBlockCell'; expected one of GRUBlockCell"),
+        (changed(CELL, inputs={"x": "y"}), "it has the inputs 'y, cs_prev, ..."),
+        (
+            changed(CELL, outputs={"cs": "cs_"}),
+            "; expected some of x, cs_prev, h_prev, w, wci, wcf, wco, b, and i, cs, f",
+        ),
+        (changed(CELL, kinds={"x": (FLOAT, ["B"])}), "its input x has another dtype or rank than the op's"),
+        (changed(CELL, kinds={"x": (onnx.TensorProto.DOUBLE, "BI")}), "its input x has another dtype or rank than"),
+        (changed(CELL, kinds={"i": (FLOAT + 76, "BH")}), "its input x has another dtype or rank than the op's"),
+        (changed(OTHER, kinds={"b": (77, "N")}), "g: the model has no output, or the first is no tensor of a known"),
+        *(
+            (changed(LAYER, layer=text), message)
+            for text, message in [
+                ("{", "Expecting property name"),
+                ("[" * 100_000, "its JSON is nested too deeply"),
+                ("{}", "it has of type dict for a layer; expected an object with a type"),
+                ('{"type": "RNN"}', "it has a layer of type 'RNN'; expected one of LSTM, GRU, Bidirectional, Stack"),
+                ('{"type": "LSTM"}', "its LSTM has the attributes ''; expected ["),
+                (
+                    '{"type": "Stack", "layers": []}',
+                    "its Stack has of type list for layers; expected a list of at least",
+                ),
+                ('{"type": "GRU"}', "it has no w_ru, w_c, b_ru, b_c; expected w_ru, w_c, b_ru, b_c of its GRU"),
+                (
+                    '{"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}',
+                    "it has no fw.w_ru, fw.w_c",
+                ),
+            ]
+        ),
+        (changed(LAYER, loop="while"), "have blockcell.loop 'while'; expected one of scan, unroll, native, loop"),
+        (changed(LAYER, inputs={"x": "z"}), "its input x has the type 0 and shape []; expected floats of (T, B, I) or"),
+        (
+            changed(LAYER, inputs={"h_prev": "z"}),
+            "it has the inputs 'x, lengths, cs_prev, z'; expected x, cs_prev, h_p",
+        ),
+        (changed(LAYER, outputs={"y": "z"}), "it has the outputs 'z, cs, h'; expected y, cs, h"),
+        (changed(TRAIN, outputs={"d_w": "z"}), "expected y, cs, h, d_x, d_cs_prev, d_h_prev, d_w, d_b"),
+        (changed(TRAIN, inputs={"w": "z"}), "it has no w; expected w, b of its LSTM"),
+        (changed(TRAIN, kinds={"w": (FLOAT, [8, 16])}), "its output d_w has the type 1 and shape [7, 16]; expected 1"),
+        (
+            changed(TRAIN, kinds={"w": (FLOAT, [7, 2**40])}),
+            "its w has shape '(7, 1099511627776)'; expected (I+H, 4H) w",
+        ),
+        (
+            changed(LAYER, kinds={"x": (77, "TBI")}),
+            "its input x has the type 77 and shape ['T', 'B', 'I']; expected fl",
+        ),
+        (changed(LAYER, kinds={"x": (FLOAT, "QBI")}), "its input x has the type 1 and shape ['Q', 'B', 'I']; expected"),
+        (changed(LAYER, kinds={"x": (FLOAT, [0, -1, 3])}), "its input x has the type 1 and shape [0, -1, 3]; expected"),
+        (changed(LAYER, kinds={"x": (FLOAT, [])}), "its input x has the type 1 and shape []; expected floats of"),
+        (changed(LAYER, kinds={"x": (FLOAT, "I")}), "its input x has the type 1 and shape ['I']; expected floats of"),
+        (
+            changed(LAYER, kinds={"x": (FLOAT, "STBI")}),
+            "its input x has the type 1 and shape ['S', 'T', 'B', 'I']; exp",
+        ),
+        *(
+            (
+                changed(LAYER, kinds={"cs_prev": (FLOAT, shape)}),
+                f"has the type 1 and shape {shape}; expected 1, ['B', 4]",
+            )
+            for shape in ([-3, 4], [2**40, 4], ["T", 4], ["B", 2**40], ["B"])
+        ),
+        (
+            changed(LAYER, kinds={"lengths": (FLOAT, "B")}),
+            "its input lengths has the type 1 and shape ['B']; expected 7",
+        ),
+        (
+            changed(LAYER, kinds={"cs": (FLOAT, "B")}),
+            "its output cs has the type 1 and shape ['B']; expected 1, ['B', 4]",
+        ),
+    ],
+)
+def test_broken_metadata(model, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        onnx_export.Session(model)
+
+
+def test_metadata_that_stand_twice():
+    model = changed(CELL)
+    model.metadata_props.add(key="blockcell.op", value="BlockLSTM")
+    with pytest.raises(
+        ValueError, match=r"have an entry of blockcell's twice: blockcell.attributes, blockcell.loop, bl"
+    ):
+        onnx_export.Session(model)
+
+
+def test_metadata_of_no_op():
+    """What stands alone says nothing."""
+    ready = onnx_export.Session(changed(OTHER, attributes="x", loop="y"))
+    np.testing.assert_array_equal(ready(a=np.float32([-1])).b, [1])
+    assert ready.attributes == {}
+
+
+def test_broken_models(tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"\xff" * 10)
+    with pytest.raises(ValueError, match=r"a.onnx cannot be read as an ONNX model: "):
+        onnx_export.Session(tmp_path / "a.onnx")
+    with pytest.raises(FileNotFoundError):
+        onnx_export.Session(tmp_path / "b.onnx")
+    model = changed(OTHER)
+    model.graph.node[0].op_type = "Missing"
+    with pytest.raises(ValueError, match=r"onnxruntime cannot load the model 'g': .*Missing"):
+        onnx_export.Session(model)
 
 
 def test_native_where_onnxruntime_has_no_kernel():
