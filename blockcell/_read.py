@@ -111,6 +111,26 @@ class Reader:
         return number or 0
 
 
+def which(rows: Any, batch: int) -> bytearray:
+    """For each row of a batch whether `rows`, indices or one bool for each row, has it; None has all."""
+    if rows is None:
+        return bytearray(b"\1" * batch)
+    array, picked = np.asarray(rows), bytearray(batch)
+    if array.dtype == bool:
+        if array.shape != (batch,):
+            raise ValueError(f"rows has shape {array.shape}; expected ({batch},), one bool for each row")
+        indices = [b for b, wanted in enumerate(array.tolist()) if wanted]
+    elif array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"rows is {short(rows)}, of {array.dtype}; expected indices, or one bool for each row")
+    else:
+        indices = [int(b) for b in array.ravel().tolist()]
+    for b in indices:
+        if not -batch <= b < batch:
+            raise ValueError(f"rows has {b}; expected indices from {-batch} to {batch - 1}")
+        picked[b] = 1
+    return picked
+
+
 def is_array(value: Any) -> bool:
     """Whether the value is an array with a dtype of its own, not a list or a number."""
     if isinstance(value, (np.ndarray, np.generic)):

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 from typing import SupportsIndex
 
 from . import _cpu, _team
@@ -22,6 +23,13 @@ def _threads_of_this_process() -> int:
         return min(cpus, max(1, int(quota) // int(period)))
     except (OSError, ValueError):  # no such file, or its quota is "max"
         return cpus
+
+
+def _stack_size() -> int:
+    """That of the OpenMP runtime's threads in bytes, where the user has set it, else 0; its unit is K if it has none."""
+    asked = next((os.environ[name] for name in ("OMP_STACKSIZE", "GOMP_STACKSIZE") if name in os.environ), "")
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([BKMG]?)\s*", asked.upper())
+    return int(match[1]) << 10 * "BKMG".index(match[2] or "K") if match else 0
 
 
 # More threads than CPUs are allowed, within reason.
@@ -81,5 +89,6 @@ def _after_fork_in_child() -> None:
 
 
 set_num_threads(None)
+_team.expect_stacks(_stack_size())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -598,8 +598,21 @@ class _Cell(Layer):
         """A layer like this one with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
 
-    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], expected: str) -> Array:
+    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
+        """An array of a stream's caller as the kernels take it."""
+        expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
         return _read(Reader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
+
+    def _taken_state(self, value: Any, batch: int) -> list[Array]:
+        """A state, likewise."""
+        names = self._state._fields
+        what, expected = f"{type(self).__name__}.stream: state", self._state.__name__
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
+        if len(value) != len(names):
+            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
+        shape = batch, self.hidden_size
+        return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
 
     def _stream_kernel(self, weights: _Weights, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
         """What runs T steps, its plan, how many bytes of scratch it needs, and how many of the threads it takes."""

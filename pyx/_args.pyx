@@ -54,7 +54,9 @@ def empty(shape, dtype):
     if not SMALL <= nbytes < 1 << 62:
         return numpy.empty(shape, dtype)
     block = numpy.empty(nbytes + ALIGNMENT, numpy.uint8)
-    return numpy.ndarray(shape, dtype, block, -<size_t> PyArray_BYTES(block) % ALIGNMENT)
+    start = -<size_t> PyArray_BYTES(block) % ALIGNMENT
+    # Not numpy.ndarray(shape, dtype, block, start): without memory for a look at the block, that would be read-only.
+    return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
 cdef bint as_it_is(array, int type_number, int rank) noexcept:
@@ -90,7 +92,11 @@ cdef class Frame:
 
     def __init__(self, int number, int views):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        self.views = [typed_view(number) for _ in range(views - 1)]
+        cdef int k
+        self.views = []
+        for k in range(views - 1):
+            view = typed_view(number)
+            self.views.append(view)
         self.views.append(scratch)
         self.asked[0] = -1
 
@@ -289,7 +295,7 @@ cdef class Binder:
     cdef list allocate(self, int number, tuple arrays, const npy_intp *sizes, bint use_peephole):
         cdef list outputs = []
         cdef npy_intp itemsize = DTYPES[number].itemsize, nbytes
-        cdef npy_intp[RANKS] shape
+        cdef npy_intp[RANKS] shape = [0, 0, 0]
         cdef const Spec *spec
         cdef int k, d
         for k in range(self.inputs, self.inputs + self.outputs):
@@ -304,7 +310,7 @@ cdef class Binder:
             if nbytes < SMALL:
                 outputs.append(PyArray_SimpleNew(spec.rank, shape, TYPES[number]))
             else:
-                outputs.append(empty(tuple([shape[d] for d in range(spec.rank)]), DTYPES[number]))
+                outputs.append(empty((shape[0], shape[1], shape[2])[: spec.rank], DTYPES[number]))
         return outputs
 
     cdef bint accept(

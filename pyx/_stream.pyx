@@ -3,14 +3,17 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_Import
-from numpy cimport PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, import_array, ndarray, npy_intp
+from libc.string cimport memcpy, memset
+from numpy cimport (
+    PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, ndarray, npy_intp
+)
 
 import sys
 
 import numpy
 
 from blockcell._args import empty
-from blockcell._read import short
+from blockcell._read import which
 from blockcell._team import ready, report
 
 from arrays cimport is_plain, overlap
@@ -183,11 +186,16 @@ cdef class Stream:
         self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room = None, 0
-        self.states, self.following = (
-            [numpy.zeros((batch, self.cells), self.dtype) for _ in layer._state._fields] for _ in range(2)
-        )
+        self.states, self.following = self.zeros(), self.zeros()
         self.point()
         self.refresh()
+
+    cdef list zeros(self):
+        cdef list arrays = []  # by a loop: Cython's list comprehensions free an item twice where the list cannot grow
+        for _ in self.layer._state._fields:
+            array = numpy.zeros((self.batch, self.cells), self.dtype)
+            arrays.append(array)
+        return arrays
 
     cdef void point(self) noexcept:
         cdef Py_ssize_t k
@@ -233,7 +241,7 @@ cdef class Stream:
         """x as the kernel takes it."""
         if is_shaped(x, self.type_number, rank, -1, self.batch, self.inputs):
             return x
-        return self.taken("x", x, (None, self.batch, self.inputs)[3 - rank :])
+        return self.layer._taken("x", x, (None, self.batch, self.inputs)[3 - rank :])
 
     cdef output(self, x, out, int rank, Py_ssize_t T):
         """Where the results go."""
@@ -269,33 +277,25 @@ cdef class Stream:
             self.last,
         )
 
-    def taken(self, name, value, shape):
-        """An array-like as an array that the kernel can take; None in `shape` fits any length."""
-        expected = "(" + ", ".join(["T" if size is None else str(size) for size in shape]) + ")"
-        return self.layer._taken(name, value, shape, expected)
-
     # ---------------------------------------------------------------------------------------------- states and weights
     @property
     def state(self):
+        cdef list arrays = []
         claim((self,))
         try:
-            return self.layer._state._make([array.copy() for array in self.states])
+            for array in self.states:
+                array = array.copy()
+                arrays.append(array)
         finally:
             release((self,), 1)
+        return self.layer._state._make(arrays)
 
     @state.setter
     def state(self, value):
         put((self,), self._state_arrays(value))
 
     def _state_arrays(self, value):
-        """A state of the user's as arrays that the kernel can take."""
-        names = self.layer._state._fields
-        what, expected = f"{type(self.layer).__name__}.stream: state", self.layer._state.__name__
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
-        if len(value) != len(names):
-            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
-        return [self.taken(name, array, (self.batch, self.cells)) for name, array in zip(names, value)]
+        return self.layer._taken_state(value, self.batch)
 
     def reset(self, rows=None):
         """Set the state to zero, of all rows or of those given.
@@ -307,6 +307,8 @@ cdef class Stream:
 
         Raises
         ------
+        TypeError
+            `rows` is neither.
         ValueError
             There is no such row.
         """
@@ -386,35 +388,32 @@ def advance(tuple streams, tuple between, x, out, int rank):
     return out
 
 
-def put(tuple streams, list arrays, rows=slice(None)):
-    """These rows of all states become those of `arrays`, one for each state of each stream."""
-    cdef Py_ssize_t k
-    cdef Stream stream
+def put(tuple streams, list arrays):
+    """The states of all become those of `arrays`, one after the other."""
+    cdef Py_ssize_t k, at = 0
+    cdef ndarray state
     claim(streams)
-    try:
-        arrays = arrays[::-1]
-        for k in range(len(streams)):
-            stream = streams[k]
-            for before, after in zip(stream.states, stream.following):
-                after[:] = before
-                after[rows] = arrays.pop()
-        for k in range(len(streams)):
-            (<Stream> streams[k]).move_on()
-    finally:
-        release(streams, len(streams))
+    for k in range(len(streams)):
+        for state in (<Stream> streams[k]).states:
+            memcpy(PyArray_BYTES(state), PyArray_BYTES(<ndarray> arrays[at]), PyArray_NBYTES(state))
+            at += 1
+    release(streams, len(streams))
 
 
 def reset(tuple streams, rows):
-    """These rows of all states become zero, or all where there are none given."""
-    cdef Stream stream = streams[0]
-    picked = numpy.full(stream.batch, rows is None)
-    if rows is not None:
-        rows = numpy.asarray(rows)
-        try:
-            picked[rows if rows.size or rows.dtype == bool else rows.astype(int)] = True
-        except IndexError as error:
-            raise ValueError(f"rows is {rows!r}; expected indices below batch = {stream.batch}: {error}") from None
-    put(streams, [0 for each in streams for _ in (<Stream> each).states], picked)
+    """These rows of all states become zero, or all where none are given."""
+    cdef Py_ssize_t k, b, batch = (<Stream> streams[0]).batch
+    cdef npy_intp size
+    cdef ndarray state
+    cdef bytearray picked = which(rows, batch)
+    claim(streams)
+    for k in range(len(streams)):
+        for state in (<Stream> streams[k]).states:
+            size = PyArray_NBYTES(state) // batch
+            for b in range(batch):
+                if picked[b]:
+                    memset(PyArray_BYTES(state) + b * size, 0, size)
+    release(streams, len(streams))
 
 
 def refresh(tuple streams, dict weights):

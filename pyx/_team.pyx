@@ -31,37 +31,42 @@ cdef extern from *:
         return NULL;
     }
 
-    /* How many of so many threads can be started side by side. */
-    static int startable(int wanted) {
+    /* How many of so many threads can be started side by side, with stacks of so many bytes, or 0 for the usual ones. */
+    static int startable(int wanted, size_t stack) {
         pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
         pthread_t *threads = (pthread_t *) malloc(wanted * sizeof(pthread_t));
+        pthread_attr_t attributes;
         sigset_t all, before;
         int n = 0;
         if (threads == NULL)
             return 0;
+        pthread_attr_init(&attributes);
+        if (stack > 0)
+            pthread_attr_setstacksize(&attributes, stack);
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  /* signals are for the process's own threads */
         pthread_mutex_lock(&gate);
-        while (n < wanted && pthread_create(&threads[n], NULL, wait_for_gate, &gate) == 0)
+        while (n < wanted && pthread_create(&threads[n], &attributes, wait_for_gate, &gate) == 0)
             n++;
         pthread_mutex_unlock(&gate);
         for (int k = 0; k < n; k++)
             pthread_join(threads[k], NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
         free(threads);
         return n;
     }
 
     /* Written by any thread; nothing else depends on them. */
-    static int number = 1, most = 1, adapts = 1;
+    static int number = 1, most = 1, warned = 0, adapts = 1;
     static long long rest = 0;                    /* nanoseconds of calls that are to run on one thread */
     static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
     #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
     #define becomes(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
     """
     int started
-    int startable(int wanted) nogil
-    int number, most, adapts
+    int startable(int wanted, size_t stack) nogil
+    int number, most, warned, adapts
     long long rest, rests_since
     int now(int variable)
     long long now_long "now" (long long variable)
@@ -69,6 +74,15 @@ cdef extern from *:
     void becomes_long "becomes" (long long variable, long long value)
 
 from team cimport nanoseconds
+
+cdef size_t stack = 0
+
+
+def expect_stacks(size_t size):
+    """That the runtime's threads have stacks of so many bytes."""
+    global stack
+    stack = size
+
 
 cdef enum:
     TIMES = 10
@@ -86,6 +100,7 @@ def get():
 
 def set(int wanted, int possible):
     """From now on so many; of all those that there may be, try again how many there are."""
+    becomes(warned, False)
     becomes(most, possible)
     becomes(number, min(wanted, possible))
     becomes_long(rest, 0)
@@ -101,16 +116,18 @@ def ready(int planned):
         becomes_long(rests_since, nanoseconds())
         return 1
     if planned > started:
-        able = 1 + startable(planned - 1)
+        able = started + startable(planned - started, stack)
         if able < planned:
             becomes(most, able)
             becomes(number, min(now(number), able))
-            warnings.warn(
-                f"blockcell: only {able} of {planned} threads can be started, so calls use {able} from now on;"
-                f" set_num_threads tries again",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            if not now(warned):
+                becomes(warned, True)
+                warnings.warn(
+                    f"blockcell: only {able} of {planned} threads can be started: calls use no more than can be;"
+                    f" set_num_threads tries again",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             planned = able
     becomes(started, planned)
     return planned
