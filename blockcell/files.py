@@ -103,7 +103,7 @@ def save(layer: Layer, path: StrPath) -> None:
     try:
         check(description)
         _bounded(len(arrays))
-        text = json.dumps({"version": VERSION, "sha256": checksum(layer), "layer": description})
+        text = json.dumps({"version": VERSION, "sha256": checksum(description, arrays), "layer": description})
         with replacing(path) as file:
             form(file, text, arrays)
     except ValueError as error:
@@ -154,7 +154,7 @@ def load(path: StrPath) -> Layer:
             description, expected = _read_document(text)
             check_arrays(description, stored)
             layer = _build(description, {name: _array(file, name, each) for name, each in stored.items()}, "")
-            if expected is not None and checksum(layer) != expected:
+            if expected is not None and checksum(describe(layer), layer.weights) != expected:
                 raise ValueError("it is not what was saved: its sha256 is another")
         except (RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} cannot be read as a layer of blockcell: {error}") from error
@@ -175,15 +175,14 @@ def describe(layer: Layer) -> dict[str, Any]:
     raise TypeError(f"save: the layer is of type {type(layer).__name__}; expected an LSTM, GRU, Bidirectional or Stack")
 
 
-def checksum(layer: Layer) -> str:
+def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
     """SHA-256, in hexadecimal, of a JSON text and the arrays after it, their bytes in C order, the lowest first.
 
     The text is that of ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
     ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``.
     """
-    arrays = layer.weights
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
-    found = hashlib.sha256(json.dumps([describe(layer), heads]).encode())
+    found = hashlib.sha256(json.dumps([description, heads]).encode())
     for array in arrays.values():
         found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
     return found.hexdigest()
@@ -352,6 +351,11 @@ NPY = re.compile(
 
 def _find_npz(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
     """The text, and where the arrays are: one entry stands behind the other, and all of them behind their headers."""
+    file.seek(max(0, size - END.size))
+    signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
+    if signature == b"PK\5\6":
+        _bounded(entries - 1)
+    file.seek(0)
     text, stored = None, {}
     while (head := file.read(LOCAL.size))[:4] == b"PK\x03\x04" and len(head) == LOCAL.size:
         _, _, flags, method, _, _, crc, packed, length, name_length, extra_length = LOCAL.unpack(head)
@@ -374,11 +378,8 @@ def _find_npz(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
             stored[name] = each
             _bounded(len(stored))
         file.seek(start + length)
-    behind = file.tell() - len(head)
-    file.seek(max(0, size - END.size))
-    end = file.read(END.size)
-    entries = len(stored) + (text is not None)
-    if len(end) < END.size or (end[:4], *END.unpack(end)[4::2]) != (b"PK\x05\x06", entries, min(behind, 0xFFFFFFFF)):
+    found = signature, entries, directory
+    if found != (b"PK\5\6", len(stored) + (text is not None), min(file.tell() - len(head), 0xFFFFFFFF)):
         raise ValueError("it is no .npz file, or a part of one")
     if text is None:
         raise ValueError(f"it has no entry {KEY!r}")

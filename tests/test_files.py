@@ -90,6 +90,23 @@ def test_others_can_read_the_files(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------- writing
 @pytest.mark.parametrize("suffix", FORMATS)
+def test_weights_that_are_replaced_meanwhile(suffix, tmp_path, monkeypatch):
+    """Another thread may do so: the file has all of the old ones."""
+    layer, check = LAYERS["gru"](), files.check
+    before = layer.weights
+
+    def replacing(description):
+        layer.set_weights(b_c=layer.weights["b_c"] + 1)
+        check(description)
+
+    with monkeypatch.context() as m:
+        m.setattr(files, "check", replacing)
+        files.save(layer, tmp_path / f"a{suffix}")
+    for name, value in files.load(tmp_path / f"a{suffix}").weights.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_a_failed_write_leaves_what_was_there(suffix, tmp_path, monkeypatch):
     path = tmp_path / f"a{suffix}"
     files.save(LAYERS["gru"](), path)
