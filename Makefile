@@ -6,7 +6,7 @@ BUILT := .venv/built
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers test-packages
-.PHONY: bench gpu-check lint clean
+.PHONY: test-asan test-tsan test-freethreaded bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -31,6 +31,17 @@ test-mutants: $(BUILT)
 
 test-fuzz: $(BUILT)
 	$(BIN)/pytest -s -m slow tests/test_fuzz.py
+
+# Reads and writes past ends, and undefined behaviour; races between threads.  Each builds a copy with sanitizers.
+test-asan: $(BUILT)
+	$(BIN)/python tests/sanitizers.py memory
+
+test-tsan: $(BUILT)
+	$(BIN)/python tests/sanitizers.py threads
+
+# With a PYTHON that has no GIL, such as python3.13t; makes an environment of its own.
+test-freethreaded:
+	$(PYTHON) tests/freethreading.py
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers

@@ -1,0 +1,169 @@
+"""Every op, layer and stream on arrays whose first or last byte is the first or last that may be touched.
+
+The page beside each array is protected, so that even a vector instruction that reads past an end is the end of the
+process, and what a call only reads lies in pages that cannot be written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import mmap
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import arguments
+from test_kernels import DTYPES, LEVELS, at_level, same_bits, sizes_of
+from test_layers import LAYERS, draw, leaves, like
+
+import blockcell
+from blockcell import _kernels
+from blockcell.optable import OPS
+
+PAGE = mmap.PAGESIZE
+NONE, READ = 0, 1  # what mprotect allows with a page
+SIDES = ["begins", "ends"]  # where the array touches a protected page
+SIZES = [  # T, B, I, H: less than a line, tails of lines, of tiles and of panels; the last two on two threads
+    (1, 1, 1, 1),
+    (3, 2, 3, 5),
+    (5, 1, 0, 33),
+    (2, 7, 31, 15),
+    (3, 13, 41, 17),
+    (1, 20, 70, 130),
+    (3, 37, 9, 63),
+    (2, 3, 65, 129),
+    (4, 67, 33, 47),
+]
+LAYER_SIZES = [(1, 1, 1, 1), (3, 5, 7, 19), (4, 37, 33, 47)]
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def one_thread():
+    """Several would wait for each other all the time, and the ops have been there."""
+    blockcell.set_num_threads(1)
+    yield
+    blockcell.set_num_threads(None)
+
+
+def protect(address, pages, allowed):
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(pages * PAGE), allowed):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def guarded(values, side, writable=False):
+    """A copy of the array beside a protected page."""
+    pages = -(-values.nbytes // PAGE) or 1
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    at = PAGE if side == "begins" else (pages + 1) * PAGE - values.nbytes
+    array = np.ndarray(values.shape, values.dtype, memory, at)
+    array[...] = values
+    protect(address, 1, NONE)
+    protect(address + (pages + 1) * PAGE, 1, NONE)
+    if not writable:
+        protect(address + PAGE, pages, READ)
+    return array
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_ops(name, dtype, level, side):
+    call = at_level(name, level)
+    for sizes in SIZES:
+        threads = 2 if sizes in SIZES[-2:] else 1
+        args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+        arrays = [args.pop(tensor.name) for tensor in OPS[name].inputs]
+        expected = call(tuple(arrays), None, 1, **args)
+        inputs = tuple(guarded(array, side) for array in arrays)
+        out = tuple(guarded(np.full_like(array, np.nan), side, writable=True) for array in expected)
+        assert same_bits(call(inputs, out, threads, **args), expected), sizes
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, dtype, level, side, monkeypatch):
+    kernels, work = _kernels.load(level)
+    monkeypatch.setattr(_kernels, "KERNELS", kernels)
+    monkeypatch.setattr(_kernels, "WORK", work)
+    guard = partial(guarded, side=side)
+    for T, B, I, H in LAYER_SIZES:  # noqa: E741
+        layer = LAYERS[name](I, H, DTYPES[dtype])
+        x, state, lengths, reset = draw(layer, T, B)
+        y = layer(x, state)[0]
+        assert same_bits([layer(guard(x), like(state, guard))[0]], [y])
+        for given in ({}, {"lengths": lengths, "reset": reset}):
+            y, last, tape = layer.forward(x, state, **given)
+            expected = layer.backward(tape, y, last)
+            _, _, tape = layer.forward(guard(x), like(state, guard), **given)
+            found = layer.backward(tape, guard(y), like(last, guard))
+            for one, other in zip(found, expected, strict=True):
+                one, other = (part.values() if isinstance(part, dict) else part for part in (one, other))
+                assert same_bits(leaves(one), leaves(other))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [blockcell.LSTM, blockcell.GRU])
+def test_streams(kind, dtype, side):
+    for T, B, I, H in LAYER_SIZES:  # noqa: E741
+        layer = kind.init(I, H, seed=0, dtype=DTYPES[dtype])
+        x = draw(layer, T, B)[0]
+        expected = layer(x)[0]
+        out = guarded(np.full_like(expected, np.nan), side, writable=True)
+        assert same_bits([layer.stream(B).run(guarded(x, side), out)], [expected])
+        stream = layer.stream(B)
+        for t in range(T):
+            out = guarded(np.full_like(expected[t], np.nan), side, writable=True)
+            assert same_bits([stream.step(guarded(x[t], side), out)], [expected[t]])
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_activations(level, side):
+    module = importlib.import_module(f"blockcell._activations_{level}")
+    functions = [("sigmoid", "f4", "f4"), ("sigmoid", "f8", "f8"), ("tanh", "f4", "f4"), ("tanh", "f8", "f8")]
+    for name, of, to in [*functions, ("to_half", "f4", "u2"), ("from_half", "u2", "f4")]:
+        for n in range(1, 70):
+            values = np.arange(n).astype(of)
+            expected = np.zeros(n, to)
+            getattr(module, name)(values, expected)
+            out = guarded(np.full(n, 7, to), side, writable=True)
+            getattr(module, name)(guarded(values, side), out)
+            assert same_bits([out], [expected]), (name, n)
+
+
+PLANTED = """
+import sys
+import numpy as np
+from test_guards import guarded
+from blockcell import _activations_base as kernels
+
+longer = np.lib.stride_tricks.as_strided  # a view that says that it has one number more than there is
+x, out = np.ones(37, np.float32), np.zeros(38, np.float32)
+if sys.argv[1] == "read":
+    kernels.sigmoid(longer(guarded(x, "ends"), (38,)), out)
+elif sys.argv[1] == "write":
+    kernels.sigmoid(out, longer(guarded(x, "ends", writable=True), (38,)))
+else:
+    kernels.sigmoid(x, guarded(x, "begins"))
+"""
+
+
+@pytest.mark.parametrize("fault", ["read", "write", "input"])
+def test_planted(fault):
+    """One number read past an end, one written, and a write to what is only to be read: each ends the process."""
+    command = [sys.executable, "-c", PLANTED, fault]
+    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True)
+    assert result.returncode in (-signal.SIGSEGV, -signal.SIGBUS) or b"AddressSanitizer: SEGV" in result.stderr
