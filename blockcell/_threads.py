@@ -26,7 +26,7 @@ def _threads_of_this_process() -> int:
 
 
 def _stack_size() -> int:
-    """That of the OpenMP runtime's threads in bytes, where the user has set it, else 0; its unit is K if it has none."""
+    """In bytes that of the OpenMP runtime's threads, where the user has set it, else 0; a number alone is in K."""
     asked = next((os.environ[name] for name in ("OMP_STACKSIZE", "GOMP_STACKSIZE") if name in os.environ), "")
     match = re.fullmatch(r"\s*(\d{1,15})\s*([BKMG]?)\s*", asked.upper())
     return int(match[1]) << 10 * "BKMG".index(match[2] or "K") if match else 0

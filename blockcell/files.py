@@ -36,6 +36,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -182,10 +183,13 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
     ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``.
     """
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
-    found = hashlib.sha256(json.dumps([description, heads]).encode())
-    for array in arrays.values():
-        found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
-    return found.hexdigest()
+    try:
+        found = hashlib.sha256(json.dumps([description, heads]).encode())
+        for array in arrays.values():
+            found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
+        return found.hexdigest()
+    except ValueError as error:  # OpenSSL's word for it
+        raise MemoryError(str(error)) from error
 
 
 def parse(text: str) -> Any:
@@ -314,9 +318,11 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _array(file: BinaryIO, name: str, stored: Stored) -> Array:
+def _array(file: BufferedReader, name: str, stored: Stored) -> Array:
     file.seek(stored.offset)
-    array = np.fromfile(file, stored.dtype, math.prod(stored.shape))
+    array = np.empty(math.prod(stored.shape), stored.dtype)  # not numpy.fromfile, which has other errors without memory
+    if file.readinto(_bytes(array)) != array.nbytes:
+        raise ValueError(f"its array {short(name)} is cut off")
     if stored.crc and zlib.crc32(_bytes(array), stored.crc[0]) != stored.crc[1]:
         raise ValueError(f"its array {short(name)} is damaged: its CRC-32 is another")
     return array.reshape(stored.shape, order="F" if stored.order == "F" else "C")
@@ -332,11 +338,14 @@ def _of_suffix(path: StrPath, formats: dict[str, F]) -> F:
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
     """As numpy.savez does, which has a copy of everything in memory and hides that it had no more."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in {KEY: np.array(text), **arrays}.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
-                entry.write(_bytes(array))
+    try:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in {KEY: np.array(text), **arrays}.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
+                    entry.write(_bytes(array))
+    except ValueError as error:  # that an entry is still open, which could not be closed
+        raise error.__context__ or error from None
 
 
 LOCAL = struct.Struct("<4sHHHHHLLLHH")  # what stands before an entry of a zip file
@@ -349,7 +358,7 @@ NPY = re.compile(
 )
 
 
-def _find_npz(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
     """The text, and where the arrays are: one entry stands behind the other, and all of them behind their headers."""
     file.seek(max(0, size - END.size))
     signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
@@ -400,7 +409,7 @@ def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> St
     return Stored(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
 
 
-def _text(file: BinaryIO, stored: Stored) -> str:
+def _text(file: BufferedReader, stored: Stored) -> str:
     if stored.dtype.kind != "U" or stored.shape or stored.dtype.itemsize > LONGEST_TEXT:
         raise ValueError(f"its entry {KEY!r} is no text, or one of more than {LONGEST_TEXT} bytes")
     content = _array(file, KEY, Stored(np.dtype(np.uint8), (stored.dtype.itemsize,), stored.offset, "C", stored.crc))
@@ -423,7 +432,7 @@ def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -
         file.write(_bytes(array.astype(CODES[codes[array.dtype]], copy=False)))
 
 
-def _find_safetensors(file: BinaryIO, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
     """The text, and where the arrays are: one behind the other, without gaps, up to the end."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, LONGEST_TEXT):
