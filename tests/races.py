@@ -30,7 +30,8 @@ TEAMS = (2, 3, 8)
 SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64)]
 WIDE = (2, 49, 8, 264)
 LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160)]
-JOBS = 24  # of each Python thread
+PYTHON_THREADS = 8
+JOBS = 12  # of each
 done: Counter[str] = Counter()
 wrong: list[str] = []
 
@@ -109,7 +110,7 @@ def shared(name: str, team: int) -> None:
     expected = {op: [run(op, each, num_threads=1) for each in args[op]] for op in ops}
 
     def swap() -> None:
-        for k in range(4 * JOBS):
+        for k in range(8 * JOBS):
             changing.set_weights(**weights[k % 2])
 
     def work(seed: int) -> None:
@@ -126,8 +127,8 @@ def shared(name: str, team: int) -> None:
             for op in ops:
                 same(run(op, args[op][k], num_threads=team), expected[op][k], f"{what} {op}")
 
-    with ThreadPoolExecutor(5) as pool:
-        for job in [pool.submit(swap), *(pool.submit(work, seed) for seed in range(4))]:
+    with ThreadPoolExecutor(PYTHON_THREADS) as pool:
+        for job in [pool.submit(swap), *(pool.submit(work, seed) for seed in range(1, PYTHON_THREADS))]:
             job.result()
 
 
