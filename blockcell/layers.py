@@ -641,7 +641,8 @@ class _Cell(Layer):
         """Run a kernel that takes scratch, on as many threads as are of use and there are now."""
         threads = _team.get()
         size, planned = self._work(name, T, B, threads)
-        lost = self._run(name, *arguments, np.empty(size, np.uint8), threads, _team.ready(planned))
+        ready = 1 if planned == 1 else _team.ready(planned)
+        lost = self._run(name, *arguments, np.empty(size, np.uint8), threads, ready)
         if planned > 1:
             _team.report(lost)
 

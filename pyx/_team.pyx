@@ -5,9 +5,9 @@ the kernel runs, how many of these there are now, and `report` takes what the ke
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
-* Where the threads of a call waited for each other longer than the whole call would have taken on one, other work
-  occupies the CPUs.  Then calls run on one thread until they have taken ten times what was lost, and so lose no more
-  than a tenth.
+* Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off against
+  what they have gained lately.  Once they have lost more, calls run on one thread until these have taken ten times
+  that, and so no more than a tenth is lost.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -59,6 +59,7 @@ cdef extern from *:
 
     /* Written by any thread; nothing else depends on them. */
     static int number = 1, most = 1, warned = 0, adapts = 1;
+    static long long gained = 0;                  /* nanoseconds, lately */
     static long long rest = 0;                    /* nanoseconds of calls that are to run on one thread */
     static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
     #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
@@ -67,7 +68,7 @@ cdef extern from *:
     int started
     int startable(int wanted, size_t stack) nogil
     int number, most, warned, adapts
-    long long rest, rests_since
+    long long gained, rest, rests_since
     int now(int variable)
     long long now_long "now" (long long variable)
     void becomes(int variable, int value)
@@ -85,8 +86,9 @@ def expect_stacks(size_t size):
 
 
 cdef enum:
+    LATELY = 20_000_000  # nanoseconds of gains that count
     TIMES = 10
-    LONGEST = 1_000_000_000  # of a rest
+    LONGEST = 1_000_000_000  # nanoseconds of rest
 
 
 # For other compiled modules: where the number is that a call plans with.
@@ -103,6 +105,7 @@ def set(int wanted, int possible):
     becomes(warned, False)
     becomes(most, possible)
     becomes(number, min(wanted, possible))
+    becomes_long(gained, 0)
     becomes_long(rest, 0)
 
 
@@ -135,14 +138,18 @@ def ready(int planned):
 
 def report(long long lost):
     """What became of a call that was planned with more than one thread."""
+    cdef long long balance
     if now_long(rests_since):
         becomes_long(rest, now_long(rest) - (nanoseconds() - now_long(rests_since)))
         becomes_long(rests_since, 0)
-    elif lost > 0 and now(adapts):
-        becomes_long(rest, min(TIMES * lost, <long long> LONGEST))
+    elif now(adapts):
+        balance = min(now_long(gained) - lost, <long long> LATELY)
+        becomes_long(gained, max(balance, <long long> 0))
+        becomes_long(rest, min(-TIMES * balance, <long long> LONGEST))
 
 
 def adapt(bint wanted):
     """Whether calls may have to run on one thread for what others lost; not in tests, which mean the number."""
     becomes(adapts, wanted)
+    becomes_long(gained, 0)
     becomes_long(rest, 0)

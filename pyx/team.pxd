@@ -1,8 +1,8 @@
 """The team of threads of a call: how many they are, who does what, and where they wait for each other.
 
 A thread that waits looks again and again for some microseconds, then sleeps: whoever it waits for may need its core.
-The calling thread, which never has less to do than another one, keeps account of how long it waited: `lost` tells by
-that how much faster it would have been alone.  Without OpenMP there is one thread.
+The calling thread, which never has less to do than another one, keeps account of its time: `lost` tells by that how much
+faster it would have been alone.  Without OpenMP there is one thread.
 """
 
 cdef extern from *:
@@ -31,15 +31,18 @@ cdef extern from *:
         int arrived __attribute__((aligned(LINE)));  /* threads that wait at the present barrier */
         int barrier __attribute__((aligned(LINE)));  /* number of barriers that all have passed */
         int asleep;
-        long long begun, waited;                     /* nanoseconds, of the calling thread */
+        /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
+        long long begun, begun_cpu, looked;
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
     } Team;
 
-    static inline long long nanoseconds(void) {
+    static inline long long nanoseconds_of(clockid_t clock) {
         struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
+        clock_gettime(clock, &now);
         return now.tv_sec * 1000000000LL + now.tv_nsec;
     }
+    static inline long long nanoseconds(void) { return nanoseconds_of(CLOCK_MONOTONIC); }
+    static inline long long cpu_nanoseconds(void) { return nanoseconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
     #if defined(__x86_64__)
     static inline void look_later(void) { __builtin_ia32_pause(); }
@@ -60,6 +63,8 @@ cdef extern from *:
     #endif
 
     static void sleep_until_passed(Team *team, int barrier) {
+        if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
+            return;
         #ifdef __linux__
         __atomic_add_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
         while (__atomic_load_n(&team->barrier, __ATOMIC_SEQ_CST) == barrier)
@@ -84,24 +89,25 @@ cdef extern from *:
             #endif
             return;
         }
-        for (int k = 0; __atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier; k++) {
+        for (int k = 0; k < LOOKS; k++) {
+            if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
+                break;
             if (k == SOON && part == 0)
                 since = nanoseconds();
-            if (k == LOOKS)
-                sleep_until_passed(team, barrier);
-            else
-                look_later();
+            look_later();
         }
         if (since > 0)
-            team->waited += nanoseconds() - since;
+            team->looked += nanoseconds() - since;
+        sleep_until_passed(team, barrier);
     }
     """
     ctypedef struct Team:
         int arrived, barrier, asleep
-        long long begun, waited
+        long long begun, begun_cpu, looked
         unsigned long control
     int team_size() noexcept nogil
     long long nanoseconds() noexcept nogil
+    long long cpu_nanoseconds() noexcept nogil
     unsigned long control_of_thread() noexcept nogil
     void control_thread(unsigned long control) noexcept nogil
     void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept nogil
@@ -110,7 +116,7 @@ cdef extern from *:
 cdef inline void gather(Team *team) noexcept nogil:
     """Of the calling thread, before the others begin."""
     team.arrived = team.barrier = team.asleep = 0
-    team.begun, team.waited = nanoseconds(), 0
+    team.begun, team.begun_cpu, team.looked = nanoseconds(), cpu_nanoseconds(), 0
     team.control = control_of_thread()
 
 
@@ -126,9 +132,9 @@ cdef inline void barrier(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
-    """Of the calling thread, at the end: the nanoseconds by which it waited longer than the others' parts would have
-    taken it."""
-    return team.waited - (parts - 1) * (nanoseconds() - team.begun - team.waited)
+    """Of the calling thread, at the end: by how many nanoseconds all took longer than it would have needed alone, with a
+    CPU of its own.  By CPU time, since it may have shared its CPU with the others."""
+    return nanoseconds() - team.begun - parts * (cpu_nanoseconds() - team.begun_cpu - team.looked)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:

@@ -39,7 +39,9 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
     assert _team.ready(3) == 3  # tests mean the number they ask for: conftest.py
     _team.adapt(True)
     try:
-        _team.report(-(10**9))
+        _team.report(-(10**6))
+        assert _team.ready(3) == 3
+        _team.report(10**6)  # no more than was gained
         assert _team.ready(3) == 3
         _team.report(10**6)
         rests = 0
@@ -48,6 +50,7 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
             _team.report(0)
             rests += 1
         assert rests > 1
+        _team.report(-(10**12))  # of which only the last milliseconds count
         _team.report(10**9)
         assert _team.ready(3) == 1
         set_num_threads(2)  # whoever sets it wants it tried anew
