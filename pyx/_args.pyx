@@ -92,9 +92,8 @@ cdef class Frame:
 
     def __init__(self, int number, int views):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        cdef int k
         self.views = []
-        for k in range(views - 1):
+        for _ in range(views - 1):
             view = typed_view(number)
             self.views.append(view)
         self.views.append(scratch)

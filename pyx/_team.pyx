@@ -5,9 +5,9 @@ the kernel runs, how many of these there are now, and `report` takes what the ke
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
-* Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off against
-  what they have gained lately.  Once they have lost more, calls run on one thread until these have taken ten times
-  that, and so no more than a tenth is lost.
+* Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off
+  against what they have gained lately.  Once they have lost more, calls run on one thread until these have taken ten
+  times that, and so no more than a tenth is lost.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -31,7 +31,7 @@ cdef extern from *:
         return NULL;
     }
 
-    /* How many of so many threads can be started side by side, with stacks of so many bytes, or 0 for the usual ones. */
+    /* How many of so many threads can be started side by side, with stacks of so many bytes; 0 for the usual ones. */
     static int startable(int wanted, size_t stack) {
         pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
         pthread_t *threads = (pthread_t *) malloc(wanted * sizeof(pthread_t));

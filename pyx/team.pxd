@@ -1,8 +1,8 @@
 """The team of threads of a call: how many they are, who does what, and where they wait for each other.
 
 A thread that waits looks again and again for some microseconds, then sleeps: whoever it waits for may need its core.
-The calling thread, which never has less to do than another one, keeps account of its time: `lost` tells by that how much
-faster it would have been alone.  Without OpenMP there is one thread.
+The calling thread, which never has less to do than another one, keeps account of its time: `lost` tells by that how
+much faster it would have been alone.  Without OpenMP there is one thread.
 """
 
 cdef extern from *:
@@ -132,8 +132,8 @@ cdef inline void barrier(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
-    """Of the calling thread, at the end: by how many nanoseconds all took longer than it would have needed alone, with a
-    CPU of its own.  By CPU time, since it may have shared its CPU with the others."""
+    """Of the calling thread, at the end: by how many nanoseconds all took longer than it would have needed alone, with
+    a CPU of its own.  By CPU time, since it may have shared its CPU with the others."""
     return nanoseconds() - team.begun - parts * (cpu_nanoseconds() - team.begun_cpu - team.looked)
 
 
