@@ -314,14 +314,13 @@ class Interrupts:
 
 
 class Errors(Interrupts):
-    """MemoryError there, for libraries that do not bear one inside: protobuf and safetensors crash."""
+    """MemoryError there, for a library that does not bear one inside: protobuf crashes."""
 
     error = MemoryError
 
 
-CRASH_THEMSELVES = {  # the package of that name; and in numpy, its random and the hash of a dtype that is not its own
-    "mallocs": (".safetensors",),
-    "allocations": (".safetensors", ": init", ": pickle"),
+CRASH_THEMSELVES = {  # in numpy: its random, and the hash of a dtype that is not its own
+    "allocations": (": init", ": pickle"),
 }
 INJECTORS: dict[str, type[Any]] = {
     "allocations": Allocations, "mallocs": Mallocs, "interrupts": Interrupts, "errors": Errors
@@ -352,6 +351,7 @@ def stands_for(error: BaseException, kind: type[BaseException]) -> bool:
         RuntimeError: r"can't allocate .*lock",
         SystemError: "^(?!<cyfunction).*exception",  # not ours
         pickle.PicklingError: "import of module .* failed",
+        TypeError: "not PosixPath$",
     }
     if any(isinstance(error, type_) and re.search(text, str(error)) for type_, text in known.items()):
         return True
