@@ -1,6 +1,6 @@
 """The team of threads of a call: how many they are, who does what, and where they wait for each other.
 
-A thread that waits looks again and again for some microseconds, then sleeps: whoever it waits for may need its core.
+A thread that waits looks again and again for tens of microseconds, then sleeps: whoever it waits for may need its core.
 The calling thread, which never has less to do than another one, keeps account of its time: `lost` tells by that how
 much faster it would have been alone.  Without OpenMP there is one thread.
 """
@@ -23,7 +23,7 @@ cdef extern from *:
 
     enum {
         SOON = 16,    /* looks after which the time begins to count */
-        LOOKS = 400,  /* and after which a thread sleeps: 5 to 20 microseconds */
+        LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
         LINE = 64
     };
 
@@ -62,7 +62,7 @@ cdef extern from *:
     static inline void control_thread(unsigned long control) { (void) control; }
     #endif
 
-    static void sleep_until_passed(Team *team, int barrier) {
+    static __attribute__((noinline, cold)) void sleep_until_passed(Team *team, int barrier) {
         if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
             return;
         #ifdef __linux__
@@ -77,7 +77,7 @@ cdef extern from *:
         #endif
     }
 
-    static void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) {
+    static __attribute__((noinline)) void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) {
         const int barrier = __atomic_load_n(&team->barrier, __ATOMIC_RELAXED);
         long long since = 0;
         if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == parts) {
