@@ -100,10 +100,13 @@ def main() -> None:
     parser.add_argument("--spin", nargs="*", default=[], metavar="COUNT")
     options = parser.parse_args()
     threads = str(len(os.sched_getaffinity(0)))
-    workers = {"1 thread": Worker(__file__, "--work", OMP_NUM_THREADS="1")}
-    workers[f"{threads} threads"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads)
+    numpys = {"OPENBLAS_NUM_THREADS": threads}  # which else would take OMP_NUM_THREADS for its own
+    workers = {"1 thread": Worker(__file__, "--work", OMP_NUM_THREADS="1", **numpys)}
+    workers[f"{threads} threads"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads, **numpys)
     for count in options.spin:
-        workers[f"spin {count}"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads, GOMP_SPINCOUNT=count)
+        workers[f"spin {count}"] = Worker(
+            *(__file__, "--work"), OMP_NUM_THREADS=threads, GOMP_SPINCOUNT=count, **numpys
+        )
     print(f"| place | call | {' | '.join(workers)} |")
     print("|---" * (2 + len(workers)) + "|")
     for place in PLACES:
