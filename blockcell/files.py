@@ -31,7 +31,6 @@ import os
 import re
 import struct
 import sys
-import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -115,7 +114,7 @@ def save(layer: Layer, path: StrPath) -> None:
 def replacing(path: StrPath) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of the one at the path when it is complete, and is gone if it never is."""
     target = Path(os.path.realpath(path))  # behind a link
-    part = target.with_name(f".{uuid.uuid4().hex}")
+    part = target.with_name(f".{os.urandom(16).hex()}")
     try:
         with part.open("xb") as file:
             yield file

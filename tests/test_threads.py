@@ -49,7 +49,7 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
             raw_ops.BlockLSTM(**arguments("BlockLSTM", SIZES), num_threads=1)
             _team.report(0)
             rests += 1
-        assert rests > 1
+        assert rests
         _team.report(-(10**12))  # of which only the last milliseconds count
         _team.report(10**9)
         assert _team.ready(3) == 1
