@@ -353,6 +353,7 @@ def stands_for(error: BaseException, kind: type[BaseException]) -> bool:
         SystemError: "^(?!<cyfunction).*exception",  # not ours
         pickle.PicklingError: "import of module .* failed",
         TypeError: "not PosixPath$",
+        AttributeError: r"^'numpy\.dtypes",
     }
     if any(isinstance(error, type_) and re.search(text, str(error)) for type_, text in known.items()):
         return True
