@@ -204,7 +204,8 @@ cdef inline void add_block_unpacked(
     """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
     meanwhile, gate after gate, row after row; their order of summation is the tile's."""
     cdef real[PACK * LINES * LF] wide
-    cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first, whole = min(lines, p.H // p.L - first)
+    cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first
+    cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no line at all
     cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums

@@ -30,6 +30,18 @@ def bits(arrays):
     return [array.tobytes() for array in arrays]
 
 
+# ---------------------------------------------------------------------------------------------------------- who does what
+@needs_openmp
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("sizes", "threads"), [({"B": 1, "I": 400, "H": 50}, 2), ({"B": 7, "I": 109, "H": 156}, 8)])
+def test_a_thread_may_have_nothing_to_do(sizes, threads, dtype):
+    """There are more panels of r and u than of c; who has none of these must not write where another one reads."""
+    inputs = {name: array.astype(dtype) for name, array in arguments("GRUBlockCell", sizes).items()}
+    expected = bits(raw_ops.GRUBlockCell(**inputs, num_threads=1))
+    for _ in range(200):
+        assert bits(raw_ops.GRUBlockCell(**inputs, num_threads=threads)) == expected
+
+
 # ------------------------------------------------------------------------------------------------------------ how many
 @needs_openmp
 def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_num_threads):
