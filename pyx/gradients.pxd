@@ -6,13 +6,12 @@ order within blocks of ROW_BLOCK rows, and these blocks added in ascending order
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
 """
 from half cimport half
-from panels cimport stride_of
 from real cimport real
 from steps cimport Steps, input_row
-from team cimport Team, barrier, share
+from team cimport share
 from tile cimport (
     BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
-    pack_line_transposed, pack_rows, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
+    pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
     vecd, vecf, widen
 )
 
@@ -87,15 +86,6 @@ cdef inline void input_grads(
 # --------------------------------------------------------------------------------------------- w_grad = inputs.T @ d
 cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
     return (inputs + ROWS - 1) // ROWS
-
-
-cdef inline Py_ssize_t weight_grad_work(
-    Py_ssize_t I, Py_ssize_t H, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t L, Py_ssize_t threads
-) noexcept nogil:
-    """Reals of scratch: the inputs of a block of rows, transposed into tiles, column sums in double, and a panel of d
-    for each thread."""
-    cdef Py_ssize_t block = min(rows, <Py_ssize_t> ROW_BLOCK), columns = (N + L - 1) // L * L
-    return (tiles_of(I) + tiles_of(H)) * stride_of(block * ROWS, L) + 2 * columns + threads * block * PLAIN * L
 
 
 cdef inline void pack_inputs(
@@ -201,45 +191,6 @@ cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_s
             k0 += b
         for l in range(L):
             sums[g * L + l] = sums[g * L + l] + block[l]
-
-
-cdef inline void weight_grad(
-    real *out, store *b_grad, Py_ssize_t N, const Steps *s, const store *x, Py_ssize_t I, const store *h_prev,
-    const store *h, const store *scale, Py_ssize_t H, const real *d, Py_ssize_t ldd, real *work,
-    Team *team, Py_ssize_t part, Py_ssize_t parts
-) noexcept nogil:
-    """One thread's columns of out (I+H x N) := [x, the state that a step started from].T @ d[:, :N], where `scale`, if
-    not NULL, multiplies the states, and of b_grad := the sum over rows of d.  The threads pack the inputs of a block of
-    rows together, and d each for itself."""
-    cdef Py_ssize_t L = line_of(out), rows = s.T * s.B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
-    cdef Py_ssize_t lines = lines_in(out, N), start = share(lines, part, parts), end = share(lines, part + 1, parts)
-    cdef Py_ssize_t r0 = 0, r, kb, k, j, n, l, stride = stride_of(block * ROWS, L)
-    cdef real *states = work + tiles_of(I) * stride
-    cdef double *sums = <double *> (states + tiles_of(H) * stride)
-    cdef real *panel = <real *> (sums + lines * L) + part * block * PLAIN * L
-    for l in range(start * L, end * L):
-        sums[l] = 0
-    while r0 < rows:
-        kb = min(block, rows - r0)
-        for k in range(share(kb, part, parts), share(kb, part + 1, parts)):
-            r = r0 + k
-            pack_inputs(work + k * ROWS, stride, input_row(s, <store *> NULL, x, I, r), <store *> NULL, I)
-            pack_inputs(states + k * ROWS, stride, input_row(s, h_prev, h, H, r),
-                        <store *> NULL if scale is NULL else scale + r * H, H)
-        barrier(team, part, parts)
-        j = start
-        while j < end:
-            n = min(<Py_ssize_t> PLAIN, end - j)
-            pack_rows(panel, n, d + r0 * ldd + j * L, ldd, N - j * L, kb)
-            add_columns(sums + j * L, panel, n, kb)
-            weight_grad_rows(out + j * L, N, I, work, stride, panel, n, N - j * L, kb, r0 == 0)
-            weight_grad_rows(out + I * N + j * L, N, H, states, stride, panel, n, N - j * L, kb, r0 == 0)
-            j += n
-        r0 += kb
-        if r0 == rows:
-            for l in range(start * L, min(end * L, N)):
-                narrow(b_grad + l, <real> sums[l])
-        barrier(team, part, parts)  # before anybody packs or sums again
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes

@@ -10,9 +10,14 @@ cdef extern from *:
     #include <time.h>
     #ifdef _OPENMP
     #include <omp.h>
+    /* Cython makes a prange's variable firstprivate and lastprivate, and gcc begins such a loop with a barrier of its
+       own, since one thread might write the last value before another reads the first.  Nobody here reads either. */
+    #define lastprivate(variable)
     static inline int team_size(void) { return omp_get_num_threads(); }
+    static inline int number_in_team(void) { return omp_get_thread_num(); }
     #else
     static inline int team_size(void) { return 1; }
+    static inline int number_in_team(void) { return 0; }
     #endif
     #ifdef __linux__
     #include <limits.h>
@@ -77,10 +82,11 @@ cdef extern from *:
         #endif
     }
 
-    static __attribute__((noinline)) void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) {
+    static __attribute__((noinline)) void barrier(Team *team) {
         const int barrier = __atomic_load_n(&team->barrier, __ATOMIC_RELAXED);
+        const int calling = number_in_team() == 0;
         long long since = 0;
-        if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == parts) {
+        if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team_size()) {
             __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
             __atomic_store_n(&team->barrier, barrier + 1, __ATOMIC_SEQ_CST);
             #ifdef __linux__
@@ -92,7 +98,7 @@ cdef extern from *:
         for (int k = 0; k < LOOKS; k++) {
             if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
                 break;
-            if (k == SOON && part == 0)
+            if (k == SOON && calling)
                 since = nanoseconds();
             look_later();
         }
@@ -105,12 +111,11 @@ cdef extern from *:
         int arrived, barrier, asleep
         long long begun, begun_cpu, looked
         unsigned long control
-    int team_size() noexcept nogil
     long long nanoseconds() noexcept nogil
     long long cpu_nanoseconds() noexcept nogil
     unsigned long control_of_thread() noexcept nogil
     void control_thread(unsigned long control) noexcept nogil
-    void wait_for_all(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept nogil
+    void barrier(Team *team) noexcept nogil  # each thread of the team waits for all; one alone does not wait
 
 
 cdef inline void gather(Team *team) noexcept nogil:
@@ -123,12 +128,6 @@ cdef inline void gather(Team *team) noexcept nogil:
 cdef inline void join(const Team *team) noexcept nogil:
     """Of each thread: compute as the calling one does."""
     control_thread(team.control)
-
-
-cdef inline void barrier(Team *team, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
-    """Where each of the team's parts waits for all; one alone does not wait."""
-    if parts > 1:
-        wait_for_all(team, part, parts)
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:

@@ -19,6 +19,9 @@ ctypedef fused store:  # what arrays hold; `half` is computed as float
     double
     half
 
+cdef enum:
+    FLOAT, DOUBLE, HALF
+
 cdef extern from *:
     """
     #if defined(__AVX512F__)
@@ -89,6 +92,15 @@ cdef extern from *:
 ctypedef fused vec:
     vecf
     vecd
+
+
+cdef inline Py_ssize_t computed_size(const store *unused) noexcept nogil:
+    """Bytes of the type in which such arrays are computed."""
+    return 8 if store is double else 4
+
+
+cdef inline int storage_of(const store *unused) noexcept nogil:
+    return FLOAT if store is float else DOUBLE if store is double else HALF
 
 
 cdef inline Py_ssize_t line_of(const real *unused) noexcept nogil:
@@ -185,7 +197,7 @@ cdef inline real *packed_at(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssiz
     return panel + k0 * lines * line_of(panel) + (g // SUB) * SUB * line_of(panel) * kb + (g % SUB) * line_of(panel)
 
 
-cdef inline Py_ssize_t packed_step(real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
+cdef inline Py_ssize_t packed_step(const real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
     """From one k to the next in the sub-panel of line g."""
     return min(<Py_ssize_t> SUB, lines - g // SUB * SUB) * line_of(panel)
 

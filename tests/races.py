@@ -26,8 +26,9 @@ from blockcell.optable import OPS
 
 TEAMS = (2, 3, 8)
 # T, B, I, H by what decides the way: rows or lines split among the threads; one row, several, or more than the input
-# product takes at once; weights packed before a single step or in it; more rows (t, b) than a weight gradient's block.
-SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64)]
+# product takes at once; weights packed before a single step, in it, or not at all, and threads without a panel; more
+# rows (t, b) than a weight gradient's block.
+SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64), (1, 3, 400, 50)]
 WIDE = (2, 49, 8, 264)
 LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160)]
 PYTHON_THREADS = 8

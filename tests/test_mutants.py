@@ -15,67 +15,88 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = {  # what is swapped: the source, and every place that changes
-    "lstm i and f": ("_lstm", {"sigmoid(zi[l])": "sigmoid(zf[l])", "sigmoid(zf[l])": "sigmoid(zi[l])"}),
-    "lstm i and ci": ("_lstm", {"zi[l] = z[l]": "zi[l] = z[L + l]", "tanh(z[L + l])": "tanh(z[l])"}),
-    "lstm f and o": (
-        "_lstm",
-        {"= z[2 * L + l] + forget": "= z[3 * L + l] + forget", "zo[l] = z[3 * L": "zo[l] = z[2 * L"},
+    "lstm i and f": ("lstm.pxd", {"sigmoid(zi[l])": "sigmoid(zf[l])", "sigmoid(zf[l])": "sigmoid(zi[l])"}),
+    "lstm i and ci": (
+        "lstm.pxd",
+        {"zi[l] = z[Z_I * L + l]": "zi[l] = z[Z_CI * L + l]", "tanh(z[Z_CI * L + l])": "tanh(z[Z_I * L + l])"},
     ),
-    "lstm ci and o": ("_lstm", {"tanh(z[L + l])": "tanh(z[3 * L + l])", "zo[l] = z[3 * L + l]": "zo[l] = z[L + l]"}),
-    "lstm icfo and ifco": ("_lstm", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
+    "lstm f and o": ("lstm.pxd", {"zf[l] = z[Z_F": "zf[l] = z[Z_O", "zo[l] = z[Z_O": "zo[l] = z[Z_F"}),
+    "lstm ci and o": (
+        "lstm.pxd",
+        {"tanh(z[Z_CI * L + l])": "tanh(z[Z_O * L + l])", "zo[l] = z[Z_O * L + l]": "zo[l] = z[Z_CI * L + l]"},
+    ),
+    "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
     "lstm wci and wcf": (
-        "_lstm",
-        {"cs_state[l] * peep[l]": "cs_state[l] * peep[L + l]", "cs_state[l] * peep[L + l]": "cs_state[l] * peep[l]"},
+        "lstm.pxd",
+        {
+            "cs_state[l] * peep[PEEP_I": "cs_state[l] * peep[PEEP_F",
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_I",
+        },
     ),
     "lstm wcf and wco": (
-        "_lstm",
+        "lstm.pxd",
         {
-            "zf[l] + cs_state[l] * peep[L + l]": "zf[l] + cs_state[l] * peep[2 * L + l]",
-            "zo[l] + cs_state[l] * peep[2 * L + l]": "zo[l] + cs_state[l] * peep[L + l]",
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_O",
+            "cs_state[l] * peep[PEEP_O": "cs_state[l] * peep[PEEP_F",
         },
     ),
     "lstm h_prev and cs_prev": (
-        "_lstm",
-        {"p.Hs, cs + b * p.H": "p.Hs, h + b * p.H", "p.Hs, h + b * p.H": "p.Hs, cs + b * p.H"},
+        "forward.pxd",
+        {"0), inputs[H_PREV], b": "0), inputs[CS_PREV], b", "p.cs, inputs[CS_PREV], b": "p.cs, inputs[H_PREV], b"},
     ),
-    "lstm h and cs": ("_lstm", {"y[L + l] = s[l]": "y[6 * L + l] = s[l]", "y[6 * L + l] = y[3": "y[L + l] = y[3"}),
+    "lstm h and cs": (
+        "lstm.pxd",
+        {"y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
+    ),
     "lstm d_i and d_f": (
-        "_lstm",
+        "lstm.pxd",
         {
-            "d[l] = d_cs[l] * ci": "d[2 * L + l] = d_cs[l] * ci",
-            "d[2 * L + l] = d_cs[l] * cs_prev": "d[l] = d_cs[l] * cs_prev",
+            "dicfo[Z_I * L + l] = d_cs": "dicfo[Z_F * L + l] = d_cs",
+            "dicfo[Z_F * L + l] = d_cs": "dicfo[Z_I * L + l] = d_cs",
         },
     ),
     "lstm d_ci and d_o": (
-        "_lstm",
-        {"d[3 * L + l] = h_grad": "d[L + l] = h_grad", "d[L + l] = d_cs": "d[3 * L + l] = d_cs"},
+        "lstm.pxd",
+        {
+            "dicfo[Z_O * L + l] = h_grad": "dicfo[Z_CI * L + l] = h_grad",
+            "dicfo[Z_CI * L + l] = d_cs": "dicfo[Z_O * L + l] = d_cs",
+        },
     ),
     "lstm h_grad and cs_grad": (
-        "_lstm",
+        "lstm.pxd",
         {
-            "load_line(value, h_grad + at, n)": "load_line(value, cs_grad + at, n)",
-            "load_line(value, cs_grad + at, n)": "load_line(value, h_grad + at, n)",
+            "load_line(value, inputs[H_GRAD] + at, n)": "load_line(value, inputs[CS_GRAD] + at, n)",
+            "load_line(value, inputs[CS_GRAD] + at, n)": "load_line(value, inputs[H_GRAD] + at, n)",
         },
     ),
     "lstm wci and wcf in the gradient": (
-        "_lstm",
-        {"d[l] * peep[l] + d[2 * L + l] * peep[L + l]": "d[l] * peep[L + l] + d[2 * L + l] * peep[l]"},
-    ),
-    "lstm wci_grad and wcf_grad": ("_lstm", {"out[4] + at": "out[5] + at", "out[5] + at": "out[4] + at"}),
-    "gru r and u": ("_gru", {"sigmoid(z[l])": "sigmoid(z[L + l])", "sigmoid(z[L + l])": "sigmoid(z[l])"}),
-    "gru c and h_prev": ("_gru", {"u[l] * (h_state[l] - c[l]) + c[l]": "u[l] * (c[l] - h_state[l]) + h_state[l]"}),
-    "gru d_r and d_u": (
-        "_gru",
+        "lstm.pxd",
         {
-            "store_line(d + p.H + j * L, d_u": "store_line(d + j * L, d_u",
-            "store_line(d + j * L, d_r": "store_line(d + p.H + j * L, d_r",
+            "dicfo[Z_I * L + l] * peep[PEEP_I": "dicfo[Z_I * L + l] * peep[PEEP_F",
+            "dicfo[Z_F * L + l] * peep[PEEP_F": "dicfo[Z_F * L + l] * peep[PEEP_I",
+        },
+    ),
+    "lstm wci_grad and wcf_grad": (
+        "lstm.pxd",
+        {"outputs[WCI_GRAD] + at": "outputs[WCF_GRAD] + at", "outputs[WCF_GRAD] + at": "outputs[WCI_GRAD] + at"},
+    ),
+    "gru r and u": (
+        "gru.pxd",
+        {"sigmoid(z[Z_R * L + l])": "sigmoid(z[Z_U * L + l])", "sigmoid(z[Z_U * L + l])": "sigmoid(z[Z_R * L + l])"},
+    ),
+    "gru c and h_prev": ("gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
+    "gru d_r_bar and d_u_bar": (
+        "gru.pxd",
+        {
+            "d + Z_U * p.H + j * L, d_u_bar": "d + Z_R * p.H + j * L, d_u_bar",
+            "d + Z_R * p.H + j * L, d_r_bar": "d + Z_U * p.H + j * L, d_r_bar",
         },
     ),
     "gru r and u in the gradient": (
-        "_gru",
+        "gru.pxd",
         {
-            "load_line(gate_r, saved[0]": "load_line(gate_r, saved[1]",
-            "load_line(u, saved[1] + at, n)\n    load_state": "load_line(u, saved[0] + at, n)\n    load_state",
+            "load_line(gate_r, inputs[OUT_R]": "load_line(gate_r, inputs[OUT_U]",
+            "u, inputs[OUT_U] + at, n)\n    load_state": "u, inputs[OUT_R] + at, n)\n    load_state",
         },
     ),
 }
@@ -116,14 +137,14 @@ def swapped(what: str, source: str) -> str:
 @pytest.mark.parametrize("what", MUTANTS)
 def test_places(what: str) -> None:
     """What a mutant changes is still there, each once."""
-    source = (ROOT / "pyx" / f"{MUTANTS[what][0]}.pyx").read_text()
+    source = (ROOT / "pyx" / MUTANTS[what][0]).read_text()
     assert swapped(what, source) != source
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", MUTANTS)
 def test_mutant(what: str, checkout: Path) -> None:
-    source = checkout / "pyx" / f"{MUTANTS[what][0]}.pyx"
+    source = checkout / "pyx" / MUTANTS[what][0]
     original = source.read_text()
     try:
         source.write_text(swapped(what, original))

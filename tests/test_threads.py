@@ -30,7 +30,7 @@ def bits(arrays):
     return [array.tobytes() for array in arrays]
 
 
-# ---------------------------------------------------------------------------------------------------------- who does what
+# -------------------------------------------------------------------------------------------------------- who does what
 @needs_openmp
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize(("sizes", "threads"), [({"B": 1, "I": 400, "H": 50}, 2), ({"B": 7, "I": 109, "H": 156}, 8)])

@@ -1,0 +1,448 @@
+"""The backward pass of both cells: `backward` is the list of its phases, and where threads wait for each other.
+
+    load incoming gradients, pack w.T  ->  for each step, the last one first: gate gradients d of the step
+    ->  h_prev_grad, x_grad  ->  gradients of weights and biases
+
+The functions above it are what one part does in a phase.  Gradients of the pre-activations, in TensorFlow dicfo, or
+d_r_bar, d_u_bar and d_c_bar, stand for every row (t, b) side by side in a row of d; lstm.pxd and gru.pxd compute them.
+"""
+from cython.parallel cimport parallel, prange
+
+from gradients cimport (
+    PLAIN, add_columns, input_grad, input_grads, pack_inputs, pack_transposed, tiles_of, weight_grad_rows
+)
+from gru cimport candidate_grad_line, gates_grad_line
+from half cimport half
+from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
+from operands cimport (
+    BIAS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV, H_PREV_GRAD, OUT_CS,
+    OUT_H, OUT_R, W, W_C_GRAD, W_GRAD, X, X_GRAD
+)
+from plan cimport Backward, Gru, Lstm, cell, products_of
+from real cimport real
+from steps cimport ENDED, FRESH, input_row, marked, step_at
+from team cimport Team, barrier, gather, join, lost, share
+from tile cimport (
+    LINES, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product, row_group,
+    store, store_line, store_row
+)
+
+
+# ----------------------------------------------------------------------------------------------------- before the steps
+cdef inline void load_carry(
+    const Backward *p, real *carry, const store *last_grad, Py_ssize_t b
+) noexcept nogil:
+    """The gradient of the state after the last step, for batch row b; NULL for zeros."""
+    if last_grad is NULL:
+        clear(carry + b * p.Hs, p.Hs)
+    else:
+        load_row(carry + b * p.Hs, last_grad + b * p.H, p.H)
+
+
+cdef inline void load_gradients(
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A part of the rows; of the LSTM also a part of the peepholes."""
+    cdef Py_ssize_t b, j
+    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+        load_carry(p, work + p.d_h, inputs[H_LAST_GRAD], b)
+        if cell is Lstm:
+            load_carry(p, work + p.d_cs, inputs[CS_LAST_GRAD], b)
+    if cell is Lstm:
+        if c.peephole:
+            for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
+                load_peepholes(work + p.peep, inputs, p.H, j)
+
+
+cdef inline void pack_weights(
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A part of the panels of w.T."""
+    cdef Py_ssize_t panels = p.h_panels + p.x_panels, k, j
+    cdef int n
+    for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
+        j = k - p.h_panels
+        for n in range(products_of(c)):
+            if k < p.h_panels:
+                pack_transposed(work + p.w_h[n] + k * p.panel[n], inputs[W + n] + p.I * p.N[n], p.N[n], p.H, k)
+            else:
+                pack_transposed(work + p.w_x[n] + j * p.panel[n], inputs[W + n], p.N[n], p.I, j)
+
+
+# --------------------------------------------------------------------------------------------------------------- a step
+cdef inline real *own_panel(
+    const Backward *p, const cell *c, real *work, Py_ssize_t number, int n
+) noexcept nogil:
+    """Where a part of a single step packs one panel after the other."""
+    cdef Py_ssize_t size = p.panel[0] if cell is Lstm else p.panel[0] + p.panel[1]
+    return work + p.w_h[0] + number * size + (p.panel[0] if n else 0)
+
+
+cdef inline const real *h_panel(
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, int n, Py_ssize_t j
+) noexcept nogil:
+    """Panel j of the transposed weights for h of product n."""
+    cdef real *panel
+    if p.packs_all:
+        return work + p.w_h[n] + j * p.panel[n]
+    panel = own_panel(p, c, work, number, n)
+    pack_transposed(panel, inputs[W + n] + p.I * p.N[n], p.N[n], p.H, j)
+    return panel
+
+
+cdef inline void state_grad_rows(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, const real *panel,
+    Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """From the gate gradients of the next step to the gradient of h of the step processed as number k, and with it to
+    its dicfo, or to its d_u_bar and d_c_bar; for k = -1 to that of h_prev.  Panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(work)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k)
+    cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
+    cdef real *carry
+    cdef real *d_h
+    cdef real *d
+    cdef real *d_cs = NULL
+    cdef const store *before = NULL
+    while b < b1:
+        m = row_group(b1 - b, TILES * ROWS)
+        for q in range(m):
+            for s in range(lines):
+                carry = acc + (q * LINES + s) * L
+                d_h = work + p.d_h + (b + q) * p.Hs + (j * PLAIN + s) * L
+                for l in range(L):
+                    carry[l] = d_h[l]
+        if k < p.steps.T - 1:
+            product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], panel + p.panel[0], first)
+        for q in range(m):
+            r = b + q
+            d = work + p.d + (t * p.B + r) * p.Ns
+            if k >= 0:
+                if cell is Lstm:
+                    before = input_row(&p.steps, inputs[CS_PREV], inputs[OUT_CS], p.H, t * p.B + r)
+                else:
+                    before = input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, t * p.B + r)
+            for s in range(lines):
+                at = j * PLAIN + s
+                carry = acc + (q * LINES + s) * L
+                d_h = work + p.d_h + r * p.Hs + at * L
+                if cell is Lstm:
+                    d_cs = work + p.d_cs + r * p.Hs + at * L
+                if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's states
+                    clear(carry, L)
+                    if cell is Lstm:
+                        clear(d_cs, L)
+                if k < 0:
+                    store_line(outputs[H_PREV_GRAD] + r * p.H + at * L, carry, p.H - at * L)
+                elif marked(&p.steps, k, r, ENDED):
+                    for l in range(L):
+                        d_h[l] = carry[l]
+                    for l in range(4 if cell is Lstm else 3):
+                        clear(d + l * p.H + at * L, min(L, p.H - at * L))
+                elif cell is Lstm:
+                    clear(d_h, L)
+                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t * p.B + r, carry, d_cs, d)
+                else:
+                    candidate_grad_line(p, inputs, before, at, t * p.B + r, carry, d_h, d)
+        b += m
+        first += TILES
+
+
+cdef inline void reset_grad_rows(
+    const Backward *p, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0,
+    Py_ssize_t b1
+) noexcept nogil:
+    """From d_c_bar to d_r_bar of a GRU's step processed as number k.  Panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(work)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k)
+    cdef real *d = work + p.d + t * p.B * p.Ns
+    cdef const store *before
+    while b < b1:
+        m = row_group(b1 - b, TILES * ROWS)
+        clear(acc, m * LINES * L)
+        product(acc, m, lines, d + b * p.Ns + p.column[1], p.Ns, panel, p.N[1], panel + p.panel[1], first)
+        for q in range(m):
+            if not marked(&p.steps, k, b + q, ENDED):
+                before = input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, t * p.B + b + q)
+                for s in range(lines):
+                    at = j * PLAIN + s
+                    gates_grad_line(p, inputs, before, at, t * p.B + b + q, acc + (q * LINES + s) * L,
+                                    work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
+        b += m
+        first += TILES
+
+
+cdef inline void state_grads(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts, Py_ssize_t k
+) noexcept nogil:
+    """A part of what `state_grad_rows` says of the step processed as number k."""
+    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
+    cdef const real *panel
+    if p.by_rows or not p.packs_all:  # without a product, as in a single step, rows are shared out more evenly
+        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
+    else:
+        j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
+    for j in range(j0, j1):
+        panel = work + p.w_h[0] + j * p.panel[0]
+        state_grad_rows(p, c, inputs, outputs, work, panel, j, k, b0, b1)
+
+
+cdef inline void reset_grads(
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts,
+    Py_ssize_t k
+) noexcept nogil:
+    """A part of what `reset_grad_rows` says of the step processed as number k."""
+    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
+    if p.by_rows:
+        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
+    else:
+        j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
+    for j in range(j0, j1):
+        reset_grad_rows(p, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, b0, b1)
+
+
+cdef inline void all_steps_back(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts
+) noexcept nogil:
+    """The steps of a part that needs no other."""
+    cdef Py_ssize_t k = p.steps.T - 1
+    while k >= 0:
+        state_grads(p, c, inputs, outputs, work, number, parts, k)
+        if cell is Gru:
+            reset_grads(p, c, inputs, work, number, parts, k)
+        k -= 1
+
+
+# ------------------------------------------------------------------------------------------------------ after the steps
+cdef inline void x_grads(
+    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A part of the tiles of x_grad."""
+    cdef Py_ssize_t K = 0
+    cdef const real *panels = NULL
+    if cell is Gru:
+        K, panels = p.N[1], work + p.w_x[1]
+    input_grads(outputs[X_GRAD], p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0], panels, K, number,
+                parts)
+
+
+cdef inline void single_step_grads(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts
+) noexcept nogil:
+    """h_prev_grad and x_grad of a single step, which packs each panel where it is used, once."""
+    cdef Py_ssize_t j, k, j0 = 0, j1 = p.h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
+    cdef real *panel = own_panel(p, c, work, number, 0)
+    cdef real *panel_c = own_panel(p, c, work, number, 1)
+    if cell is Gru:
+        K = p.N[1]
+    if p.by_rows:
+        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
+    else:
+        j0, j1 = share(p.h_panels + p.x_panels, number, parts), share(p.h_panels + p.x_panels, number + 1, parts)
+    for j in range(j0, j1):
+        if j < p.h_panels:
+            state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), j, -1, b0, b1)
+            continue
+        k = j - p.h_panels
+        pack_transposed(panel, inputs[W], p.N[0], p.I, k)
+        if cell is Gru:
+            pack_transposed(panel_c, inputs[W + 1], K, p.I, k)
+        input_grad(outputs[X_GRAD] + b0 * p.I, p.I, work + p.d + b0 * p.Ns, p.Ns, b1 - b0, panel, p.N[0], panel_c, K, k)
+
+
+cdef inline void last_grads(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts
+) noexcept nogil:
+    """Of the LSTM cs_prev_grad and the peepholes' gradients; of `GRUBlockCellGrad` the pre-activations' gradients."""
+    cdef Py_ssize_t b, j
+    cdef real *d = work + p.d
+    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+        if cell is Lstm:
+            store_row(outputs[CS_PREV_GRAD] + b * p.H, work + p.d_cs + b * p.Hs, p.H)
+        elif outputs[D_C_BAR] is not NULL:
+            store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
+            store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
+    if cell is Lstm:
+        if c.peephole:
+            for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
+                peephole_grads(p, c, inputs, outputs, d, j)
+
+
+# -------------------------------------------------------------------------------------------------- weights and biases
+cdef inline void pack_block(
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
+    Py_ssize_t r0
+) noexcept nogil:
+    """A part of the rows of x, and of what product n multiplied besides, for a block of rows from r0 on."""
+    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r
+    cdef const store *scale
+    for k in range(share(kb, number, parts), share(kb, number + 1, parts)):
+        r, scale = r0 + k, NULL
+        if cell is Gru:
+            if n == 1:
+                scale = inputs[OUT_R] + r * p.H
+        pack_inputs(work + p.x + k * ROWS, p.tiles, input_row(&p.steps, <store *> NULL, inputs[X], p.I, r),
+                    <store *> NULL, p.I)
+        pack_inputs(work + p.states + k * ROWS, p.tiles, input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, r),
+                    scale, p.H)
+
+
+cdef inline real *weight_grad_of(
+    const Backward *p, const real *work, store **outputs, int n
+) noexcept nogil:
+    """Where it is summed: in place, but for float16 in scratch, in float32."""
+    if store is half:
+        return <real *> work + p.w_grad[n]
+    else:
+        return <real *> outputs[W_GRAD + n]
+
+
+cdef inline void weight_grads(
+    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+) noexcept nogil:
+    """A part of the columns of the gradients of the weights w = [w_x, w_h] and bias of product n, for a block of rows
+    from r0 on: [x, h_prev].T @ d, where h_prev is h_prev * r for the GRU's second product, and the sum of d."""
+    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
+    cdef Py_ssize_t m, l
+    cdef const real *d = work + p.d + r0 * p.Ns + p.column[n]
+    cdef double *sums = <double *> (work + p.sums)
+    cdef real *panel = work + p.d_panels + number * min(<Py_ssize_t> ROW_BLOCK, rows) * PLAIN * L
+    cdef real *out = weight_grad_of(p, work, outputs, n)
+    while j < end:
+        m = min(<Py_ssize_t> PLAIN, end - j)
+        if r0 == 0:
+            for l in range(m * L):
+                sums[j * L + l] = 0
+        pack_rows(panel, m, d + j * L, p.Ns, N - j * L, kb)
+        add_columns(sums + j * L, panel, m, kb)
+        weight_grad_rows(out + j * L, N, p.I, work + p.x, p.tiles, panel, m, N - j * L, kb, r0 == 0)
+        weight_grad_rows(out + p.I * N + j * L, N, p.H, work + p.states, p.tiles, panel, m, N - j * L, kb, r0 == 0)
+        if r0 + kb == rows:
+            for l in range(j * L, min((j + m) * L, N)):
+                narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
+        j += m
+
+
+cdef inline void narrow_weight_grads(
+    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A part of the rows of float16's."""
+    cdef Py_ssize_t rows = p.I + p.H, k
+    cdef int n
+    for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
+        for n in range(products_of(c)):
+            store_row(outputs[W_GRAD + n] + k * p.N[n], work + p.w_grad[n] + k * p.N[n], p.N[n])
+
+
+cdef inline void all_weight_grads(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
+) noexcept nogil:
+    """All of them, where there is one part."""
+    cdef Py_ssize_t r
+    cdef int n
+    for n in range(products_of(c)):
+        r = 0
+        while r < p.steps.T * p.B:
+            pack_block(p, c, inputs, work, 0, 1, n, r)
+            weight_grads(p, outputs, work, 0, 1, n, r)
+            r += ROW_BLOCK
+    if store is half:
+        narrow_weight_grads(p, c, outputs, work, 0, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- driver
+cdef inline long long backward(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
+) noexcept nogil:
+    """The backward pass on so many threads, at most as many as planned; returns the nanoseconds lost by having them."""
+    cdef Team team
+    cdef Py_ssize_t part, parts = threads, rows = p.steps.T * p.B
+    cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
+    cdef int n = 0
+    cdef bint weights = outputs[W_GRAD] is not NULL
+    if parts == 1:  # entering a parallel region costs even one thread 900 ns
+        load_gradients(p, c, inputs, work, 0, 1)
+        if p.packs_all:
+            pack_weights(p, c, inputs, work, 0, 1)
+        all_steps_back(p, c, inputs, outputs, work, 0, 1)
+        if p.packs_all:
+            state_grads(p, c, inputs, outputs, work, 0, 1, -1)
+            x_grads(p, c, outputs, work, 0, 1)
+        else:
+            single_step_grads(p, c, inputs, outputs, work, 0, 1)
+        last_grads(p, c, inputs, outputs, work, 0, 1)
+        if weights:
+            all_weight_grads(p, c, inputs, outputs, work)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            load_gradients(p, c, inputs, work, part, parts)
+        if p.packs_all:
+            for part in prange(parts, schedule="static"):
+                pack_weights(p, c, inputs, work, part, parts)
+        barrier(&team)
+        if p.by_rows:
+            for part in prange(parts, schedule="static"):
+                all_steps_back(p, c, inputs, outputs, work, part, parts)
+        else:
+            while k >= 0:
+                for part in prange(parts, schedule="static"):
+                    state_grads(p, c, inputs, outputs, work, part, parts, k)
+                barrier(&team)
+                if cell is Gru:
+                    for part in prange(parts, schedule="static"):
+                        reset_grads(p, c, inputs, work, part, parts, k)
+                    barrier(&team)
+                k = k - 1
+        if p.packs_all:
+            for part in prange(parts, schedule="static"):
+                state_grads(p, c, inputs, outputs, work, part, parts, -1)
+            barrier(&team)
+            for part in prange(parts, schedule="static"):
+                x_grads(p, c, outputs, work, part, parts)
+        else:
+            for part in prange(parts, schedule="static"):
+                single_step_grads(p, c, inputs, outputs, work, part, parts)
+            barrier(&team)
+        for part in prange(parts, schedule="static"):
+            last_grads(p, c, inputs, outputs, work, part, parts)
+        if store is half:
+            barrier(&team)  # its weight gradients take the panels' place
+        while weights and n < products_of(c):
+            r = 0
+            while r < rows:
+                for part in prange(parts, schedule="static"):
+                    pack_block(p, c, inputs, work, part, parts, n, r)
+                barrier(&team)
+                for part in prange(parts, schedule="static"):
+                    weight_grads(p, outputs, work, part, parts, n, r)
+                barrier(&team)
+                r = r + ROW_BLOCK
+            n = n + 1
+        if store is half:
+            if weights:
+                for part in prange(parts, schedule="static"):
+                    narrow_weight_grads(p, c, outputs, work, part, parts)
+        barrier(&team)
+    return lost(&team, threads)
+
+
+cdef inline long long run_backward(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
+) noexcept nogil:
+    """In the type in which arrays of this type are computed."""
+    if store is double:
+        return backward(p, c, inputs, outputs, <double *> work, threads)
+    else:
+        return backward(p, c, inputs, outputs, <float *> work, threads)

@@ -1,0 +1,361 @@
+"""The forward pass of both cells: `forward` is the list of its phases, and where threads wait for each other.
+
+    load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells
+    ->  store states
+
+The functions above it are what one part does in a phase.  Batch rows of a part come first, then the panels of weights
+with which they are multiplied, and each product goes straight to the cells (lstm.pxd, gru.pxd) that need it.
+"""
+from cython.parallel cimport parallel, prange
+
+from gru cimport candidate_cells, gates_cells
+from half cimport half
+from lstm cimport load_peepholes, lstm_cells
+from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
+from panels cimport (
+    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias, pack_panels
+)
+from plan cimport Forward, Gru, Lstm, Part, cell, h_before, part_of, products_of, x_of, z_of
+from real cimport real
+from steps cimport FRESH, load_steps, marked
+from team cimport Team, barrier, gather, join, lost, share
+from tile cimport (
+    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
+)
+
+
+# ----------------------------------------------------------------------------------------------------- before the steps
+cdef inline void load_state(const Forward *p, real *rows, const store *first, Py_ssize_t b) noexcept nogil:
+    """What row b starts from; NULL stands for zeros."""
+    if first is NULL or marked(&p.steps, 0, b, FRESH):
+        clear(rows + b * p.Hs, p.Hs)
+    else:
+        load_row(rows + b * p.Hs, first + b * p.H, p.H)
+
+
+cdef inline void load_states(
+    const Forward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    cdef real *rows = work + number * p.thread_gap
+    cdef Py_ssize_t b
+    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+        load_state(p, h_before(p, rows, 0), inputs[H_PREV], b)
+        if cell is Lstm:
+            load_state(p, rows + p.cs, inputs[CS_PREV], b)
+
+
+cdef inline void pack(
+    const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A part of the panels; where a single step packs what it uses, only of biases and peepholes."""
+    cdef const Panels *w
+    cdef real *panels
+    cdef Py_ssize_t j, j0, j1
+    cdef int n
+    for n in range(products_of(c)):
+        w = &p.w[n]
+        panels = <real *> w.base
+        j0, j1 = share(w.count, number, parts), share(w.count, number + 1, parts)
+        pack_bias(w, panels, inputs[BIAS + n], j0, j1)
+        if p.packs_all:
+            pack_panels(w, panels, inputs[W + n], p.I, j0, j1)
+        if cell is Lstm:
+            if c.peephole:
+                for j in range(j0, j1):
+                    load_peepholes(<real *> p.peep, inputs, p.H, j)
+
+
+# -------------------------------------------------------------------------------------------------------------- a chunk
+cdef inline void load_x(
+    const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t parts, Py_ssize_t k
+) noexcept nogil:
+    """A part of the inputs of a chunk of steps from number k on."""
+    cdef Py_ssize_t rows = part.b1 - part.b0, n = min(p.chunk, p.steps.T - k) * rows, r0 = 0, r1 = n
+    if not p.by_rows and parts > 1:
+        r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], p.I, k, part.b0, rows, r0, r1)
+
+
+cdef inline void multiply_x(
+    const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k
+) noexcept nogil:
+    """x @ w_x + b of a chunk of steps from number k on; of a chunk of one, that is part of the step."""
+    cdef Py_ssize_t rows = part.b1 - part.b0
+    cdef int n
+    if p.chunk > 1:
+        for n in range(products_of(c)):
+            add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, min(p.chunk, p.steps.T - k) * rows,
+                              z_of(p, work, part, n), p.chunk * rows * LINES * p.L, part.j0[n], part.j1[n])
+
+
+# --------------------------------------------------------------------------------------------------------------- a step
+cdef inline void cells(
+    const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil:
+    """From z, whose panels are z_panel apart, to what the step's product n is for: panels j0 to j1, batch rows b0 to
+    b1."""
+    cdef Py_ssize_t j
+    if cell is Lstm:
+        lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+    elif n == 0:
+        for j in range(j0, j1):
+            gates_cells(p, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
+    else:
+        for j in range(j0, j1):
+            candidate_cells(p, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
+
+
+cdef inline void step_rows(
+    const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *x, real *z, real *rows, store **outputs
+) noexcept nogil:
+    """A step's product n and its cells for panel j and batch rows b0 to b1; the input product comes in z, or is
+    computed from x."""
+    cdef const Panels *w = &p.w[n]
+    cdef Py_ssize_t L = line_of(x)
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t b = b0, m, first = 0
+    cdef real *a
+    while b < b1:
+        m = row_group(b1 - b, TILES * ROWS)
+        if p.chunk > 1:
+            a = z + (b - b0) * LINES * L
+        else:
+            a = acc
+            add_bias(w, j, m, a)
+            add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
+        add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a, first)
+        cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
+        b += m
+        first += TILES
+
+
+cdef inline void step_row(
+    const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
+    const real *x, real *z, Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil:
+    """`step_rows` of the panels j0 to j1 for batch row b alone, several panels at once."""
+    cdef const Panels *w = &p.w[n]
+    cdef Py_ssize_t L = line_of(x)
+    cdef real[TILES * TILE] acc
+    # The LSTM's cells overlap each other where there are many of them, the GRU's the product that follows.
+    cdef Py_ssize_t j = j0, end, m, i, q, most = TILES * ROWS if cell is Lstm else ONCE
+    cdef real *a
+    cdef real *panel
+    if p.chunk == 1:
+        z_panel = LINES * L
+    while j < j1:
+        end = min(j1, j + most)
+        a = z + j * z_panel if p.chunk > 1 else acc
+        i = j
+        while i < end:
+            m = at_once(w, i, end)
+            panel = a + (i - j) * z_panel
+            if p.chunk == 1:
+                for q in range(m):
+                    add_bias(w, i + q, 1, panel + q * z_panel)
+                add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
+            add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel, z_panel)
+            i += m
+        cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
+        j = end
+
+
+cdef inline void step_unpacked(
+    const Forward *p, const cell *c, int n, const real *h, const store *w, Py_ssize_t j0, Py_ssize_t j1, real *work,
+    store **outputs
+) noexcept nogil:
+    """A step's product n and its cells for the panels j0 to j1, with weights that are not packed yet."""
+    cdef const Panels *panels = &p.w[n]
+    cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
+    cdef real *z = work + p.z
+    for j in range(j0, j1):
+        add_bias(panels, j, p.B, z + j * z_panel)
+    add_product_once(panels, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(panels, w + p.I * panels.gates * p.H, p.H, h, p.Hs, p.B, z, z_panel, j0, j1)
+    for j in range(j0, j1):
+        cells(p, c, n, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, outputs)
+
+
+cdef inline void multiply_h(
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
+    Py_ssize_t k
+) noexcept nogil:
+    """A part of the product n of the step processed as number k, and of its cells."""
+    cdef Py_ssize_t j, row = 0, size = part.b1 - part.b0, z_panel = p.chunk * size * LINES * p.L
+    cdef real *rows = work + part.shift
+    cdef const real *h = h_before(p, rows, k)
+    cdef const real *x
+    cdef real *z
+    if cell is Gru:
+        if n == 1:
+            h = rows + p.hr
+    if not p.packs_all:
+        step_unpacked(p, c, n, h, inputs[W + n], part.j0[n], part.j1[n], work, outputs)
+        return
+    if p.chunk > 1:
+        row = k % p.chunk * size
+    x = x_of(p, work, part) + row * p.Is
+    z = z_of(p, work, part, n) + row * LINES * p.L
+    if size == 1:
+        step_row(p, c, n, h, part.j0[n], part.j1[n], k, part.b0, x, z, z_panel, rows, outputs)
+    else:
+        for j in range(part.j0[n], part.j1[n]):
+            step_rows(p, c, n, h, j, k, part.b0, part.b1, x, z + j * z_panel, rows, outputs)
+
+
+# ------------------------------------------------------------------------------------------------------ after the steps
+cdef inline void store_states(
+    const Forward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """A layer's last states; an op's are among its outputs."""
+    cdef real *rows = work + number * p.thread_gap
+    cdef const real *h = h_before(p, rows, p.steps.T)
+    cdef Py_ssize_t b
+    if outputs[H_LAST] is NULL:
+        return
+    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+        store_row(outputs[H_LAST] + b * p.H, h + b * p.Hs, p.H)
+        if cell is Lstm:
+            store_row(outputs[CS_LAST] + b * p.H, rows + p.cs + b * p.Hs, p.H)
+
+
+# ------------------------------------------------------------------------------------ what a part does in a phase alone
+cdef inline void load_x_part(
+    const Forward *p, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, Py_ssize_t k
+) noexcept nogil:
+    cdef Part part = part_of(p, number, parts)
+    load_x(p, inputs, work, &part, parts, k)
+
+
+cdef inline void multiply_x_part(
+    const Forward *p, const cell *c, real *work, Py_ssize_t number, Py_ssize_t parts, Py_ssize_t k
+) noexcept nogil:
+    cdef Part part = part_of(p, number, parts)
+    multiply_x(p, c, work, &part, k)
+
+
+cdef inline void multiply_h_part(
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts, int n, Py_ssize_t k
+) noexcept nogil:
+    cdef Part part = part_of(p, number, parts)
+    multiply_h(p, c, inputs, outputs, work, &part, n, k)
+
+
+cdef inline void all_steps(
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts
+) noexcept nogil:
+    """The steps of a part that needs no other."""
+    cdef Part part = part_of(p, number, parts)
+    cdef Py_ssize_t k = 0, end
+    while k < p.steps.T:
+        load_x(p, inputs, work, &part, parts, k)
+        multiply_x(p, c, work, &part, k)
+        end = min(k + p.chunk, p.steps.T)
+        while k < end:
+            multiply_h(p, c, inputs, outputs, work, &part, 0, k)
+            if cell is Gru:
+                multiply_h(p, c, inputs, outputs, work, &part, 1, k)
+            k += 1
+
+
+# -------------------------------------------------------------------------------------------------------------- driver
+cdef inline long long forward(
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
+) noexcept nogil:
+    """The forward pass on so many threads, at most as many as planned; returns the nanoseconds lost by having them."""
+    cdef Team team
+    cdef Py_ssize_t part, parts = threads, k = 0, end = 0  # in the region each thread has its own k and end
+    if parts == 1:  # entering a parallel region costs even one thread 900 ns
+        load_states(p, c, inputs, work, 0, 1)
+        if not p.packed:
+            pack(p, c, inputs, work, 0, 1)
+        all_steps(p, c, inputs, outputs, work, 0, 1)
+        store_states(p, c, outputs, work, 0, 1)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            load_states(p, c, inputs, work, part, parts)
+        if not p.packed:
+            for part in prange(parts, schedule="static"):
+                pack(p, c, inputs, work, part, parts)
+        if p.by_rows:
+            if not p.packed:
+                barrier(&team)
+            for part in prange(parts, schedule="static"):
+                all_steps(p, c, inputs, outputs, work, part, parts)
+        else:
+            while k < p.steps.T:
+                for part in prange(parts, schedule="static"):
+                    load_x_part(p, inputs, work, part, parts, k)
+                barrier(&team)
+                for part in prange(parts, schedule="static"):
+                    multiply_x_part(p, c, work, part, parts, k)
+                end = min(k + p.chunk, p.steps.T)
+                while k < end:
+                    for part in prange(parts, schedule="static"):
+                        multiply_h_part(p, c, inputs, outputs, work, part, parts, 0, k)
+                    barrier(&team)
+                    if cell is Gru:
+                        for part in prange(parts, schedule="static"):
+                            multiply_h_part(p, c, inputs, outputs, work, part, parts, 1, k)
+                        barrier(&team)
+                    k = k + 1
+        for part in prange(parts, schedule="static"):
+            store_states(p, c, outputs, work, part, parts)
+        barrier(&team)
+    return lost(&team, threads)
+
+
+cdef inline long long run_forward(
+    const Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
+) noexcept nogil:
+    """In the type in which arrays of this type are computed."""
+    if store is double:
+        return forward(p, c, inputs, outputs, <double *> work, threads)
+    else:
+        return forward(p, c, inputs, outputs, <float *> work, threads)
+
+
+cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs) noexcept nogil:
+    """Likewise, of a layer's weights."""
+    if store is double:
+        pack(p, c, inputs, <double *> NULL, 0, 1)
+    else:
+        pack(p, c, inputs, <float *> NULL, 0, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- streams
+cdef inline long long run_steps(
+    const Forward *p, const cell *c, int threads, void *work, const store *x, store *y, const void **first, void **last
+) noexcept nogil:
+    """From the states `first`, NULL for zeros, to `last`, with the outputs h alone."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    for k in range(OUTS):
+        outputs[k] = NULL
+    inputs[X], outputs[OUT_H] = x, y
+    if cell is Lstm:
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> first[0], <const store *> first[1]
+        outputs[CS_LAST], outputs[H_LAST] = <store *> last[0], <store *> last[1]
+    else:
+        inputs[H_PREV], outputs[H_LAST] = <const store *> first[0], <store *> last[0]
+    return run_forward(p, c, inputs, outputs, work, threads)
+
+
+cdef inline long long run_stream(
+    const Forward *p, const cell *c, int storage, int threads, void *work, const void *x, void *y, const void **first,
+    void **last
+) noexcept nogil:
+    """The same for arrays of which only `storage` says what they hold."""
+    if storage == DOUBLE:
+        return run_steps(p, c, threads, work, <const double *> x, <double *> y, first, last)
+    if storage == HALF:
+        return run_steps(p, c, threads, work, <const half *> x, <half *> y, first, last)
+    return run_steps(p, c, threads, work, <const float *> x, <float *> y, first, last)

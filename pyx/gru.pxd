@@ -1,0 +1,194 @@
+"""The GRU's cell: its equations, its gradient, and where a step finds their operands.
+
+One step; the reset gate acts before the product, and u near 1 keeps the old state:
+
+    r = sigmoid([x, h_prev] @ w_r + b_r)           u = sigmoid([x, h_prev] @ w_u + b_u)
+    c = tanh([x, h_prev * r] @ w_c + b_c)          h = u * (h_prev - c) + c
+
+and its gradient, from d_h to those of the three pre-activations, with d_hr = d_c_bar @ w_c.T of the rows for h:
+
+    d_u_bar = d_h * (h_prev - c) * u * (1 - u)     d_c_bar = d_h * (1 - u) * (1 - c^2)
+    d_r_bar = d_hr * h_prev * r * (1 - r)
+    d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T of the rows for h
+
+`gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
+"""
+from activations cimport sigmoid, tanh
+from gradients cimport load_state
+from half cimport half
+from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
+from panels cimport units_in
+from plan cimport Backward, Forward, Gru
+from real cimport real
+from steps cimport ENDED, FRESH, marked, step_at
+from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
+
+cdef enum:  # a step's products: the one for r and u, and the one for c
+    RU, C
+
+cdef enum:  # the lines of the first, and the columns of a row of gradients, in units of H
+    Z_R, Z_U
+    Z_C
+    GATES
+
+
+cdef inline Gru gru_of() noexcept nogil:
+    cdef Gru c
+    c.gates[RU], c.gates[C] = 2, 1
+    return c
+
+
+# -------------------------------------------------------------------------------------- the equations, for one line
+cdef inline called gates(
+    const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u, real *restrict hr
+) noexcept nogil:
+    """From z to r, u and hr = h_prev * r."""
+    cdef Py_ssize_t l, L = line_of(z)
+    for l in range(L):
+        r[l] = sigmoid(z[Z_R * L + l])
+        u[l] = sigmoid(z[Z_U * L + l])
+        hr[l] = h_prev[l] * r[l]
+
+
+cdef inline called candidate(
+    const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
+) noexcept nogil:
+    """From z and u to c; h becomes the new state."""
+    cdef Py_ssize_t l, L = line_of(z)
+    for l in range(L):
+        c[l] = tanh(z[l])
+        h[l] = u[l] * (h[l] - c[l]) + c[l]
+
+
+cdef inline called candidate_grad(
+    const real *restrict u, const real *restrict c, const real *restrict h_prev, const real *restrict d_h,
+    real *restrict d_u_bar, real *restrict d_c_bar
+) noexcept nogil:
+    cdef Py_ssize_t l, L = line_of(u)
+    cdef real one = 1  # a literal 1 would make all of it double
+    for l in range(L):
+        d_u_bar[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
+        d_c_bar[l] = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
+
+
+cdef inline called gates_grad(
+    const real *restrict r, const real *restrict u, const real *restrict h_prev, const real *restrict d_hr,
+    real *restrict d_h, real *restrict d_r_bar
+) noexcept nogil:
+    """Also, d_h becomes that part of d_h_prev that does not come through r and u."""
+    cdef Py_ssize_t l, L = line_of(r)
+    cdef real one = 1
+    for l in range(L):
+        d_r_bar[l] = d_hr[l] * h_prev[l] * r[l] * (one - r[l])
+        d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
+
+
+# ------------------------------------------------------------------------------------------- forward: a step's cells
+cdef inline void gates_cells(
+    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
+    store **outputs
+) noexcept nogil:
+    """From z to r, u and h_prev * r of the step processed as number k: panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(z), units = p.w[RU].units
+    cdef real[LF] gate_r
+    cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
+    cdef real *u
+    for b in range(b0, b1):
+        for s in range(units_in(&p.w[RU], j)):
+            at = (j * units + s) * L
+            to = (t * p.B + b) * p.H + at
+            u = rows + p.u + b * p.Hs + at
+            gates(z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
+                  rows + p.hr + b * p.Hs + at)
+            if outputs[OUT_R] is NULL:
+                continue
+            if marked(&p.steps, k, b, ENDED):
+                clear(gate_r, L)
+                clear(u, L)
+            store_line(outputs[OUT_R] + to, gate_r, p.H - at)
+            store_line(outputs[OUT_U] + to, u, p.H - at)
+            if at + units * L < p.H:
+                for_writing(outputs[OUT_R] + to + units * L)  # where panel j + 1 of this row will go, not past its end:
+                for_writing(outputs[OUT_U] + to + units * L)  # that may be another thread's
+
+
+cdef inline void candidate_cells(
+    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
+    store **outputs
+) noexcept nogil:
+    """From z to c, h and the new state of the step processed as number k: panel j, batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(z), units = p.w[C].units
+    cdef real[LF] c
+    cdef real[LF] zero
+    cdef Py_ssize_t b, s, at, t = step_at(&p.steps, k)
+    cdef real *h
+    cdef const real *y
+    cdef store *row
+    clear(zero, L)
+    for b in range(b0, b1):
+        for s in range(units_in(&p.w[C], j)):
+            at = (j * units + s) * L
+            h = rows + p.h + b * p.Hs + at
+            y = h
+            if marked(&p.steps, k, b, ENDED):
+                clear(c, L)
+                y = zero
+            else:
+                candidate(z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
+            if outputs[OUT_C] is not NULL:
+                row = outputs[OUT_C] + (t * p.B + b) * p.H + at
+                store_line(row, c, p.H - at)
+                if at + units * L < p.H:
+                    for_writing(row + units * L)
+            row = outputs[OUT_H] + (t * p.B + b) * p.y_stride + at
+            store_line(row, y, p.H - at)
+            if at + units * L < p.H:
+                for_writing(row + units * L)
+            if store is half:  # the next step reads the state as it is stored
+                round_to_half(h)
+            if marked(&p.steps, k + 1, b, FRESH):
+                clear(h, L)
+
+
+# ------------------------------------------------------------------------------------------ backward: a step's cells
+cdef inline void candidate_grad_line(
+    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *carry,
+    real *d_h, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b, which started from the state `h_prev`, NULL for zeros: the carry plus the incoming
+    gradient to d_h, and to d_u_bar and d_c_bar in row d."""
+    cdef Py_ssize_t L = line_of(d)
+    cdef real[LF] u
+    cdef real[LF] c
+    cdef real[LF] h
+    cdef real[LF] d_u_bar
+    cdef real[LF] d_c_bar
+    cdef Py_ssize_t l, at = r * p.H + j * L, n = p.H - j * L
+    load_line(d_h, inputs[H_GRAD] + at, n)
+    for l in range(L):
+        d_h[l] = carry[l] + d_h[l]
+    load_line(u, inputs[OUT_U] + at, n)
+    load_line(c, inputs[OUT_C] + at, n)
+    load_state(h, h_prev, j, n)
+    candidate_grad(u, c, h, d_h, d_u_bar, d_c_bar)
+    store_line(d + Z_U * p.H + j * L, d_u_bar, n)
+    store_line(d + Z_C * p.H + j * L, d_c_bar, n)
+
+
+cdef inline void gates_grad_line(
+    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
+    real *d_h, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b, which started from the state `h_prev`: from d_hr to d_r_bar in row d, and to the
+    carry in d_h."""
+    cdef Py_ssize_t L = line_of(d)
+    cdef real[LF] gate_r
+    cdef real[LF] u
+    cdef real[LF] h
+    cdef real[LF] d_r_bar
+    cdef Py_ssize_t at = r * p.H + j * L, n = p.H - j * L
+    load_line(gate_r, inputs[OUT_R] + at, n)
+    load_line(u, inputs[OUT_U] + at, n)
+    load_state(h, h_prev, j, n)
+    gates_grad(gate_r, u, h, d_hr, d_h, d_r_bar)
+    store_line(d + Z_R * p.H + j * L, d_r_bar, n)

@@ -1,0 +1,234 @@
+"""The LSTM's cell: its equations, its gradient, and where a step finds their operands.
+
+One step, with z = [x, h_prev] @ w + b in the four parts z_i, z_ci, z_f, z_o, and terms in [ ] with peepholes only:
+
+    i  = sigmoid(z_i [+ cs_prev * wci])            ci = tanh(z_ci)
+    f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
+    cs = clip(ci * i + f * cs_prev)                co = tanh(cs)
+    o  = sigmoid(z_o [+ cs * wco])                 h  = o * co
+
+and its gradient, from h_grad and cs_grad to those of the z, which are dicfo = [d_i, d_ci, d_f, d_o]:
+
+    d_o  = h_grad * co * o * (1 - o)
+    d_cs = h_grad * o * (1 - co^2) + cs_grad [+ d_o * wco]
+    d_i  = d_cs * ci * i * (1 - i)                 d_ci = d_cs * i * (1 - ci^2)
+    d_f  = d_cs * cs_prev * f * (1 - f)
+    cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+
+`cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
+"""
+from activations cimport sigmoid, tanh
+from gradients cimport load_state, peephole_sum
+from half cimport half
+from operands cimport (
+    CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
+    WCO, WCO_GRAD
+)
+from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
+from real cimport real
+from steps cimport ENDED, FRESH, marked, step_at
+from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
+
+cdef enum:  # the lines of z and of dicfo
+    Z_I, Z_CI, Z_F, Z_O
+    GATES
+
+cdef enum:  # the lines of the peepholes
+    PEEP_I, PEEP_F, PEEP_O
+
+
+cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
+    cdef Lstm c
+    c.gates[0], c.gates[1] = GATES, 0
+    c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
+    c.column[Z_I], c.column[Z_CI], c.column[Z_F], c.column[Z_O] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
+    return c
+
+
+# -------------------------------------------------------------------------------------- the equations, for one line
+cdef inline called cell_state(
+    const Lstm *c, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
+) noexcept nogil:
+    """From z to the new cs, and to i, f, ci, cs in y."""
+    cdef Py_ssize_t l, L = line_of(y)
+    cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip
+    cdef real[LF] zi, zf, s
+    for l in range(L):
+        zi[l] = z[Z_I * L + l]
+        zf[l] = z[Z_F * L + l] + forget_bias
+    if c.peephole:
+        for l in range(L):
+            zi[l] = zi[l] + cs_state[l] * peep[PEEP_I * L + l]
+            zf[l] = zf[l] + cs_state[l] * peep[PEEP_F * L + l]
+    for l in range(L):
+        y[OUT_I * L + l] = sigmoid(zi[l])
+        y[OUT_F * L + l] = sigmoid(zf[l])
+        y[OUT_CI * L + l] = tanh(z[Z_CI * L + l])
+        s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+    if clip > 0:
+        for l in range(L):
+            s[l] = clip if s[l] > clip else s[l]
+            s[l] = -clip if s[l] < -clip else s[l]
+    for l in range(L):
+        y[OUT_CS * L + l] = s[l]
+        cs_state[l] = s[l]
+
+
+cdef inline called cell_output(
+    const Lstm *c, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+    real *restrict h_state, real *restrict y
+) noexcept nogil:
+    """From z and the new cs to the new h, and to o, co, h in y."""
+    cdef Py_ssize_t l, L = line_of(y)
+    cdef real[LF] zo
+    for l in range(L):
+        zo[l] = z[Z_O * L + l]
+    if c.peephole:
+        for l in range(L):
+            zo[l] = zo[l] + cs_state[l] * peep[PEEP_O * L + l]
+    for l in range(L):
+        y[OUT_O * L + l] = sigmoid(zo[l])
+        y[OUT_CO * L + l] = tanh(cs_state[l])
+        y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
+        h_state[l] = y[OUT_H * L + l]
+
+
+cdef inline called cell_grad(
+    const Lstm *c, const real *restrict y, const real *restrict cs_prev, const real *restrict peep,
+    const real *restrict h_grad, real *restrict cs_grad, real *restrict dicfo
+) noexcept nogil:
+    """From the saved y and the gradients of h and cs to dicfo; cs_grad becomes that of cs_prev.  The clip counts as the
+    identity, as in TensorFlow."""
+    cdef Py_ssize_t l, L = line_of(dicfo)
+    cdef real i, f, o, ci, co, one = 1  # a literal 1 would make them double
+    cdef real[LF] d_cs
+    for l in range(L):
+        o, co = y[OUT_O * L + l], y[OUT_CO * L + l]
+        dicfo[Z_O * L + l] = h_grad[l] * co * o * (one - o)
+        d_cs[l] = h_grad[l] * o * (one - co * co) + cs_grad[l]
+    if c.peephole:
+        for l in range(L):
+            d_cs[l] = d_cs[l] + dicfo[Z_O * L + l] * peep[PEEP_O * L + l]
+    for l in range(L):
+        i, f, ci = y[OUT_I * L + l], y[OUT_F * L + l], y[OUT_CI * L + l]
+        dicfo[Z_I * L + l] = d_cs[l] * ci * i * (one - i)
+        dicfo[Z_CI * L + l] = d_cs[l] * i * (one - ci * ci)
+        dicfo[Z_F * L + l] = d_cs[l] * cs_prev[l] * f * (one - f)
+        cs_grad[l] = d_cs[l] * f
+    if c.peephole:
+        for l in range(L):
+            cs_grad[l] = (
+                cs_grad[l] + dicfo[Z_I * L + l] * peep[PEEP_I * L + l] + dicfo[Z_F * L + l] * peep[PEEP_F * L + l]
+            )
+
+
+# ------------------------------------------------------------------------------------------- forward: a step's cells
+cdef inline void store_output(
+    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t r, const real *y
+) noexcept nogil:
+    """Line j of row r = t * B + b of one output, where that is wanted."""
+    cdef Py_ssize_t L = line_of(y)
+    cdef store *row
+    if outputs[out] is not NULL:
+        row = outputs[out] + r * (p.y_stride if out == OUT_H else p.H) + j * L
+        store_line(row, y + out * L, p.H - j * L)
+        if (j + 1) * L < p.H:
+            for_writing(row + L)  # where line j + 1 of this row will go; what follows the row may be another thread's
+
+
+cdef inline void lstm_cells(
+    const Forward *p, const Lstm *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil:
+    """From z, whose panels are z_panel apart, to states and outputs of the step processed as number k: lines j0 to j1,
+    batch rows b0 to b1.  First cs of all, then h of all: h waits for its cs, but not for another."""
+    cdef Py_ssize_t L = line_of(z)
+    cdef real[OUTS * LF] y
+    cdef Py_ssize_t j, b, l, r, t = step_at(&p.steps, k)
+    cdef const real *h_prev = h_before(p, rows, k)
+    cdef real *h_next = h_before(p, rows, k + 1)
+    cdef const real *peep
+    cdef real *cs
+    cdef real *h
+    for j in range(j0, j1):
+        peep = <const real *> p.peep + PEEPHOLES * j * L
+        for b in range(b0, b1):
+            r = t * p.B + b
+            cs = rows + p.cs + b * p.Hs + j * L
+            if marked(&p.steps, k, b, ENDED):
+                clear(y, OUTS * L)
+            else:
+                cell_state(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
+            store_output(p, outputs, OUT_I, j, r, y)
+            store_output(p, outputs, OUT_CS, j, r, y)
+            store_output(p, outputs, OUT_F, j, r, y)
+            store_output(p, outputs, OUT_CI, j, r, y)
+    for j in range(j0, j1):
+        peep = <const real *> p.peep + PEEPHOLES * j * L
+        for b in range(b0, b1):
+            r = t * p.B + b
+            cs = rows + p.cs + b * p.Hs + j * L
+            h = h_next + b * p.Hs + j * L
+            if marked(&p.steps, k, b, ENDED):
+                for l in range(L):
+                    h[l] = h_prev[b * p.Hs + j * L + l]
+                clear(y, OUTS * L)
+            else:
+                cell_output(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
+            store_output(p, outputs, OUT_O, j, r, y)
+            store_output(p, outputs, OUT_CO, j, r, y)
+            store_output(p, outputs, OUT_H, j, r, y)
+            if store is half:  # the next step reads the states as they are stored
+                round_to_half(cs)
+                round_to_half(h)
+            if marked(&p.steps, k + 1, b, FRESH):
+                clear(cs, L)
+                clear(h, L)
+
+
+cdef inline void load_peepholes(real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j) noexcept nogil:
+    """Line j of all of them, side by side."""
+    cdef Py_ssize_t L = line_of(peep), at = j * L
+    load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
+    load_line(peep + (PEEPHOLES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
+    load_line(peep + (PEEPHOLES * j + PEEP_O) * L, inputs[WCO] + at, H - at)
+
+
+# ------------------------------------------------------------------------------------------ backward: a step's cells
+cdef inline void lstm_grad_line(
+    const Backward *p, const Lstm *c, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
+    Py_ssize_t r, const real *carry, real *d_cs, real *d
+) noexcept nogil:
+    """Line j of row r = t * B + b: the carries of h and cs plus the incoming gradients to dicfo in row d; d_cs becomes
+    the gradient of the cs that the step started from, whose row is `cs_prev`, or NULL for zeros."""
+    cdef Py_ssize_t L = line_of(d)
+    cdef real[OUTS * LF] y
+    cdef real[GATES * LF] dicfo
+    cdef real[LF] value
+    cdef real[LF] d_h
+    cdef Py_ssize_t out, gate, l, at = r * p.H + j * L, n = p.H - j * L
+    for out in range(OUT_I, OUTS):
+        load_line(y + out * L, inputs[out] + at, n)
+    load_line(value, inputs[H_GRAD] + at, n)
+    for l in range(L):
+        d_h[l] = carry[l] + value[l]
+    if inputs[CS_GRAD] is not NULL:
+        load_line(value, inputs[CS_GRAD] + at, n)
+        for l in range(L):
+            d_cs[l] = d_cs[l] + value[l]
+    load_state(value, cs_prev, j, n)
+    cell_grad(c, y, value, peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
+    for gate in range(GATES):
+        store_line(d + c.column[gate] * p.H + j * L, dicfo + gate * L, n)
+
+
+cdef inline void peephole_grads(
+    const Backward *p, const Lstm *c, const store **inputs, store **outputs, const real *d, Py_ssize_t j
+) noexcept nogil:
+    """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
+    cdef Py_ssize_t at = j * line_of(d), n = p.H - at
+    cdef const store *cs_prev = inputs[CS_PREV] + at
+    cdef const store *cs = inputs[OUT_CS] + at
+    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[Z_I] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
+    peephole_sum(outputs[WCF_GRAD] + at, d + c.column[Z_F] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
+    peephole_sum(outputs[WCO_GRAD] + at, d + c.column[Z_O] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs, p.H, n)

@@ -1,0 +1,37 @@
+"""What a call brings: its arrays, by the names that TensorFlow gives them.
+
+`inputs` and `outputs` are arrays of pointers with these indices; NULL stands for an array that a call does without.
+"""
+
+cdef enum:  # outputs of the forward pass, and inputs of the backward pass
+    OUT_H
+    OUT_I, OUT_CS, OUT_F, OUT_O, OUT_CI, OUT_CO  # of the LSTM, in the order in which a layer's tape keeps them
+    OUTS
+    OUT_R = OUT_I  # of the GRU, likewise
+    OUT_U
+    OUT_C
+
+cdef enum:  # inputs
+    X = OUTS
+    H_PREV, CS_PREV
+    W, W_C  # the weights of a step's first and second product; the LSTM has one
+    BIAS, BIAS_C
+    WCI, WCF, WCO
+    H_GRAD, CS_GRAD
+    H_LAST_GRAD, CS_LAST_GRAD  # of a layer: of the states after the last step
+    INPUTS
+    W_RU = W
+    BIAS_RU = BIAS
+
+cdef enum:  # outputs
+    H_LAST = OUTS  # of a layer: the states after the last step
+    CS_LAST
+    X_GRAD
+    H_PREV_GRAD, CS_PREV_GRAD
+    W_GRAD, W_C_GRAD
+    BIAS_GRAD, BIAS_C_GRAD
+    WCI_GRAD, WCF_GRAD, WCO_GRAD
+    DICFO, D_C_BAR, D_R_BAR_U_BAR  # where the cells' gradients end in TensorFlow
+    OUTPUTS
+    W_RU_GRAD = W_GRAD
+    BIAS_RU_GRAD = BIAS_GRAD

@@ -1,0 +1,241 @@
+"""How the work of a call is cut into parts, and where everything lies in scratch: for both cells, and known here alone.
+
+A sequence splits its work over batch rows where there are enough of them, and then no part waits for another, else over
+hidden units, and then every product of a step needs what all parts made before.  A part is one thread's; there are
+never more than the plan was made for, but there may be fewer.
+"""
+from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
+from panels cimport APART, Panels, chunk_of, forward_threads, packs_whole, panels_of, splits_rows, stride_of
+from real cimport real
+from steps cimport Steps, steps_of
+from team cimport share
+from tile cimport LINES, ROW_BLOCK, ROWS
+
+cdef enum:
+    PRODUCTS = 2  # in a step, at most
+    PEEPHOLES = 3
+    ROWS_ALONE = 32  # from which on a part of a GRU's single step backward packs all weights and keeps to its rows
+
+
+cdef struct Lstm:
+    Py_ssize_t[PRODUCTS] gates  # that each product of a step makes
+    double forget_bias, cell_clip
+    bint peephole
+    Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
+
+
+cdef struct Gru:
+    Py_ssize_t[PRODUCTS] gates
+
+
+ctypedef fused cell:
+    Lstm
+    Gru
+
+
+cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
+    return c.gates[0] + c.gates[1]
+
+
+cdef inline int products_of(const cell *c) noexcept nogil:
+    return 1 if cell is Lstm else 2
+
+
+cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
+    """Where the next so many reals of scratch begin."""
+    total[0] += size
+    return total[0] - size
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+cdef struct Forward:
+    Steps steps  # those that are run
+    Py_ssize_t B, I, H
+    Py_ssize_t L  # units in a line
+    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
+    Py_ssize_t y_stride  # of rows of the output h
+    Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
+    Py_ssize_t threads  # that are of use
+    bint packed  # the weights are packed already
+    bint packs_all  # all panels are there before the steps, else a single step packs what it uses
+    bint by_rows  # parts are of the batch, not of the hidden units
+    Py_ssize_t thread_gap  # reals by which a part's rows in scratch are further on than the last one's
+    Panels[PRODUCTS] w
+    void *peep  # the three peepholes of each line, behind the panels
+    Py_ssize_t panels  # reals of all panels and of the peepholes
+    # Where rows of H begin in scratch: h, for the LSTM that of every other step, cs; for the GRU h_prev * r, u.
+    Py_ssize_t h, h_odd, cs, hr, u
+    Py_ssize_t x, z, total  # where rows of x and of z begin, and the size of scratch
+
+
+cdef struct Part:
+    Py_ssize_t number
+    Py_ssize_t b0, b1  # batch rows
+    Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
+    Py_ssize_t shift  # of its rows in scratch
+
+
+cdef inline Forward forward_of(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
+    Py_ssize_t threads
+) noexcept nogil:
+    """The plan; `packed` panels are not part of the scratch."""
+    cdef Forward p
+    cdef Py_ssize_t gates = gates_of(c), rows
+    p.steps = steps_of(T, B)
+    p.B, p.I, p.H, p.y_stride = B, I, H, H
+    p.L = 64 // itemsize
+    p.packed = packed
+    p.packs_all = packed or packs_whole(T, B, I, H, gates, itemsize, threads)
+    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0])
+    p.panels = p.w[0].size * p.w[0].count
+    if cell is Lstm:
+        p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]
+        p.w[0].column[2], p.w[0].column[3] = c.column[2], c.column[3]
+        p.w[1].count = 0
+        p.panels += PEEPHOLES * p.w[0].J * p.L
+    else:
+        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1])
+        p.panels += p.w[1].size * p.w[1].count
+    p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
+    p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
+    p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
+    p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.thread_gap = APART * p.L if p.by_rows else 0
+    p.total = 0 if packed else p.panels
+    rows = B * p.Hs + (p.threads - 1) * p.thread_gap
+    p.h = take(&p.total, rows)
+    if cell is Lstm:
+        p.h_odd = take(&p.total, rows)
+        p.cs = take(&p.total, rows)
+    else:
+        p.h_odd = p.h
+        p.hr = take(&p.total, rows)
+        p.u = take(&p.total, rows)
+    p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
+    p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
+    if p.chunk > 1 or not p.packs_all:
+        take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
+    return p
+
+
+cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
+    """They are, or will be, there."""
+    cdef Py_ssize_t itemsize = 64 // p.L
+    cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
+    p.w[0].base, p.w[1].base, p.peep = panels, second, second
+
+
+cdef inline Part part_of(const Forward *p, Py_ssize_t number, Py_ssize_t parts) noexcept nogil:
+    cdef Part part
+    cdef int n
+    part.number, part.shift, part.b0, part.b1 = number, number * p.thread_gap, 0, p.B
+    for n in range(PRODUCTS):
+        part.j0[n], part.j1[n] = 0, p.w[n].count
+    if parts == 1:
+        return part
+    if p.by_rows:
+        part.b0, part.b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
+    else:
+        for n in range(PRODUCTS):
+            part.j0[n], part.j1[n] = share(p.w[n].count, number, parts), share(p.w[n].count, number + 1, parts)
+    return part
+
+
+cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
+    """Where h is before the step processed as number k, and after number k - 1."""
+    return rows + (p.h_odd if k % 2 else p.h)
+
+
+cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept nogil:
+    """Where a part has its inputs of a chunk of steps."""
+    return work + part.shift + p.x + p.chunk * part.b0 * p.Is
+
+
+cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
+    """Where a part has the input products of a chunk for the step's product n, panel after panel."""
+    cdef Py_ssize_t row = p.chunk * LINES * p.L
+    work += part.shift + p.z + (p.w[0].count + p.w[1].count) * part.b0 * row
+    return work + p.w[0].count * (part.b1 - part.b0) * row if n else work
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+cdef struct Backward:
+    Steps steps  # those that are run
+    Py_ssize_t B, I, H
+    Py_ssize_t L, J  # units in a line, lines of units
+    Py_ssize_t Hs, Ns  # strides in scratch of rows of H, and of the gate gradients d of a row (t, b)
+    Py_ssize_t[PRODUCTS] N, column  # columns of each product's weights, and where they begin in a row of d
+    Py_ssize_t h_panels, x_panels  # of the transposed weights: those for h and those for x
+    Py_ssize_t[PRODUCTS] panel  # reals of one
+    Py_ssize_t threads  # that are of use
+    bint packs_all  # all panels are there before the steps, else a single step packs what it uses
+    bint by_rows  # parts are of the batch, not of the hidden units
+    Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
+    # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
+    # weight gradients in float32, which take the panels' place; carries of h and cs, peepholes, d.
+    Py_ssize_t[PRODUCTS] w_h, w_x, w_grad
+    Py_ssize_t d_h, d_cs, peep, d
+    # And for the weight gradients of a block of rows: x and states in tiles, sums of columns in double, panels of d.
+    Py_ssize_t x, states, sums, d_panels, total
+
+
+cdef inline Backward backward_of(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    Py_ssize_t threads
+) noexcept nogil:
+    """The plan; with `weights` for gradients of the weights too."""
+    cdef Backward p
+    cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0
+    cdef int n
+    p.steps = steps_of(T, B)
+    p.B, p.I, p.H = B, I, H
+    p.L = 64 // itemsize
+    p.J = (H + p.L - 1) // p.L
+    p.Hs, p.Ns = stride_of(H, p.L), stride_of(gates * H, p.L)
+    p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
+    p.packs_all = packs_whole(T, B, I, H, gates, itemsize, threads)
+    if p.packs_all:
+        p.by_rows = splits_rows(B, H, gates, itemsize, threads)
+    else:
+        p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
+    p.threads = backward_threads(4.0 * gates * B * H * (I + H), T, p.by_rows, threads)
+    p.total = 0
+    for n in range(products_of(c)):
+        p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
+        p.panel[n] = PLAIN * p.L * p.N[n]
+        p.w_grad[n] = n * (I + H) * p.N[0]
+        own += p.panel[n]
+        p.w_h[n] = take(&p.total, p.h_panels * p.panel[n])
+    for n in range(products_of(c)):
+        p.w_x[n] = take(&p.total, p.x_panels * p.panel[n])
+    p.total = max(p.total, threads * own)
+    p.d_h = take(&p.total, B * p.Hs)
+    if cell is Lstm:
+        p.d_cs = take(&p.total, B * p.Hs)
+        p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
+    p.d = take(&p.total, T * B * p.Ns)
+    if weights:
+        p.tiles = stride_of(block * ROWS, p.L)
+        p.x = take(&p.total, tiles_of(I) * p.tiles)
+        p.states = take(&p.total, tiles_of(H) * p.tiles)
+        p.sums = take(&p.total, 2 * ((p.N[0] + p.L - 1) // p.L * p.L))
+        p.d_panels = take(&p.total, threads * block * PLAIN * p.L)
+    return p
+
+
+cdef inline Backward cell_grad_plan(
+    Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Py_ssize_t threads
+) noexcept nogil:
+    """That of `LSTMBlockCellGrad`, which has no product; rows of d are those of dicfo."""
+    cdef Backward p
+    p.steps = steps_of(1, B)
+    p.B, p.I, p.H = B, 0, H
+    p.L = 64 // itemsize
+    p.J = (H + p.L - 1) // p.L
+    p.N[0] = p.Ns = 4 * H
+    p.threads = 1 if B * H < 1 << 13 else threads
+    p.total = 0
+    p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
+    p.d = take(&p.total, B * p.Ns)
+    return p
