@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _kernels
 from ._args import Binder, empty
-from ._read import Reader, as_kernels_take, form, short
+from ._read import ArgumentReader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 Bound = tuple[int, int, int, int, int, Sequence[Array]]  # number of the dtype, T, B, I, H, output arrays
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
 
 
-class Call(Binder, Reader):
+class Call(Binder, ArgumentReader):
     """Calls one op's kernel with a user's arguments: ``run`` is the way, the methods here are for its exceptions."""
 
     op: Op

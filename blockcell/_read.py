@@ -18,7 +18,7 @@ NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dt
 ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
 
 
-class Reader:
+class ArgumentReader:
     """Reads the arguments of a call; its messages begin with ``caller``."""
 
     caller: str
