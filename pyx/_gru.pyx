@@ -413,11 +413,11 @@ def gru_cell(
 def block_gru(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, store[:, :, ::1] r, store[:, :, ::1] u, store[:, :, ::1] c,
-    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, int num_threads, int ready
+    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, int num_threads, int ready
 ):
     cdef store *out[4]
-    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
-                                num_threads)
+    cdef Forward p = forward_of(seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4,
+                                False, num_threads)
     cdef long long waste
     out[0], out[1], out[2], out[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     with nogil:
@@ -776,12 +776,13 @@ def block_gru_grad(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] h,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_ru_grad,
-    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] work, Py_ssize_t n,
+    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] work, Py_ssize_t seq_len_max,
     int num_threads, int ready
 ):
     cdef const store *saved[4]
     cdef store *out[6]
-    cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef Backward p = backward_of(seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4,
+                                  num_threads)
     cdef long long waste
     saved[0], saved[1], saved[2], saved[3] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     out[0], out[1], out[2], out[3] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], &w_ru_grad[0, 0], &w_c_grad[0, 0]

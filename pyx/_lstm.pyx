@@ -464,13 +464,13 @@ def block_lstm(
     const store[:, :, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, :, ::1] i, store[:, :, ::1] cs, store[:, :, ::1] f, store[:, :, ::1] o, store[:, :, ::1] ci,
-    store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t n, double forget_bias,
+    store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, double forget_bias,
     double cell_clip, bint use_peephole, bint ifco, int num_threads, int ready
 ):
     cdef store *out[7]
     cdef Cell c = cell_of(forget_bias, cell_clip, use_peephole, ifco)
-    cdef Forward p = forward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, False,
-                                num_threads)
+    cdef Forward p = forward_of(seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4,
+                                False, num_threads)
     cdef long long waste
     out[0], out[1], out[2], out[3] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0], &o[0, 0, 0]
     out[4], out[5], out[6] = &ci[0, 0, 0], &co[0, 0, 0], &h[0, 0, 0]
@@ -782,12 +782,13 @@ def block_lstm_grad(
     const store[:, :, ::1] co, const store[:, :, ::1] h, const store[:, :, ::1] cs_grad,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_prev_grad, store[:, ::1] h_prev_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    unsigned char[::1] work, Py_ssize_t n, bint use_peephole, bint ifco, int num_threads, int ready
+    unsigned char[::1] work, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int num_threads, int ready
 ):
     cdef const store *saved[6]
     cdef store *out[8]
     cdef Cell c = cell_of(0, 0, use_peephole, ifco)
-    cdef Backward p = backward_of(n, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4, num_threads)
+    cdef Backward p = backward_of(seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], 8 if store is double else 4,
+                                  num_threads)
     cdef long long waste
     saved[0], saved[1], saved[2] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     saved[3], saved[4], saved[5] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
