@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import _cpu, _threads
+from .optable import STORAGE
 
 MODULES = ("_lstm", "_gru")
 # What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a
 # loop and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
 
 
 class Kernel(Protocol):
@@ -33,7 +33,7 @@ class Kernel(Protocol):
     def __call__(self, *args: Any) -> int: ...
 
 
-Kernels = dict[str, tuple[Kernel, Kernel, Kernel]]
+Kernels = dict[str, tuple[Kernel, ...]]
 Work = dict[str, Callable[..., tuple[int, int]]]
 
 
@@ -82,7 +82,7 @@ def _briefly_awake() -> Iterator[None]:
 
 
 def load(level: str) -> tuple[Kernels, Work]:
-    """The kernels of a level by name, for each of float32, float64 and float16, and how much scratch each needs."""
+    """The kernels of a level by name, one for each of DTYPES, and how much scratch each needs."""
     kernels: Kernels = {}
     work: Work = {}
     for module in MODULES:
@@ -93,8 +93,7 @@ def load(level: str) -> tuple[Kernels, Work]:
                 f" again, or delete {names['__file__']}"
             )
         for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
-            float32, float64, float16 = (names[name][storage] for storage in STORAGE)
-            kernels[name] = float32, float64, float16
+            kernels[name] = tuple(names[name][storage] for storage in STORAGE.values())
             work[name] = names[f"{name}_work"]
     return kernels, work
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from . import _threads
-from .optable import DTYPES, Array
+from .optable import DTYPES, Array, Attribute
 
+DTYPE_NAMES = " or ".join([", ".join(map(str, DTYPES[:-1])), str(DTYPES[-1])])
 # Byte-swapped arrays are taken too, and converted.
 NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
 ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
@@ -32,6 +33,14 @@ class ArgumentReader:
             return _threads.num_threads(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.caller}: {error}") from None
+
+    def attributes(self, attributes: Iterable[Attribute], values: Iterable[Any]) -> tuple[float | bool, ...]:
+        return tuple(
+            [
+                self.switch(attribute.name, value) if attribute.kind is bool else self.number(attribute.name, value)
+                for attribute, value in zip(attributes, values, strict=True)
+            ]
+        )
 
     def switch(self, name: str, value: Any) -> bool:
         if not isinstance(value, (bool, np.bool_)):
@@ -99,9 +108,9 @@ class ArgumentReader:
                 continue
             found = NUMBERS.get(array.dtype)
             if found is None:
-                what = f"has dtype {array.dtype}; expected float32, float64 or float16"
+                what = f"has dtype {array.dtype}; expected {DTYPE_NAMES}"
                 if array.dtype == object and not isinstance(value, np.ndarray):
-                    what = f"is {short(value)}; expected an array of float32, float64 or float16"
+                    what = f"is {short(value)}; expected an array of {DTYPE_NAMES}"
                 raise TypeError(f"{self.caller}: {name} {what}")
             if number is None:
                 number, source = found, name

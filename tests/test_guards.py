@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import arguments
-from test_kernels import DTYPES, LEVELS, at_level, same_bits, sizes_of
+from test_kernels import DTYPES, LEVELS, run, same_bits, sizes_of
 from test_layers import LAYERS, draw, leaves, like
 
 import blockcell
@@ -76,15 +76,13 @@ def guarded(values, side, writable=False):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_ops(name, dtype, level, side):
-    call = at_level(name, level)
     for sizes in SIZES:
         threads = 2 if sizes in SIZES[-2:] else 1
         args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
-        arrays = [args.pop(tensor.name) for tensor in OPS[name].inputs]
-        expected = call(tuple(arrays), None, 1, **args)
-        inputs = tuple(guarded(array, side) for array in arrays)
+        expected = run(name, args, level, num_threads=1)
+        given = {k: guarded(v, side) if isinstance(v, np.ndarray) else v for k, v in args.items()}
         out = tuple(guarded(np.full_like(array, np.nan), side, writable=True) for array in expected)
-        assert same_bits(call(inputs, out, threads, **args), expected), sizes
+        assert same_bits(run(name, given, level, threads, out), expected), sizes
 
 
 @pytest.mark.usefixtures("one_thread")
