@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PLAIN = ("_args", "_cpu", "_stream", "_team")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+FOR_TESTS = "blockcell._activations_"  # parts of the kernels on their own, for tests in a checkout: no wheel has them
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and how each is compiled; left alone, clang uses half of a v4 register and takes twice as long
     "base": ["-march=x86-64"],
@@ -97,6 +98,8 @@ class BuildExt(build_ext):
         self.build_temp = "build/temp"
         if self.inplace:
             self.build_lib = "build/inplace"
+        else:
+            self.extensions = [extension for extension in self.extensions if not extension.name.startswith(FOR_TESTS)]
 
     def build_extensions(self):
         if self.compiler.compiler_type == "msvc":
