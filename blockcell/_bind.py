@@ -1,7 +1,7 @@
 """From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
 
-`bind` makes an op's `Call`, compiled, which takes what a kernel can take as it is. All other arrays come to a
-`Converter`, which converts them or says in words what is wrong. Both work from the op's row in the table.
+`bind` makes the `Call` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
+`Converter`, which converts them or says what is wrong with them. Both work from the op's row in the table.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 
 def bind(op: Op, kernels: Kernels = KERNELS, work: Work = WORK) -> Call:
-    """The op's calls to its kernel among these."""
+    """A `Call` of the op with its kernel, one of `kernels`."""
     reader = ArgumentReader(op.name)
     places = parameter_places(op, kernels[op.kernel][0])
     return Call(op, kernels[op.kernel], work[op.kernel], places, reader, Converter(op, reader))
 
 
 def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
-    """The places of the kernel's parameters by their names, which are those of the table."""
+    """The position of each of the kernel's parameters by name; the names must be those of the op's row."""
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
     names += ["seq_len_max"] * op.sequence + ["work", "num_threads", "ready"]
@@ -43,7 +43,7 @@ def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
 
 
 class Sizes(NamedTuple):
-    """The letters' values, and the shapes of the inputs that fix them."""
+    """The values of the letters, and the shapes of the inputs that fix them."""
 
     values: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
     arrays: tuple[Array | None, ...]
     number: int
-    """The place of their dtype in DTYPES."""
+    """The position of their dtype in DTYPES."""
     sizes: Sizes
     use_peephole: bool
 
@@ -65,7 +65,7 @@ class Given(NamedTuple):
 
 
 class Converter:
-    """Takes an op's arrays that its kernel cannot take as they are, or says what is wrong with them."""
+    """Converts the arrays of an op's calls to what its kernel takes, or says what is wrong with them."""
 
     def __init__(self, op: Op, reader: ArgumentReader) -> None:
         self.op = op

@@ -1,4 +1,4 @@
-"""One argument of a user's: as an array, a number or a switch, or in words what is wrong with it."""
+"""Reads arguments of users one at a time: makes arrays, numbers and switches of them, or says what is wrong."""
 
 from __future__ import annotations
 
@@ -94,9 +94,10 @@ class ArgumentReader:
     def dtype_number(
         self, values: Iterable[tuple[str, Any, Array | None]], number: int | None = None, source: str = ""
     ) -> int:
-        """That of the first array, unless `number`, that of `source`, is given; float32 for lists and numbers alone.
+        """The position in DTYPES of the dtype of all arrays; float32 where there are only lists and numbers.
 
-        `values` are names, values, and these read by `array`, or None for one that is not there.
+        `values` holds each argument's name, its value, and what `array` made of it, or None where it is missing.
+        The first array fixes the dtype, unless `number` gives it; messages then call it that of `source`.
         """
         for name, value, array in values:
             if array is None:
@@ -121,7 +122,7 @@ class ArgumentReader:
 
 
 def which(rows: Any, batch: int) -> bytearray:
-    """For each row of a batch whether `rows`, indices or one bool for each row, has it; None has all."""
+    """One byte for each row of a batch: whether `rows`, indices or one bool a row, selects it; None selects all."""
     if rows is None:
         return bytearray(b"\1" * batch)
     array, picked = np.asarray(rows), bytearray(batch)
@@ -166,7 +167,7 @@ def form(shape: str) -> str:
 
 
 def short(value: Any) -> str:
-    """The value, or as much of it as a message bears, and its type where that does not show."""
+    """The value for a message: shortened, or only its type where it is neither a number nor text."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return reprlib.repr(value)
     return f"of type {type(value).__name__}"

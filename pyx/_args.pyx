@@ -1,8 +1,8 @@
-"""A call's way from its arguments to the kernel, where nothing has to be converted or explained, and its new arrays.
+"""Calls of ops whose arguments need no conversion, and arrays for their results.
 
-`Call.match` looks at every array once: one dtype, native, aligned, C-contiguous, and of the shape that the table of ops
-gives.  Where anything is otherwise, be it a list, a strided array or an error, `Call.run` asks those who convert it or
-raise: an `ArgumentReader` about numbers and switches, a `Converter` about arrays.
+`Call.match` looks at every array once: all must have one dtype, be native, aligned and C-contiguous, and have the shape
+that the table of ops gives.  Everything else, be it a list, a strided array or a mistake, goes to an `ArgumentReader`
+(numbers and switches) or a `Converter` (arrays), which convert it or raise.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.view cimport memoryview
@@ -34,7 +34,7 @@ cdef int HALF = DTYPES.index(numpy.dtype(numpy.float16))
 cdef enum:
     LETTERS = 4  # T, B, I, H
     RANKS = 3
-    TENSORS = 32  # at least the inputs and outputs of the largest op
+    TENSORS = 32  # no op has more inputs and outputs
     ALIGNMENT = 64  # a cache line
     SMALL = 1 << 17  # bytes of an array below which its alignment is not worth its price
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
@@ -48,13 +48,13 @@ cdef struct Spec:
 
 
 def empty(shape, dtype):
-    """numpy.empty; a large array begins a cache line, so that kernels write lines whole, each by one thread only."""
+    """numpy.empty; a large array begins at a cache line, so that kernels write whole lines, each from one thread."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not SMALL <= nbytes < 1 << 62:
         return numpy.empty(shape, dtype)
     block = numpy.empty(nbytes + ALIGNMENT, numpy.uint8)
     start = -<size_t> PyArray_BYTES(block) % ALIGNMENT
-    # Not numpy.ndarray(shape, dtype, block, start): without memory for a look at the block, that would be read-only.
+    # Not numpy.ndarray(shape, dtype, block, start): when memory is short that may give a read-only array.
     return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
@@ -78,16 +78,17 @@ cdef void clear(ndarray array) noexcept:
 
 
 def typed_view(store[::1] array):
-    """A memoryview of the type that kernels have for the dtype; for one of two bytes that of 16 bits."""
+    """A memoryview of the type that the kernels take."""
     return array
 
 
-cdef tuple TYPED_VIEW = tuple([globals()["typed_view"][name] for name in STORAGE.values()])
-cdef tuple BITS = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
+# For each dtype its `typed_view`, and the array to view: kernels take dtypes of two bytes as uint16.
+cdef tuple TYPED_VIEW = tuple([typed_view[name] for name in STORAGE.values()])
+cdef tuple VIEWED = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
 
 
 cdef void show(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp *shape) noexcept:
-    """Have the view show contiguous memory that is not its own."""
+    """Point the view at contiguous memory that it does not own."""
     view.view.buf, view.view.len = data, nbytes
     view.view.ndim, view.view.shape, view.view.strides = ndim, <Py_ssize_t *> shape, NULL
 
@@ -95,9 +96,9 @@ cdef void show(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp 
 cdef class Frame:
     """A kernel's arguments, for one call at a time.
 
-    A kernel takes memoryviews.  New ones for each call would take 0.7 us more for the 2.0 of a GRUBlockCell (B = 1, I =
-    H = 32) and 1.1 more for the 1.9 of a small LSTMBlockCellGrad.  So they are made once, and show the arrays of one
-    call after the other, from `point` to `let_go`.
+    A kernel takes memoryviews.  Making new ones for each call would add 0.7 us to the 2.0 us of a GRUBlockCell (B = 1,
+    I = H = 32), and 1.1 us to the 1.9 us of a small LSTMBlockCellGrad.  So they are made once: `point` directs one at
+    an array that the call keeps alive, and after `let_go` they refer to no memory.
     """
 
     cdef list arguments  # in the kernel's order
@@ -110,7 +111,7 @@ cdef class Frame:
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
         self.arguments, self.views = arguments[:], []
         for place in places[:-1]:
-            view = None if place is None else TYPED_VIEW[number](BITS[number])
+            view = None if place is None else TYPED_VIEW[number](VIEWED[number])
             self.views.append(view)
         self.views.append(scratch)
         for place, view in zip(places, self.views):
@@ -123,7 +124,7 @@ cdef class Frame:
              PyArray_DIMS(array))
 
     cdef let_go(self):
-        """Nothing is kept of a call's arrays."""
+        """Keep nothing of a call's arrays."""
         for view in self.views:
             if view is not None:
                 show(<memoryview> view, NULL, 0, 0, NULL)
@@ -132,8 +133,8 @@ cdef class Frame:
 cdef class Call:
     """Calls of one op: its row of the table as numbers, and its kernels, one for each dtype.
 
-    `places` has the places of the kernels' parameters by name.  `reader` and `converter` are asked about what cannot be
-    taken as it is.
+    `places` gives the position of each of the kernels' parameters by name.  What a kernel cannot take as it is goes to
+    `reader` or `converter`.
     """
 
     cdef Spec[TENSORS] specs
@@ -184,7 +185,7 @@ cdef class Call:
         self.frames = tuple([[] for _ in kernels])
 
     def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
-        """The op's named tuple for `arrays` and `attributes`, which are the table's inputs and attributes."""
+        """The op's named tuple; `arrays` and `attributes` are the table's inputs and attributes, in its order."""
         cdef int k, number = 0
         cdef npy_intp[LETTERS] sizes
         cdef bint use_peephole, plain
