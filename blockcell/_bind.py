@@ -36,8 +36,8 @@ def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
     taken = list(inspect.signature(kernel).parameters)
     unknown, missing = Counter(taken) - Counter(names), Counter(names) - Counter(taken)
     if unknown or missing:
-        wrong = [f"takes {name}, which the table does not have" for name in unknown]
-        wrong += [f"does not take {name}, which the table has" for name in missing]
+        wrong = [f"takes {name}, which it is not given" for name in unknown]
+        wrong += [f"does not take {name}, which it is given" for name in missing]
         raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
     return {name: place for place, name in enumerate(taken)}
 
