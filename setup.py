@@ -18,17 +18,18 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PLAIN = ("_args", "_cpu", "_stream", "_team")  # compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel
+FOR_TESTS = "blockcell._activations_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
-LEVELS = {  # and how each is compiled; left alone, clang uses half of a v4 register and takes twice as long
+LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
     "base": ["-march=x86-64"],
     "v3": ["-march=x86-64-v3"],
     "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
 }
 HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
-# Traps and errno keep compilers from using vectors; results are the same without them. Not so -ffast-math: never.
+# Traps and errno keep compilers from vectorising; results do not depend on them. -ffast-math would change results.
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
-NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: a line or two are stored, not sent through memset and memcpy
+NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: no memset or memcpy for a line or two
 MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library
 MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"-L{BREW}/opt/libomp/lib", "-lomp"]
@@ -97,6 +98,8 @@ class BuildExt(build_ext):
         self.build_temp = "build/temp"
         if self.inplace:
             self.build_lib = "build/inplace"
+        else:
+            self.extensions = [extension for extension in self.extensions if not extension.name.startswith(FOR_TESTS)]
 
     def build_extensions(self):
         if self.compiler.compiler_type == "msvc":
@@ -133,7 +136,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
     def failure(self, program, compile_flags, link_flags):
-        """Compile, link and run it: there may be a header without a library, or a library that does not load."""
+        """Why the program does not compile, link or run, or None; the header may be there without the library."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "probe.c").write_text(program)
             try:

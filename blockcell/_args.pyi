@@ -3,25 +3,28 @@ from typing import Any
 
 import numpy as np
 
+from ._bind import Converter
+from ._kernels import Kernel
+from ._read import ArgumentReader
 from .optable import Op
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...
 
-class Binder:
-    op: Op
+class Call:
     def __init__(
         self,
         op: Op,
-        kernels: tuple[Any, ...],
+        kernels: tuple[Kernel, ...],
         work: Callable[..., tuple[int, int]],
+        places: dict[str, int],
+        reader: ArgumentReader,
+        converter: Converter,
     ) -> None: ...
     def run(
         self,
         arrays: tuple[Any, ...],
         out: Any,
         num_threads: Any,
+        attributes: tuple[Any, ...] = (),
         seq_len_max: Any = None,
-        use_peephole: Any = False,
-        forget_bias: Any = 0.0,
-        cell_clip: Any = 0.0,
     ) -> Any: ...

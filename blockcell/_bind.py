@@ -1,77 +1,111 @@
 """From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
 
-`Call.run`, compiled, takes what a kernel can take as it is. All else comes to the methods here, which convert it or say
-in words what is wrong. Both work from the op's row in the table.
+`bind` makes the `Call` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
+`Converter`, which converts them or says what is wrong with them. Both work from the op's row in the table.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _kernels
-from ._args import Binder, empty
-from ._read import Reader, as_kernels_take, form, short
+from ._args import Call, empty
+from ._kernels import KERNELS, WORK, Kernel, Kernels, Work
+from ._read import ArgumentReader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
-Bound = tuple[int, int, int, int, int, Sequence[Array]]  # number of the dtype, T, B, I, H, output arrays
+
+def bind(op: Op, kernels: Kernels = KERNELS, work: Work = WORK) -> Call:
+    """A `Call` of the op with its kernel, one of `kernels`."""
+    reader = ArgumentReader(op.name)
+    places = parameter_places(op, kernels[op.kernel][0])
+    return Call(op, kernels[op.kernel], work[op.kernel], places, reader, Converter(op, reader))
+
+
+def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
+    """The position of each of the kernel's parameters by name; the names must be those of the op's row."""
+    names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
+    names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
+    names += ["seq_len_max"] * op.sequence + ["work", "num_threads", "ready"]
+    taken = list(inspect.signature(kernel).parameters)
+    unknown, missing = Counter(taken) - Counter(names), Counter(names) - Counter(taken)
+    if unknown or missing:
+        wrong = [f"takes {name}, which it is not given" for name in unknown]
+        wrong += [f"does not take {name}, which it is given" for name in missing]
+        raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
+    return {name: place for place, name in enumerate(taken)}
 
 
 class Sizes(NamedTuple):
-    """The letters' values, and the shapes of the inputs that fix them."""
+    """The values of the letters, and the shapes of the inputs that fix them."""
 
     values: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
 
 
-class Call(Binder, Reader):
-    """Calls one op's kernel with a user's arguments: ``run`` is the way, the methods here are for its exceptions."""
+class Given(NamedTuple):
+    """A call's inputs as arrays, checked but not converted."""
 
-    op: Op
+    arrays: tuple[Array | None, ...]
+    number: int
+    """The position of their dtype in DTYPES."""
+    sizes: Sizes
+    use_peephole: bool
 
-    def __init__(self, op: Op) -> None:
-        super().__init__(op, _kernels.KERNELS[op.kernel], _kernels.WORK[op.kernel])
-        self.caller = op.name
+    @property
+    def letters(self) -> tuple[int, ...]:
+        """T, B, I, H; 0 for those that the op does not have."""
+        return tuple(self.sizes.values.get(letter, 0) for letter in LETTERS)
+
+
+class Converter:
+    """Converts the arrays of an op's calls to what its kernel takes, or says what is wrong with them."""
+
+    def __init__(self, op: Op, reader: ArgumentReader) -> None:
+        self.op = op
+        self.reader = reader
         self.sources = op.sources
 
-    def wrong_steps(self, seq_len_max: int, T: int, x: Array) -> ValueError:
+    # ---------------------------------------------------------------------------------------------------------- inputs
+    def read(self, values: tuple[Any, ...], use_peephole: bool) -> Given:
+        """The inputs as arrays, after every check of them."""
+        op = self.op
+        arrays = tuple(
+            [self._tensor(tensor, value, use_peephole) for tensor, value in zip(op.inputs, values, strict=True)]
+        )
+        names = [tensor.name for tensor in op.inputs]
+        number = self.reader.dtype_number(zip(names, values, arrays, strict=True))
+        return Given(arrays, number, self._sizes(arrays, use_peephole), use_peephole)
+
+    def wrong_steps(self, seq_len_max: int, x: Array) -> ValueError:
         return ValueError(
-            f"{self.op.name}: seq_len_max is {short(seq_len_max)}; expected 0 <= seq_len_max <= T = {T}"
+            f"{self.op.name}: seq_len_max is {short(seq_len_max)}; expected 0 <= seq_len_max <= T = {x.shape[0]}"
             f" from x (shape {x.shape})"
         )
 
-    # ----------------------------------------------------------------------------------------------------------- arrays
-    def convert(
-        self, values: tuple[Any, ...], out: Any, use_peephole: bool, seq_len_max: int | None
-    ) -> tuple[tuple[Any, ...], Bound]:
-        """Arrays that the kernel can take and the outputs, after every check; or the error."""
-        op = self.op
-        arrays = [self._tensor(tensor, value, use_peephole) for tensor, value in zip(op.inputs, values, strict=True)]
-        names = [tensor.name for tensor in op.inputs]
-        number = self.dtype_number(zip(names, values, arrays, strict=True))
-        sizes = self._sizes(arrays, use_peephole)
-        if seq_len_max is not None and not 0 <= seq_len_max <= sizes.values["T"]:
-            assert arrays[0] is not None
-            raise self.wrong_steps(seq_len_max, sizes.values["T"], arrays[0])
-        shapes = self._output_shapes(arrays, sizes, use_peephole, DTYPES[number].itemsize)
+    def convert(self, given: Given, out: Any) -> tuple[tuple[Array | None, ...], list[Array]]:
+        """The inputs as the kernel takes them, and arrays for its outputs: those of `out`, if they can be, or new."""
+        op, dtype = self.op, DTYPES[given.number]
+        shapes = self._output_shapes(given, dtype.itemsize)
         if out is not None:
-            self._check_out(out, arrays, shapes, sizes, DTYPES[number])
-        converted = tuple(
-            as_kernels_take(array, DTYPES[number])
-            if array is not None and tensor.read and (use_peephole or not tensor.peephole)
-            else array
-            for tensor, array in zip(op.inputs, arrays, strict=True)
+            self._check_out(out, given, shapes, dtype)
+        arrays = tuple(
+            [
+                as_kernels_take(array, dtype)
+                if array is not None and tensor.read and (given.use_peephole or not tensor.peephole)
+                else array
+                for tensor, array in zip(op.inputs, given.arrays, strict=True)
+            ]
         )
         if out is None:
-            outputs = [empty(shape, DTYPES[number]) for shape in shapes]
-        else:
-            outputs = [np.asarray(output) for output in out]
-        T, B, I, H = (sizes.values.get(letter, 0) for letter in LETTERS)  # noqa: E741
-        return converted, (number, T, B, I, H, outputs)
+            return arrays, [empty(shape, dtype) for shape in shapes]
+        return arrays, [np.asarray(output) for output in out]
 
     def _tensor(self, tensor: Tensor, value: Any, use_peephole: bool) -> Array | None:
         """The value as an array; None for a peephole that may be missing and is."""
@@ -82,7 +116,7 @@ class Call(Binder, Reader):
             raise TypeError(
                 f"{self.op.name}: {tensor.name} is None; expected an array of shape {form(tensor.shape)}{reason}"
             )
-        return self.array(tensor.name, value)
+        return self.reader.array(tensor.name, value)
 
     def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> Sizes:
         """The letters' values, after a check of every shape."""
@@ -121,11 +155,9 @@ class Call(Binder, Reader):
         return f" with {', '.join(parts)}"
 
     # ---------------------------------------------------------------------------------------------------------- outputs
-    def _output_shapes(
-        self, arrays: Sequence[Array | None], sizes: Sizes, use_peephole: bool, itemsize: int
-    ) -> list[tuple[int, ...]]:
-        op = self.op
-        peepholes = [array for tensor, array in zip(op.inputs, arrays, strict=True) if tensor.peephole]
+    def _output_shapes(self, given: Given, itemsize: int) -> list[tuple[int, ...]]:
+        op, sizes = self.op, given.sizes
+        peepholes = [array for tensor, array in zip(op.inputs, given.arrays, strict=True) if tensor.peephole]
         shapes = []
         for tensor in op.outputs:
             shape = sizes_of(tensor.shape, sizes.values)
@@ -137,15 +169,8 @@ class Call(Binder, Reader):
             shapes.append(shape)
         return shapes
 
-    def _check_out(
-        self,
-        out: Any,
-        arrays: Sequence[Array | None],
-        shapes: list[tuple[int, ...]],
-        sizes: Sizes,
-        dtype: np.dtype[Any],
-    ) -> None:
-        op = self.op
+    def _check_out(self, out: Any, given: Given, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> None:
+        op, sizes = self.op, given.sizes
         names = ", ".join(tensor.name for tensor in op.outputs)
         if not isinstance(out, tuple):
             raise TypeError(f"{op.name}: out is {short(out)}; expected a tuple of the arrays ({names})")
@@ -165,7 +190,7 @@ class Call(Binder, Reader):
                 raise ValueError(f"{what} is read-only; expected a writeable array")
             if not (output.flags.c_contiguous and output.flags.aligned):
                 raise ValueError(f"{what} has strides {output.strides}; expected a C-contiguous, aligned array")
-            for other, array in zip(op.inputs, arrays, strict=True):
+            for other, array in zip(op.inputs, given.arrays, strict=True):
                 if array is not None and np.shares_memory(output, array):
                     raise ValueError(f"{what} overlaps the input {other.name}; expected memory of its own")
             for m in range(k):

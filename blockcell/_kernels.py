@@ -16,33 +16,33 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import _cpu, _threads
+from .optable import STORAGE
 
 MODULES = ("_lstm", "_gru")
-# What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a
-# loop and in milliseconds.  By default it is long, and takes the CPUs from other work, such as numpy's.
+# What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
+# milliseconds.  By default they spin long, and take the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-STORAGE = ("float", "double", "half")  # Cython's names of float32, float64 and float16
 
 
 class Kernel(Protocol):
-    """Takes validated, C-contiguous arrays of one dtype and fills those of its results.
+    """Takes validated, C-contiguous arrays of one dtype and writes its results into some of them.
 
-    Returns the nanoseconds that it lost by having several threads, which `_team.report` wants to know.
+    Returns how many nanoseconds it lost by using several threads, for `_team.report`.
     """
 
     def __call__(self, *args: Any) -> int: ...
 
 
-Kernels = dict[str, tuple[Kernel, Kernel, Kernel]]
+Kernels = dict[str, tuple[Kernel, ...]]
 Work = dict[str, Callable[..., tuple[int, int]]]
 
 
 def _keep_freed_memory() -> None:
     """Let glibc keep up to 64 MiB of freed memory, as it does in any process that has freed an array of 32 MiB.
 
-    Else it gives what is free at the top of the heap back to the system as soon as that is twice the largest block
-    freed so far.  Gates, tape and results of one call are several times the largest of them: each call would map all of
-    its pages anew, which may take as long as computing what goes there.
+    Otherwise it returns the free top of the heap to the system once that is twice the largest block freed so far.
+    Gates, tape and results of one call together are several times the largest of them, so each call would have to map
+    all of its pages again, which may take as long as the computation.
     """
     np.empty((32 << 20) - (8 << 10), np.uint8)  # the largest block that counts; it is never touched
 
@@ -69,7 +69,7 @@ def _pick_level(wanted: str | None) -> str:
 
 @contextlib.contextmanager
 def _briefly_awake() -> Iterator[None]:
-    """Threads of an OpenMP runtime that is loaded meanwhile sleep soon, unless the user has said what they do."""
+    """An OpenMP runtime loaded in here lets idle threads sleep soon, unless the user has set what they do."""
     if any(name in os.environ for name in ("OMP_WAIT_POLICY", *BRIEFLY)):
         yield
         return
@@ -82,7 +82,7 @@ def _briefly_awake() -> Iterator[None]:
 
 
 def load(level: str) -> tuple[Kernels, Work]:
-    """The kernels of a level by name, for each of float32, float64 and float16, and how much scratch each needs."""
+    """The kernels of a level by name, one for each of DTYPES, and how much scratch each needs."""
     kernels: Kernels = {}
     work: Work = {}
     for module in MODULES:
@@ -93,8 +93,7 @@ def load(level: str) -> tuple[Kernels, Work]:
                 f" again, or delete {names['__file__']}"
             )
         for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
-            float32, float64, float16 = (names[name][storage] for storage in STORAGE)
-            kernels[name] = float32, float64, float16
+            kernels[name] = tuple(names[name][storage] for storage in STORAGE.values())
             work[name] = names[f"{name}_work"]
     return kernels, work
 

@@ -1,4 +1,4 @@
-"""One argument of a user's: as an array, a number or a switch, or in words what is wrong with it."""
+"""Reads arguments of users one at a time: makes arrays, numbers and switches of them, or says what is wrong."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from . import _threads
-from .optable import DTYPES, Array
+from .optable import DTYPES, Array, Attribute
 
+DTYPE_NAMES = " or ".join([", ".join(map(str, DTYPES[:-1])), str(DTYPES[-1])])
 # Byte-swapped arrays are taken too, and converted.
 NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
 ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")
 
 
-class Reader:
+class ArgumentReader:
     """Reads the arguments of a call; its messages begin with ``caller``."""
 
     caller: str
@@ -32,6 +33,14 @@ class Reader:
             return _threads.num_threads(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.caller}: {error}") from None
+
+    def attributes(self, attributes: Iterable[Attribute], values: Iterable[Any]) -> tuple[float | bool, ...]:
+        return tuple(
+            [
+                self.switch(attribute.name, value) if attribute.kind is bool else self.number(attribute.name, value)
+                for attribute, value in zip(attributes, values, strict=True)
+            ]
+        )
 
     def switch(self, name: str, value: Any) -> bool:
         if not isinstance(value, (bool, np.bool_)):
@@ -85,9 +94,10 @@ class Reader:
     def dtype_number(
         self, values: Iterable[tuple[str, Any, Array | None]], number: int | None = None, source: str = ""
     ) -> int:
-        """That of the first array, unless `number`, that of `source`, is given; float32 for lists and numbers alone.
+        """The position in DTYPES of the dtype of all arrays; float32 where there are only lists and numbers.
 
-        `values` are names, values, and these read by `array`, or None for one that is not there.
+        `values` holds each argument's name, its value, and what `array` made of it, or None where it is missing.
+        The first array fixes the dtype, unless `number` gives it; messages then call it that of `source`.
         """
         for name, value, array in values:
             if array is None:
@@ -99,9 +109,9 @@ class Reader:
                 continue
             found = NUMBERS.get(array.dtype)
             if found is None:
-                what = f"has dtype {array.dtype}; expected float32, float64 or float16"
+                what = f"has dtype {array.dtype}; expected {DTYPE_NAMES}"
                 if array.dtype == object and not isinstance(value, np.ndarray):
-                    what = f"is {short(value)}; expected an array of float32, float64 or float16"
+                    what = f"is {short(value)}; expected an array of {DTYPE_NAMES}"
                 raise TypeError(f"{self.caller}: {name} {what}")
             if number is None:
                 number, source = found, name
@@ -112,7 +122,7 @@ class Reader:
 
 
 def which(rows: Any, batch: int) -> bytearray:
-    """For each row of a batch whether `rows`, indices or one bool for each row, has it; None has all."""
+    """One byte for each row of a batch: whether `rows`, indices or one bool a row, selects it; None selects all."""
     if rows is None:
         return bytearray(b"\1" * batch)
     array, picked = np.asarray(rows), bytearray(batch)
@@ -157,7 +167,7 @@ def form(shape: str) -> str:
 
 
 def short(value: Any) -> str:
-    """The value, or as much of it as a message bears, and its type where that does not show."""
+    """The value for a message: shortened, or only its type where it is neither a number nor text."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return reprlib.repr(value)
     return f"of type {type(value).__name__}"

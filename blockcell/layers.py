@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import _kernels, _team
 from ._args import empty
-from ._read import Reader, as_kernels_take, form, is_array, short
+from ._read import ArgumentReader, as_kernels_take, form, is_array, short
 from ._stream import Runner, Stream
 from .optable import DTYPES, OPS, Array, Op, Tensor, sizes_of
 from .streams import StackStream
@@ -219,7 +219,7 @@ class Layer(ABC):
         ValueError
             It has another shape.
         """
-        reader = Reader(type(self).__name__)
+        reader = ArgumentReader(type(self).__name__)
         known = self.weights
         for name in arrays:
             if name not in known:
@@ -334,7 +334,7 @@ class Layer(ABC):
         ValueError
             A shape does not fit, or the tape is another layer's.
         """
-        reader = Reader(type(self).__name__)
+        reader = ArgumentReader(type(self).__name__)
         if not isinstance(tape, Tape):
             raise TypeError(f"{reader.caller}: tape is {short(tape)}; expected that of this layer's forward")
         if tape.layer is not self:
@@ -358,7 +358,7 @@ class Layer(ABC):
 
     def _start(self, x: Any, state: State, lengths: Any, reset: Any, training: bool) -> tuple[Array, State, Tape]:
         weights = self._shared.weights
-        reader = Reader(type(self).__name__)
+        reader = ArgumentReader(type(self).__name__)
         inputs = f"(T, B, I) with I={self.input_size} from the layer"
         x = _read(reader, "x", x, self.dtype, (None, None, self.input_size), inputs)
         T, B, _ = x.shape
@@ -381,7 +381,7 @@ class Layer(ABC):
         """The layer step by step, with the state kept in between."""
 
     @abstractmethod
-    def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
         """A state as the kernels take it; where it is to be kept, in memory of our own."""
 
     @abstractmethod
@@ -398,7 +398,7 @@ class Layer(ABC):
 
 # ------------------------------------------------------------------------------------------------------------ arguments
 def _read(
-    reader: Reader,
+    reader: ArgumentReader,
     name: str,
     value: Any,
     dtype: np.dtype[Any],
@@ -424,7 +424,7 @@ def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
     return True
 
 
-def _read_lengths(reader: Reader, value: Any, T: int, B: int) -> Array | None:
+def _read_lengths(reader: ArgumentReader, value: Any, T: int, B: int) -> Array | None:
     if value is None:
         return None
     lengths = reader.array("lengths", value)
@@ -437,7 +437,7 @@ def _read_lengths(reader: Reader, value: Any, T: int, B: int) -> Array | None:
     return lengths.astype(np.int64)
 
 
-def _read_reset(reader: Reader, value: Any, T: int, B: int) -> Array | None:
+def _read_reset(reader: ArgumentReader, value: Any, T: int, B: int) -> Array | None:
     if value is None:
         return None
     reset = reader.array("reset", value)
@@ -450,7 +450,7 @@ def _read_reset(reader: Reader, value: Any, T: int, B: int) -> Array | None:
     return reset.astype(np.bool_)
 
 
-def _read_parts(reader: Reader, name: str, state: State, names: Iterable[str], expected: str) -> dict[str, Any]:
+def _read_parts(reader: ArgumentReader, name: str, state: State, names: Iterable[str], expected: str) -> dict[str, Any]:
     """The parts of a state by their full names; of None, None."""
     names = [f"{name}.{part}" for part in names]
     if state is None:
@@ -535,7 +535,10 @@ class _Cell(Layer):
     # -------------------------------------------------------------------------------------------------------- weights
     def _take(self, values: dict[str, Any]) -> None:
         """The sizes and the dtype from the weights, and the weights."""
-        reader, tensors = Reader(type(self).__name__), [tensor for tensor in self._tensors() if tensor.name in values]
+        reader, tensors = (
+            ArgumentReader(type(self).__name__),
+            [tensor for tensor in self._tensors() if tensor.name in values],
+        )
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:
@@ -558,7 +561,7 @@ class _Cell(Layer):
         self._shared = _Shared({self: self._pack(self._read_weights(reader, "", values))})
         self._runner = Runner(self)
 
-    def _read_weights(self, reader: Reader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
+    def _read_weights(self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
         """Copies of this cell's weights among the values, whose names begin with the prefix."""
         arrays = {}
         sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
@@ -592,7 +595,7 @@ class _Cell(Layer):
         batch : int
             B, the rows that run side by side; at least 1.
         """
-        return Stream(self, Reader(f"{type(self).__name__}.stream").integer("batch", batch))
+        return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
     def _with(self, weights: _Weights) -> Self:
         """A layer like this one with these weights."""
@@ -601,7 +604,7 @@ class _Cell(Layer):
     def _taken(self, name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
         """An array of a stream's caller as the kernels take it."""
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
-        return _read(Reader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
+        return _read(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
     def _taken_state(self, value: Any, batch: int) -> list[Array]:
         """A state, likewise."""
@@ -646,7 +649,7 @@ class _Cell(Layer):
         if planned > 1:
             _team.report(lost)
 
-    def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)
         if state is None:
             return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
@@ -762,7 +765,7 @@ class LSTM(_Cell):
         cell_clip: float = 0.0,
         gate_order: str = "icfo",
     ) -> None:
-        reader = Reader(type(self).__name__)
+        reader = ArgumentReader(type(self).__name__)
         if not isinstance(gate_order, str) or gate_order not in GATE_ORDERS:
             error = ValueError if isinstance(gate_order, str) else TypeError
             raise error(f"{reader.caller}: gate_order is {short(gate_order)}; expected 'icfo' or 'ifco'")
@@ -807,7 +810,7 @@ class LSTM(_Cell):
         forget_bias, cell_clip, gate_order
             As in the constructor.
         """
-        reader = Reader(f"{cls.__name__}.init")
+        reader = ArgumentReader(f"{cls.__name__}.init")
         I, H, dtype = _read_sizes(reader, input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
         gates = GATE_ORDERS.get(gate_order, ())
@@ -847,7 +850,7 @@ class LSTM(_Cell):
 
     def _forward_options(self) -> tuple[float, ...]:
         numbers = self.forget_bias, self.cell_clip
-        return *(map(Reader.half, numbers) if self._number == HALF else numbers), self._use_peephole
+        return *(map(ArgumentReader.half, numbers) if self._number == HALF else numbers), self._use_peephole
 
 
 class GRU(_Cell):
@@ -909,14 +912,16 @@ class GRU(_Cell):
             What `numpy.random.default_rng` takes; None draws a seed from the system.
         dtype : float32, float64 or float16
         """
-        I, H, dtype = _read_sizes(Reader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
+        I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
         w_ru, w_c = _new_weights(g, I, H, 2), _new_weights(g, I, H, 1)
         return cls(**_rounded({"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}, dtype))
 
 
 # ---------------------------------------------------------------------------------------------------------- new weights
-def _read_sizes(reader: Reader, input_size: Any, hidden_size: Any, dtype: Any) -> tuple[int, int, np.dtype[Any]]:
+def _read_sizes(
+    reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any
+) -> tuple[int, int, np.dtype[Any]]:
     sizes = {"input_size": input_size, "hidden_size": hidden_size}
     for name in sizes:
         sizes[name] = reader.integer(name, sizes[name])
@@ -991,7 +996,7 @@ class _Made(Layer):
         """float32, float64 or float16: that of the weights, of all inputs and of all results."""
         return next(iter(self._layers.values())).dtype
 
-    def _read_state(self, reader: Reader, name: str, state: State, B: int, keep: bool = False) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
         parts = _read_parts(reader, name, state, self._layers, f"({', '.join(self._layers)})")
         return tuple(
             layer._read_state(reader, part, value, B, keep)

@@ -10,15 +10,15 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import Call
+from ._bind import bind
 from .optable import OPS, Array, GRUCellVjp, GRUGrads, GRUStates, LSTMGrads
 
 __all__ = ["block_gru", "block_gru_grad", "gru_block_cell_vjp", "lstm_block_cell_vjp"]
 
-_block_gru = Call(OPS["block_gru"]).run
-_block_gru_grad = Call(OPS["block_gru_grad"]).run
-_gru_block_cell_vjp = Call(OPS["gru_block_cell_vjp"]).run
-_lstm_block_cell_vjp = Call(OPS["lstm_block_cell_vjp"]).run
+_block_gru = bind(OPS["block_gru"]).run
+_block_gru_grad = bind(OPS["block_gru_grad"]).run
+_gru_block_cell_vjp = bind(OPS["gru_block_cell_vjp"]).run
+_lstm_block_cell_vjp = bind(OPS["lstm_block_cell_vjp"]).run
 
 
 def block_gru(
@@ -87,7 +87,7 @@ def block_gru(
     Source: the equations of TensorFlow's ``GRUBlockCell``, tensorflow/core/kernels/rnn/gru_ops.cc; TensorFlow
     has no such op for sequences.
     """
-    result: GRUStates = _block_gru((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads, seq_len_max=seq_len_max)
+    result: GRUStates = _block_gru((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads, (), seq_len_max)
     return result
 
 
@@ -174,7 +174,7 @@ def block_gru_grad(
     Source: the equations of TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc.
     """
     result: GRUGrads = _block_gru_grad(
-        (x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, seq_len_max=seq_len_max
+        (x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, (), seq_len_max
     )
     return result
 
@@ -345,6 +345,6 @@ def lstm_block_cell_vjp(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
         out,
         num_threads,
-        use_peephole=use_peephole,
+        (use_peephole,),
     )
     return result

@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
-DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16))
-"""The dtypes of every op. The order is that of the kernels' specialisations."""
+STORAGE: dict[np.dtype[Any], str] = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.float16): "half",
+}
+"""The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/tile.pxd``."""
+DTYPES = tuple(STORAGE)
 
 
 # ------------------------------------------------------------------------------------------------------- the results
@@ -142,6 +147,7 @@ class Attribute:
 
     name: str
     default: float | bool | None
+    kind: type[float] | type[bool] = float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,8 @@ class Op:
     attributes: tuple[Attribute, ...]
     result: type[tuple[Array, ...]]
     """The named tuple of the outputs, which gives them their names."""
+    constants: tuple[tuple[str, float | bool], ...] = ()
+    """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others."""
 
     @property
     def sources(self) -> dict[str, str]:
@@ -201,13 +209,19 @@ _LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
 _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
 _LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
 
-_PEEPHOLE = Attribute("use_peephole", False)
-_PEEPHOLE_REQUIRED = Attribute("use_peephole", None)
+_PEEPHOLE = Attribute("use_peephole", False, bool)
+_PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
 _LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
 
 
-def _block_lstm(version: str, gates: tuple[str, ...], attributes: tuple[Attribute, ...]) -> tuple[Op, Op]:
+def _block_lstm(
+    version: str,
+    gates: tuple[str, ...],
+    attributes: tuple[Attribute, ...],
+    constants: tuple[tuple[str, float], ...] = (),
+) -> tuple[Op, Op]:
     """The two versions of BlockLSTM differ in the gates' order and in the attributes."""
+    order = ("ifco", gates == _IFCO)
     return (
         Op(
             name=f"BlockLSTM{version}",
@@ -219,6 +233,7 @@ def _block_lstm(version: str, gates: tuple[str, ...], attributes: tuple[Attribut
             outputs=_outputs(LSTMStates, "T B H"),
             attributes=attributes,
             result=LSTMStates,
+            constants=(order, *constants),
         ),
         Op(
             name=f"BlockLSTMGrad{version}",
@@ -233,6 +248,7 @@ def _block_lstm(version: str, gates: tuple[str, ...], attributes: tuple[Attribut
             outputs=_outputs(LSTMGrads, "T B I", *_LSTM_GRADS),
             attributes=(_PEEPHOLE_REQUIRED,),
             result=LSTMGrads,
+            constants=(order,),
         ),
     )
 
@@ -286,7 +302,7 @@ _TABLE = (
         result=LSTMCellGrad,
     ),
     *_block_lstm("", _ICFO, _LSTM_ATTRIBUTES),
-    *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE)),
+    *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE), constants=(("forget_bias", 0.0),)),
     Op(
         name="block_gru",
         module="ops",

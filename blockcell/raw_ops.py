@@ -14,7 +14,7 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import Call
+from ._bind import bind
 from .optable import OPS, Array, GRUCellGrad, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
 
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
     "LSTMBlockCellGrad",
 ]
 
-_GRUBlockCell = Call(OPS["GRUBlockCell"]).run
-_GRUBlockCellGrad = Call(OPS["GRUBlockCellGrad"]).run
-_LSTMBlockCell = Call(OPS["LSTMBlockCell"]).run
-_LSTMBlockCellGrad = Call(OPS["LSTMBlockCellGrad"]).run
-_BlockLSTM = Call(OPS["BlockLSTM"]).run
-_BlockLSTMGrad = Call(OPS["BlockLSTMGrad"]).run
-_BlockLSTMV2 = Call(OPS["BlockLSTMV2"]).run
-_BlockLSTMGradV2 = Call(OPS["BlockLSTMGradV2"]).run
+_GRUBlockCell = bind(OPS["GRUBlockCell"]).run
+_GRUBlockCellGrad = bind(OPS["GRUBlockCellGrad"]).run
+_LSTMBlockCell = bind(OPS["LSTMBlockCell"]).run
+_LSTMBlockCellGrad = bind(OPS["LSTMBlockCellGrad"]).run
+_BlockLSTM = bind(OPS["BlockLSTM"]).run
+_BlockLSTMGrad = bind(OPS["BlockLSTMGrad"]).run
+_BlockLSTMV2 = bind(OPS["BlockLSTMV2"]).run
+_BlockLSTMGradV2 = bind(OPS["BlockLSTMGradV2"]).run
 
 
 def GRUBlockCell(
@@ -263,9 +263,7 @@ def LSTMBlockCell(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
-        forget_bias=forget_bias,
-        cell_clip=cell_clip,
-        use_peephole=use_peephole,
+        (forget_bias, cell_clip, use_peephole),
     )
     return result
 
@@ -361,7 +359,7 @@ def LSTMBlockCellGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
         out,
         num_threads,
-        use_peephole=use_peephole,
+        (use_peephole,),
     )
     return result
 
@@ -454,10 +452,8 @@ def BlockLSTM(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
-        seq_len_max=seq_len_max,
-        forget_bias=forget_bias,
-        cell_clip=cell_clip,
-        use_peephole=use_peephole,
+        (forget_bias, cell_clip, use_peephole),
+        seq_len_max,
     )
     return result
 
@@ -566,8 +562,8 @@ def BlockLSTMGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
         out,
         num_threads,
-        seq_len_max=seq_len_max,
-        use_peephole=use_peephole,
+        (use_peephole,),
+        seq_len_max,
     )
     return result
 
@@ -657,9 +653,8 @@ def BlockLSTMV2(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
-        seq_len_max=seq_len_max,
-        cell_clip=cell_clip,
-        use_peephole=use_peephole,
+        (cell_clip, use_peephole),
+        seq_len_max,
     )
     return result
 
@@ -770,7 +765,7 @@ def BlockLSTMGradV2(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
         out,
         num_threads,
-        seq_len_max=seq_len_max,
-        use_peephole=use_peephole,
+        (use_peephole,),
+        seq_len_max,
     )
     return result

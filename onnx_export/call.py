@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell._read import Reader, form, is_array, short
+from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import SHAPES, Stored, cells, check_arrays
 from blockcell.layers import GRUState, LSTMState, _read_parts
 from blockcell.optable import DTYPES, Array
@@ -32,7 +32,7 @@ class LayerCall:
     def __init__(self, model: ModelProto, tree: Tree) -> None:
         self.tree = tree
         self._model = model
-        self._reader = Reader(tree["type"])
+        self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs

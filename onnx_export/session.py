@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from blockcell._read import Reader, form, is_array, short
+from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Op, sizes_of
 
@@ -95,7 +95,7 @@ class Session:
         self._native = facts.get("loop") == "native"
         self.dtype = _dtype(self.model)
         self._name = self.op.name if self.op else self.model.graph.name
-        self._reader = Reader(self._name)
+        self._reader = ArgumentReader(self._name)
         self._inputs = [value.name for value in self.model.graph.input]
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)

@@ -1,15 +1,15 @@
-"""A call's way from its arguments to the kernel, where nothing has to be converted or explained, and its new arrays.
+"""Calls of ops whose arguments need no conversion, and arrays for their results.
 
-`Binder.match` looks at every array once: one dtype, native, aligned, C-contiguous, and of the shape that the table of
-ops gives.  Where anything is otherwise, be it a list, a strided array or an error, `run` asks `blockcell._bind.Call`, a
-subclass, which converts or raises, from the same table.
+`Call.match` looks at every array once: all must have one dtype, be native, aligned and C-contiguous, and have the shape
+that the table of ops gives.  Everything else, be it a list, a strided array or a mistake, goes to an `ArgumentReader`
+(numbers and switches) or a `Converter` (arrays), which convert it or raise.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
-    NPY_FLOAT16, NPY_FLOAT32, NPY_FLOAT64, NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS,
-    PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE, import_array, ndarray, npy_intp
+    NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM,
+    PyArray_SimpleNew, PyArray_TYPE, import_array, ndarray, npy_intp
 )
 
 import math
@@ -17,28 +17,27 @@ import math
 import numpy
 
 from blockcell._team import ready, report
-from blockcell.optable import DTYPES, dims
+from blockcell.optable import DTYPES, STORAGE, dims
 
 from arrays cimport is_plain, overlap
-from half cimport half
+from tile cimport store
 
 import_array()
 
 cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
 
+cdef const int[::1] TYPES = numpy.array([dtype.num for dtype in DTYPES], numpy.intc)
+cdef const int[::1] ITEMSIZES = numpy.array([dtype.itemsize for dtype in DTYPES], numpy.intc)
 cdef tuple EMPTY = tuple([numpy.empty(0, dtype) for dtype in DTYPES])  # for peepholes that are not used
+cdef int HALF = DTYPES.index(numpy.dtype(numpy.float16))
 
 cdef enum:
-    FLOAT, DOUBLE, HALF  # the order of DTYPES
-    KINDS
     LETTERS = 4  # T, B, I, H
     RANKS = 3
-    TENSORS = 32  # at least the inputs and outputs of the largest op
+    TENSORS = 32  # no op has more inputs and outputs
     ALIGNMENT = 64  # a cache line
     SMALL = 1 << 17  # bytes of an array below which its alignment is not worth its price
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
-
-cdef int[KINDS] TYPES = [NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16]
 
 
 cdef struct Spec:
@@ -49,13 +48,13 @@ cdef struct Spec:
 
 
 def empty(shape, dtype):
-    """numpy.empty; a large array begins a cache line, so that kernels write lines whole, each by one thread only."""
+    """numpy.empty; a large array begins at a cache line, so that kernels write whole lines, each from one thread."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not SMALL <= nbytes < 1 << 62:
         return numpy.empty(shape, dtype)
     block = numpy.empty(nbytes + ALIGNMENT, numpy.uint8)
     start = -<size_t> PyArray_BYTES(block) % ALIGNMENT
-    # Not numpy.ndarray(shape, dtype, block, start): without memory for a look at the block, that would be read-only.
+    # Not numpy.ndarray(shape, dtype, block, start): when memory is short that may give a read-only array.
     return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
@@ -78,79 +77,85 @@ cdef void clear(ndarray array) noexcept:
     memset(PyArray_BYTES(array), 0, PyArray_NBYTES(array))
 
 
-cdef class Frame:
-    """A kernel's memoryviews, for one call at a time.
+def typed_view(store[::1] array):
+    """A memoryview of the type that the kernels take."""
+    return array
 
-    Making one of an array costs more than all else that is done for the array.  So they are made once, of the dtype
-    that the kernel expects, and `point` has them show the arrays of a call.
+
+# For each dtype its `typed_view`, and the array to view: kernels take dtypes of two bytes as uint16.
+cdef tuple TYPED_VIEW = tuple([typed_view[name] for name in STORAGE.values()])
+cdef tuple VIEWED = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
+
+
+cdef void show(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp *shape) noexcept:
+    """Point the view at contiguous memory that it does not own."""
+    view.view.buf, view.view.len = data, nbytes
+    view.view.ndim, view.view.shape, view.view.strides = ndim, <Py_ssize_t *> shape, NULL
+
+
+cdef class Frame:
+    """A kernel's arguments, for one call at a time.
+
+    A kernel takes memoryviews.  Making new ones for each call would add 0.7 us to the 2.0 us of a GRUBlockCell (B = 1,
+    I = H = 32), and 1.1 us to the 1.9 us of a small LSTMBlockCellGrad.  So they are made once: `point` directs one at
+    an array that the call keeps alive, and after `let_go` they refer to no memory.
     """
 
-    cdef list views
+    cdef list arguments  # in the kernel's order
+    cdef list views  # the memoryviews among them: of the table's tensors, None if not read, then of scratch
     cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
     cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
     cdef int planned
 
-    def __init__(self, int number, int views):
+    def __init__(self, int number, list arguments, list places):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        self.views = []
-        for _ in range(views - 1):
-            view = typed_view(number)
+        self.arguments, self.views = arguments[:], []
+        for place in places[:-1]:
+            view = None if place is None else TYPED_VIEW[number](VIEWED[number])
             self.views.append(view)
         self.views.append(scratch)
+        for place, view in zip(places, self.views):
+            if place is not None:
+                self.arguments[place] = view
         self.asked[0] = -1
 
     cdef point(self, int k, ndarray array):
-        cdef memoryview view = <memoryview> self.views[k]
-        view.view.buf, view.view.len = PyArray_BYTES(array), PyArray_NBYTES(array)
-        view.view.ndim, view.view.shape = PyArray_NDIM(array), <Py_ssize_t *> PyArray_DIMS(array)
-        view.view.strides = NULL  # C-contiguous
+        show(<memoryview> self.views[k], PyArray_BYTES(array), PyArray_NBYTES(array), PyArray_NDIM(array),
+             PyArray_DIMS(array))
 
     cdef let_go(self):
-        """Nothing is kept of a call's arrays."""
-        cdef memoryview view
-        for each in self.views:
-            view = <memoryview> each
-            view.view.buf, view.view.len, view.view.ndim, view.view.shape = NULL, 0, 0, NULL
+        """Keep nothing of a call's arrays."""
+        for view in self.views:
+            if view is not None:
+                show(<memoryview> view, NULL, 0, 0, NULL)
 
 
-cdef typed_view(int number):
-    """A memoryview as the kernels of the dtype have it."""
-    cdef float[::1] floats
-    cdef double[::1] doubles
-    cdef half[::1] halves
-    if number == FLOAT:
-        floats = EMPTY[FLOAT]
-        return floats
-    if number == DOUBLE:
-        doubles = EMPTY[DOUBLE]
-        return doubles
-    halves = EMPTY[HALF].view(numpy.uint16)
-    return halves
+cdef class Call:
+    """Calls of one op: its row of the table as numbers, and its kernels, one for each dtype.
 
-
-cdef class Binder:
-    """One op: its row of the table as numbers, and its kernels, one for each dtype."""
+    `places` gives the position of each of the kernels' parameters by name.  What a kernel cannot take as it is goes to
+    `reader` or `converter`.
+    """
 
     cdef Spec[TENSORS] specs
     cdef int inputs, outputs
-    cdef int views  # the memoryviews that a kernel takes, the last of which is that of its scratch
     cdef int[LETTERS] source, axis  # the input and its dimension that give a letter's value
-    cdef bint sequence, takes_clip, takes_peephole, ifco
-    cdef readonly object op
+    cdef bint sequence
     cdef type result
+    cdef tuple attributes, kinds  # of the table, and their types
+    cdef int peephole  # which of them is use_peephole; -1: none
     cdef tuple kernels
+    cdef object work, reader, converter
+    cdef list arguments  # a kernel's as every frame begins: its constants, None for all others
+    cdef list view_places, attribute_places  # in them; None for a tensor that is not read
+    cdef int steps_place, threads_place, ready_place
     cdef tuple frames  # for each dtype a list of those that no call uses
-    cdef object work
 
-    def __init__(self, op, tuple kernels, work):
+    def __init__(self, op, tuple kernels, work, dict places, reader, converter):
         cdef int k, d, letter
-        self.op, self.kernels, self.work = op, kernels, work
-        self.result, self.sequence, self.ifco = op.result, op.sequence, op.gates[1] == "f"
-        attributes = [attribute.name for attribute in op.attributes]
-        self.takes_clip, self.takes_peephole = "cell_clip" in attributes, "use_peephole" in attributes
+        self.kernels, self.work, self.reader, self.converter = kernels, work, reader, converter
+        self.result, self.sequence = op.result, op.sequence
         self.inputs, self.outputs = len(op.inputs), len(op.outputs)
-        self.views = sum([tensor.read for tensor in op.inputs]) + self.outputs + 1
-        self.frames = [], [], []
         tensors = op.inputs + op.outputs
         assert len(tensors) <= TENSORS
         self.source = [-1, -1, -1, -1]
@@ -166,36 +171,52 @@ cdef class Binder:
                         self.source[letter], self.axis[letter] = k, d
             if k >= self.inputs:
                 self.specs[k].weight = peepholes.pop(0) if tensor.peephole else -1
+        names = [attribute.name for attribute in op.attributes]
+        self.attributes, self.kinds = op.attributes, tuple([attribute.kind for attribute in op.attributes])
+        self.peephole = names.index("use_peephole") if "use_peephole" in names else -1
 
-    def run(
-        self, tuple arrays, out, num_threads, seq_len_max=None, use_peephole=False, forget_bias=0.0, cell_clip=0.0
-    ):
-        """The op's named tuple for `arrays`, which are the inputs of the table."""
+        self.arguments = [None] * len(places)
+        for name, value in op.constants:
+            self.arguments[places[name]] = value
+        self.view_places = [places[tensor.name] if tensor.read else None for tensor in tensors] + [places["work"]]
+        self.attribute_places = [places[name] for name in names]
+        self.steps_place = places["seq_len_max"] if op.sequence else -1
+        self.threads_place, self.ready_place = places["num_threads"], places["ready"]
+        self.frames = tuple([[] for _ in kernels])
+
+    def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
+        """The op's named tuple; `arrays` and `attributes` are the table's inputs and attributes, in its order."""
         cdef int k, number = 0
         cdef npy_intp[LETTERS] sizes
-        cdef Frame frame
-        cdef list arguments
-        threads = number_of_threads[0] if num_threads is None else self.thread_number(num_threads)
-        if use_peephole is not True and use_peephole is not False:
-            use_peephole = self.switch("use_peephole", use_peephole)
-        if type(forget_bias) is not float:
-            forget_bias = self.number("forget_bias", forget_bias)
-        if type(cell_clip) is not float:
-            cell_clip = self.number("cell_clip", cell_clip)
+        cdef bint use_peephole, plain
+        assert len(arrays) == self.inputs and len(attributes) == len(self.kinds)
+        threads = number_of_threads[0] if num_threads is None else self.reader.thread_number(num_threads)
+        for k in range(len(self.kinds)):
+            if type(attributes[k]) is not self.kinds[k]:
+                attributes = self.reader.attributes(self.attributes, attributes)
+                break
+        use_peephole = self.peephole >= 0 and attributes[self.peephole]
         if self.sequence and type(seq_len_max) is not int:
-            seq_len_max = self.integer("seq_len_max", seq_len_max)
+            seq_len_max = self.reader.integer("seq_len_max", seq_len_max)
 
-        outputs = self.match(arrays, out, use_peephole, &number, sizes)
-        if outputs is None:
-            arrays, (number, sizes[0], sizes[1], sizes[2], sizes[3], outputs) = self.convert(
-                arrays, out, use_peephole, seq_len_max
-            )
+        plain = self.match(arrays, use_peephole, &number, sizes) and (
+            out is None or self.accept(out, number, arrays, sizes, use_peephole)
+        )
+        if not plain:
+            given = self.converter.read(arrays, use_peephole)
+            arrays, number = given.arrays, given.number
+            sizes[0], sizes[1], sizes[2], sizes[3] = given.letters
+        if self.sequence and not 0 <= seq_len_max <= sizes[0]:
+            raise self.converter.wrong_steps(seq_len_max, arrays[0])
+        if not plain:
+            arrays, outputs = self.converter.convert(given, out)
+        elif out is None:
+            outputs = self.allocate(number, arrays, sizes, use_peephole)
+        else:
+            outputs = out
         results = tuple.__new__(self.result, outputs if out is None else out)
         if self.sequence:
-            steps = sizes[0]
-            if not 0 <= seq_len_max <= steps:
-                raise self.wrong_steps(seq_len_max, steps, arrays[0])
-            if seq_len_max < steps:
+            if seq_len_max < sizes[0]:
                 for k in range(self.outputs):
                     if self.specs[self.inputs + k].over_time:
                         outputs[k][seq_len_max:] = 0
@@ -204,50 +225,58 @@ cdef class Binder:
             for k in range(self.outputs):
                 clear(outputs[k])
             return results
-        if number == HALF and self.takes_clip:
-            forget_bias, cell_clip = self.half(forget_bias), self.half(cell_clip)
+        if number == HALF and float in self.kinds:
+            attributes = self.rounded(attributes)
+        self.compute(number, arrays, outputs, attributes, use_peephole, sizes, threads)
+        return results
+
+    cdef compute(
+        self, int number, tuple arrays, outputs, tuple attributes, bint use_peephole, const npy_intp *sizes, int threads
+    ):
+        """Run the kernel."""
+        cdef int k
+        cdef Frame frame
         try:
             frame = self.frames[number].pop()
         except IndexError:  # the first call, or more at once than ever before
-            frame = Frame(number, self.views)
+            frame = Frame(number, self.arguments, self.view_places)
         try:
             self.point(frame, arrays, outputs, use_peephole, EMPTY[number])
-            work = self.scratch(frame, sizes, 8 if number == DOUBLE else 4, threads)
-            frame.point(self.views - 1, work)
-            arguments = frame.views[:]
+            work = self.scratch(frame, sizes, max(ITEMSIZES[number], 4), threads)  # half is computed in float
+            frame.point(self.inputs + self.outputs, work)
+            for k in range(len(attributes)):
+                frame.arguments[<int> self.attribute_places[k]] = attributes[k]
             if self.sequence:
-                arguments.append(seq_len_max)
-            if self.takes_clip:
-                arguments.append(forget_bias)
-                arguments.append(cell_clip)
-            if self.takes_peephole:
-                arguments.append(use_peephole)
-                if self.sequence:
-                    arguments.append(self.ifco)
-            arguments.append(threads)
-            arguments.append(1 if frame.planned == 1 else ready(frame.planned))
-            lost = self.kernels[number](*arguments)
+                frame.arguments[self.steps_place] = sizes[0]
+            frame.arguments[self.threads_place] = threads
+            frame.arguments[self.ready_place] = 1 if frame.planned == 1 else ready(frame.planned)
+            lost = self.kernels[number](*frame.arguments)
             if frame.planned > 1:
                 report(lost)
         finally:
             frame.let_go()
             self.frames[number].append(frame)
-        return results
+
+    cdef tuple rounded(self, tuple attributes):
+        """The numbers rounded to float16."""
+        cdef int k
+        cdef list values = []
+        for k in range(len(attributes)):
+            values.append(self.reader.half(attributes[k]) if self.kinds[k] is float else attributes[k])
+        return tuple(values)
 
     cdef point(self, Frame frame, tuple arrays, outputs, bint use_peephole, empty):
-        """The frame's memoryviews to the arrays."""
+        """The frame's memoryviews to the arrays; gradients of peepholes that are not used become zero."""
         cdef const Spec *spec
-        cdef int k, at = 0
+        cdef int k
         for k in range(self.inputs):
             spec = &self.specs[k]
             if spec.read:
-                frame.point(at, empty if spec.peephole and not use_peephole else arrays[k])
-                at += 1
+                frame.point(k, empty if spec.peephole and not use_peephole else arrays[k])
         for k in range(self.outputs):
             if self.specs[self.inputs + k].peephole and not use_peephole:
                 clear(outputs[k])
-            frame.point(at, outputs[k])
-            at += 1
+            frame.point(self.inputs + k, outputs[k])
 
     cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
         cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
@@ -264,36 +293,34 @@ cdef class Binder:
                 return False
         return True
 
-    cdef match(self, tuple arrays, out, bint use_peephole, int *number, npy_intp *sizes):
-        """The outputs, with the dtype's number and the letters' values; None where somebody must look closer."""
+    cdef bint match(self, tuple arrays, bint use_peephole, int *number, npy_intp *sizes) except -1:
+        """Whether the arrays can go in as they are; then also the number of their dtype and the letters' values."""
         cdef const Spec *spec
         cdef int k, letter, source
         if not PyArray_CheckExact(arrays[0]):
-            return None
+            return False
         number[0] = 0
         while TYPES[number[0]] != PyArray_TYPE(<ndarray> arrays[0]):
             number[0] += 1
-            if number[0] == KINDS:
-                return None
+            if number[0] == TYPES.shape[0]:
+                return False
         for k in range(self.inputs):
             spec, array = &self.specs[k], arrays[k]
             if array is None and spec.peephole and not use_peephole:
                 continue
             if not as_it_is(array, TYPES[number[0]], spec.rank):
-                return None
+                return False
         for letter in range(LETTERS):
             source = self.source[letter]
             sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.axis[letter]] if source >= 0 else 0
         for k in range(self.inputs):
             if (use_peephole or not self.specs[k].peephole) and not self.fits(k, arrays[k], sizes):
-                return None
-        if out is None:
-            return self.allocate(number[0], arrays, sizes, use_peephole)
-        return out if self.accept(out, TYPES[number[0]], arrays, sizes, use_peephole) else None
+                return False
+        return True
 
     cdef list allocate(self, int number, tuple arrays, const npy_intp *sizes, bint use_peephole):
         cdef list outputs = []
-        cdef npy_intp itemsize = DTYPES[number].itemsize, nbytes
+        cdef npy_intp nbytes
         cdef npy_intp[RANKS] shape = [0, 0, 0]
         cdef const Spec *spec
         cdef int k, d
@@ -303,7 +330,7 @@ cdef class Binder:
                 shape[d] = size(spec.factors[d], sizes)
             if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
                 shape[0] = PyArray_DIMS(<ndarray> arrays[spec.weight])[0]
-            nbytes = itemsize
+            nbytes = ITEMSIZES[number]
             for d in range(spec.rank):
                 nbytes *= shape[d]
             if nbytes < SMALL:
@@ -312,16 +339,15 @@ cdef class Binder:
                 outputs.append(empty((shape[0], shape[1], shape[2])[: spec.rank], DTYPES[number]))
         return outputs
 
-    cdef bint accept(
-        self, out, int type_number, tuple arrays, const npy_intp *sizes, bint use_peephole
-    ) except -1:
+    cdef bint accept(self, out, int number, tuple arrays, const npy_intp *sizes, bint use_peephole) except -1:
+        """Whether the kernel can write to `out` as it is."""
         cdef const Spec *spec
         cdef int k, other
         if not isinstance(out, tuple) or len(out) != self.outputs:
             return False
         for k in range(self.outputs):
             spec, array = &self.specs[self.inputs + k], out[k]
-            if not as_it_is(array, type_number, spec.rank) or not PyArray_ISWRITEABLE(array):
+            if not as_it_is(array, TYPES[number], spec.rank) or not PyArray_ISWRITEABLE(array):
                 return False
             if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
                 if PyArray_DIMS(<ndarray> array)[0] != PyArray_DIMS(<ndarray> arrays[spec.weight])[0]:

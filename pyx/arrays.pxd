@@ -1,4 +1,4 @@
-"""numpy's arrays as kernels take them.  Nothing here can fail."""
+"""Checks of numpy arrays that go to a kernel.  None of them raises."""
 from numpy cimport (
     PyArray_BYTES, PyArray_CheckExact, PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM,
     PyArray_TYPE, ndarray, npy_intp

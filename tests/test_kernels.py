@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+import dataclasses
+import inspect
+from functools import cache, wraps
 
 import numpy as np
 import pytest
 from cases import arguments, golden
 
 from blockcell import _kernels
-from blockcell._args import Binder
-from blockcell._bind import Call
+from blockcell._bind import bind
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import OPS
+from blockcell.optable import OPS, Attribute, Tensor
 
 LEVELS = _kernels.available_levels()
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
@@ -36,26 +37,17 @@ SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
 
 
-class AtLevel(Call):
-    """What a public function calls, with the kernels of another level."""
-
-    def __init__(self, op, level):
-        kernels, work = _kernels.load(level)
-        Binder.__init__(self, op, kernels[op.kernel], work[op.kernel])
-        self.caller = op.name
-        self.sources = op.sources
-
-
 @cache
 def at_level(name, level):
-    return AtLevel(OPS[name], level).run
+    """What a public function calls, with the kernels of a level."""
+    return bind(OPS[name], *_kernels.load(level)).run
 
 
-def run(name, args, level=_kernels.LEVEL, num_threads=None, call=None):
-    inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
-    options = {attribute.name: attribute.default for attribute in OPS[name].attributes}
-    options |= {key: value for key, value in args.items() if key not in {tensor.name for tensor in OPS[name].inputs}}
-    return (call or at_level(name, level))(inputs, None, num_threads, **options)
+def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None):
+    op = OPS[name]
+    inputs = tuple(args[tensor.name] for tensor in op.inputs)
+    attributes = tuple(args.get(attribute.name, attribute.default) for attribute in op.attributes)
+    return (call or at_level(name, level))(inputs, out, num_threads, attributes, args.get("seq_len_max"))
 
 
 def sizes_of(T, B, I, H):  # noqa: E741
@@ -251,22 +243,20 @@ def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
     op, (kernels, work) = OPS[name], _kernels.load(_kernels.LEVEL)
     kernel, guard = kernels[op.kernel][0], 1 << 20
+    k = [*inspect.signature(kernel).parameters].index("work")
 
+    @wraps(kernel)
     def guarded(*args):
-        k = next(k for k, value in enumerate(args) if getattr(value, "itemsize", 0) == 1)  # a view of bytes
         memory = np.full(args[k].shape[0] + guard, 0xAB, np.uint8)
         lost = kernel(*args[:k], memory[:-guard], *args[k + 1 :])
         assert (memory[-guard:] == 0xAB).all()
         return lost
 
-    call = Call(op)
-    Binder.__init__(call, op, (guarded,) * 3, work[op.kernel])
+    call = bind(op, {op.kernel: (guarded,) * 3}, work).run
     for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
         args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
-        inputs = tuple(args[tensor.name] for tensor in op.inputs)
-        options = {key: args[key] for key in ("seq_len_max", "use_peephole") if key in args}
         for threads in (1, 2, 3):
-            call.run(inputs, None, threads, **options)
+            run(name, args, num_threads=threads, call=call)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -280,12 +270,11 @@ def test_call_within_a_call(name, dtype):
     def size_of_scratch(*sizes):  # is asked between the arrays and the kernel
         if not results:
             results.append(None)
-            results[0] = run(name, inner, call=call.run)
+            results[0] = run(name, inner, call=call)
         return work[op.kernel](*sizes)
 
-    call = Call(op)
-    Binder.__init__(call, op, kernels[op.kernel], size_of_scratch)
-    assert same_bits(run(name, outer, call=call.run), expected[0])
+    call = bind(op, kernels, {op.kernel: size_of_scratch}).run
+    assert same_bits(run(name, outer, call=call), expected[0])
     assert same_bits(results[0], expected[1])
 
 
@@ -308,6 +297,94 @@ def test_clip_passes_nan_and_bounds_infinity():
     with np.errstate(invalid="ignore"):
         cs = run("LSTMBlockCell", args).cs
     assert np.isnan(cs[0]).all() and (cs[1] == 2).all() and (cs[2] == -2).all()
+
+
+# ------------------------------------------------------------------------------------------ the kernels' parameters
+def with_parameters(names, function):
+    """A kernel that takes these parameters, in this order, and hands them to `function` by name."""
+
+    def kernel(*args):
+        return function(**dict(zip(names, args, strict=True)))
+
+    kernel.__signature__ = inspect.Signature([inspect.Parameter(name, 1) for name in names])
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
+    """Attributes or tensors exchanged there arrive all the same."""
+    op, (kernels, work) = OPS[name], _kernels.load(_kernels.LEVEL)
+    args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
+    expected = run(name, args)
+    names = [*inspect.signature(kernels[op.kernel][0]).parameters]
+    for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
+        moved = {op.kernel: tuple(with_parameters(order, kernel) for kernel in kernels[op.kernel])}
+        assert same_bits(run(name, args, call=bind(op, moved, work).run), expected)
+
+
+CELL = OPS["LSTMBlockCell"]
+MORE = dataclasses.replace(  # a row with more of everything
+    CELL,
+    inputs=(Tensor("mask", "B H"), *CELL.inputs, Tensor("ignored", "B I", read=False)),
+    outputs=(*CELL.outputs, Tensor("kept", "B H")),
+    attributes=(Attribute("zoneout", None), *CELL.attributes, Attribute("coupled", False, bool)),
+    constants=(("phase", 7.0),),
+    result=tuple,
+)
+MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "work", "num_threads", "use_peephole"]
+MORE_NAMES += ["cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
+
+
+def bind_more(names, function):
+    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: lambda *sizes: (64, 1)})
+
+
+def test_what_is_new_in_the_table_reaches_the_kernel():
+    seen = {}
+
+    def kernel(**given):
+        seen.update({k: v if isinstance(v, (int, float)) else np.array(v) for k, v in given.items()})
+        np.asarray(given["kept"])[...] = 9
+        return 0
+
+    args = arguments(CELL.name) | {"mask": np.full((3, 5), 3, np.float32), "ignored": np.full((3, 2), 4, np.float32)}
+    inputs = tuple(args[tensor.name] for tensor in MORE.inputs)
+    results = bind_more(MORE_NAMES, kernel).run(inputs, None, 1, (0.5, np.float32(1.25), 2.5, True, np.True_))
+    assert len(results) == 8 and (results[-1] == 9).all()
+    for tensor in MORE.inputs:
+        if tensor.read:
+            np.testing.assert_array_equal(seen.pop(tensor.name), args[tensor.name])
+    assert not {tensor.name for tensor in MORE.outputs} - seen.keys() and seen["work"].size == 64
+    values = {name: value for name, value in seen.items() if not isinstance(value, np.ndarray)}
+    expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
+    assert values == expected | {"phase": 7.0, "num_threads": 1, "ready": 1}
+    with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
+        bind_more(MORE_NAMES, kernel).run(inputs, None, 1, ("no", 1.0, 3.0, False, False))
+
+
+@pytest.mark.parametrize("name", MORE_NAMES)
+def test_parameters_that_do_not_fit_the_table(name):
+    rest = [other for other in MORE_NAMES if other != name]
+    with pytest.raises(
+        TypeError, match=f"LSTMBlockCell: its kernel lstm_cell does not take {name}, which it is given$"
+    ):
+        bind_more(rest, None)
+    wrong = f"takes {name}_, which it is not given; does not take {name}, which it is given"
+    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel lstm_cell {wrong}$"):
+        bind_more([*rest, f"{name}_"], None)
+
+
+@pytest.mark.parametrize("name", ["ignored", "seq_len_max", "ifco", "n"])
+def test_parameters_that_the_table_does_not_have(name):
+    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel lstm_cell takes {name}, which it is not given$"):
+        bind_more([*MORE_NAMES, name], None)
+
+
+def test_two_of_one_name_in_the_table():
+    op = dataclasses.replace(CELL, attributes=(*CELL.attributes, Attribute("h", 0.0)))
+    with pytest.raises(TypeError, match=r"its kernel lstm_cell does not take h, which it is given$"):
+        bind(op)
 
 
 # ---------------------------------------------------------------------------------------------------------- mutations

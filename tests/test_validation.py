@@ -388,8 +388,8 @@ def test_same_values_same_bits(op, dtype, tmp_path):
 def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
     """Also with ``out`` and without peepholes. Those too large for the fast way go the other."""
     calls = []
-    convert = _bind.Call.convert
-    monkeypatch.setattr(_bind.Call, "convert", lambda *args: calls.append(args) or convert(*args))
+    read = _bind.Converter.read
+    monkeypatch.setattr(_bind.Converter, "read", lambda *args: calls.append(args) or read(*args))
     for peephole in (True, False) if OPS[op].attributes else (True,):
         given = good(op, dtype, peephole)
         out = tuple(FUNCTIONS[op](**given))
