@@ -42,8 +42,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .layers import GATE_ORDERS, GRU, LSTM, Bidirectional, Layer, Stack
-from .optable import DTYPES, OPS, Array, sizes_of
+from .layers import GRU, LSTM, Bidirectional, Layer, Stack
+from .optable import DTYPES, GATE_ORDERS, OPS, Array, sizes_of
 
 __all__ = ["load", "save"]
 

@@ -12,7 +12,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import Reader, form, is_array, short
 from blockcell.files import SHAPES, Stored, cells, check_arrays
-from blockcell.layers import GRUState, LSTMState, _read_parts
+from blockcell.layers import GRUState, LSTMState
+from blockcell.layers.arguments import read_parts
 from blockcell.optable import DTYPES, Array
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
@@ -122,7 +123,7 @@ class LayerCall:
         """The arrays of a state by their names in the model: the name in messages, and the value."""
         fields, children = _below(tree)
         expected = f"({', '.join(fields)})"
-        parts = _read_parts(self._reader, label, value, fields, expected)
+        parts = read_parts(self._reader, label, value, fields, expected)
         for field, (part, each) in zip(fields, parts.items(), strict=True):
             if field in children:
                 yield from self._parts(children[field], f"{prefix}{field}.", part, each)

@@ -71,6 +71,12 @@ def test_source_distribution_can_be_built_from(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = [*ROOT.glob("pyx/*.p*"), *ROOT.glob("blockcell/*.py*"), *ROOT.glob("tests/*.py"), ROOT / "LICENSE"]
+    wanted = [
+        *ROOT.glob("pyx/*.p*"),
+        *ROOT.glob("blockcell/*.py*"),
+        *ROOT.glob("blockcell/*/*.py"),
+        *ROOT.glob("tests/*.py"),
+        ROOT / "LICENSE",
+    ]
     assert {path.relative_to(ROOT).as_posix() for path in wanted} <= packed
     assert not {name for name in packed if name.endswith((".so", ".pyc", ".c"))} - {"tests/malloc_shim.c"}
