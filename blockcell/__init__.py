@@ -8,8 +8,8 @@ arrays in, numpy arrays out.
 from . import convert, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
-from .files import load
 from .layers import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
+from .layers.loading import load
 
 __all__ = [
     "GRU",

@@ -18,7 +18,7 @@ from blockcell.optable import DTYPES, Array
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
-Tree = Mapping[str, Any]  # a layer as `blockcell.files.describe` tells it
+Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
 
 
 class LayerCall:

@@ -25,7 +25,7 @@ from onnx import (
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.files import describe, replacing
+from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
 from blockcell.optable import OPS, Array, Tensor
 
@@ -177,7 +177,7 @@ def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelP
     if made.inlined:
         model = inliner.inline_local_functions(model)
         drop_import(model, DOMAIN)
-    provenance = {"version": __version__, "layer": json.dumps(describe(made.layer)), "loop": loop}
+    provenance = {"version": __version__, "layer": json.dumps(made.layer._description()), "loop": loop}
     helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
     return model
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _kernels, _team
+from .. import _kernels, _team, files
 from .._args import empty
 from .._read import Reader, form, short
 from .._stream import Runner, Stream
@@ -66,6 +66,10 @@ class Layer(ABC):
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
         """The arguments with which the constructor makes an equal layer."""
+
+    @abstractmethod
+    def _description(self) -> dict[str, Any]:
+        """The layer without its weights, as `blockcell.files` has it."""
 
     @abstractmethod
     def _cells(self, prefix: str = "") -> dict[str, Cell]:
@@ -127,10 +131,23 @@ class Layer(ABC):
                 return
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the layer to a file, ``.npz`` or ``.safetensors``; `blockcell.load` reads it. See `blockcell.files`."""
-        from ..files import save
+        """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
 
-        save(self, path)
+        Either the whole file is written or nothing is: what was there before stays until the new file is complete.
+
+        Parameters
+        ----------
+        path : path_like
+            Ends in ``.npz`` or ``.safetensors``.
+
+        Raises
+        ------
+        ValueError
+            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays.
+        OSError
+            The file cannot be written.
+        """
+        files.write(path, self._description(), self.weights)
 
     # ------------------------------------------------------------------------------------------------------------ calls
     def __call__(

@@ -128,6 +128,9 @@ class Bidirectional(Composite):
     def _arguments(self) -> dict[str, Any]:
         return {"fw": self.fw, "bw": self.bw}
 
+    def _description(self) -> dict[str, Any]:
+        return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
+
     def stream(self, batch: SupportsIndex = 1) -> NoReturn:
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
@@ -219,6 +222,9 @@ class Stack(Composite):
 
     def _arguments(self) -> dict[str, Any]:
         return {"layers": self.layers}
+
+    def _description(self) -> dict[str, Any]:
+        return {"type": "Stack", "layers": [layer._description() for layer in self.layers]}
 
     def _forward(
         self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None

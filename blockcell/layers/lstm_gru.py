@@ -143,6 +143,9 @@ class LSTM(Cell):
     def _arguments(self) -> dict[str, Any]:
         return super()._arguments() | self._attributes()
 
+    def _description(self) -> dict[str, Any]:
+        return {"type": "LSTM"} | self._attributes()
+
     def _remarks(self) -> list[str]:
         usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
         unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
@@ -195,6 +198,9 @@ class GRU(Cell):
 
     def __init__(self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike) -> None:
         self._initialize({"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c})
+
+    def _description(self) -> dict[str, Any]:
+        return {"type": "GRU"}
 
     @classmethod
     def init(
