@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import _cpu, _threads
+from ._version import __version__
 
 MODULES = ("_lstm", "_gru")
 # What OpenMP runtimes, gcc's and LLVM's, read when they are loaded: how long idle threads stay awake, in turns of a
@@ -118,8 +119,6 @@ def build_info() -> dict[str, Any]:
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
         ``cpu``.
     """
-    from . import __version__
-
     return {
         "version": __version__,
         "level": LEVEL,
