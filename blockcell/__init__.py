@@ -8,8 +8,9 @@ arrays in, numpy arrays out.
 from . import convert, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
-from .files import load
+from ._version import __version__ as __version__
 from .layers import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
+from .layers.loading import load
 
 __all__ = [
     "GRU",
@@ -27,4 +28,3 @@ __all__ = [
     "raw_ops",
     "set_num_threads",
 ]
-__version__ = "0.1.0.dev0"

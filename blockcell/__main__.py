@@ -1,6 +1,6 @@
 """`python -m blockcell` is the command `blockcell`."""
 
-from .cli import main
+from .command import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

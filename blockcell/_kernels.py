@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import _cpu, _threads
+from ._version import __version__
 from .optable import STORAGE
 
 MODULES = ("_lstm", "_gru")
@@ -117,8 +118,6 @@ def build_info() -> dict[str, Any]:
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
         ``cpu``.
     """
-    from . import __version__
-
     return {
         "version": __version__,
         "level": LEVEL,

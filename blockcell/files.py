@@ -1,13 +1,13 @@
-"""Layers in files: ``layer.save(path)`` and ``blockcell.load(path)``.
+"""The files of layers: what ``layer.save(path)`` writes and ``blockcell.load(path)`` reads.
 
-Two formats, by the file's suffix: ``.npz``, numpy's own, and ``.safetensors``. Both hold the arrays of
-``layer.weights`` under their names, and one JSON text named "blockcell":
+The suffix of a path says which of two formats the file has: ``.npz``, numpy's own, or ``.safetensors``. Both hold the
+arrays of ``layer.weights`` under their names, and one JSON text named "blockcell":
 
 .. code-block:: text
 
     {"version": 1, "sha256": "...", "layer": {"type": "GRU"}}
 
-with one of these as the layer:
+where the layer has one of these descriptions:
 
 .. code-block:: text
 
@@ -16,10 +16,12 @@ with one of these as the layer:
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-`checksum` says of what "sha256" is; files of earlier versions have none.
+`checksum` computes "sha256"; files of earlier versions have none.
 
-Reading never unpickles, and takes nothing for granted: names, dtypes, shapes and sizes are checked before an array is
-read, and arrays are never compressed, so that none is larger than its file.
+Reading never unpickles and trusts nothing: names, dtypes, shapes and sizes are checked before an array is read.
+Arrays are never compressed, so none is larger than its file.
+
+Nothing here knows a layer: descriptions are dicts and weights are arrays.
 """
 
 from __future__ import annotations
@@ -42,10 +44,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .layers import GATE_ORDERS, GRU, LSTM, Bidirectional, Layer, Stack
-from .optable import DTYPES, OPS, Array, sizes_of
-
-__all__ = ["load", "save"]
+from .optable import DTYPES, GATE_ORDERS, OPS, Array, sizes_of
 
 VERSION = 1
 KEY = "blockcell"
@@ -57,7 +56,7 @@ SHAPES = {  # of a cell's weights
 }
 PEEPHOLES = ("wci", "wcf", "wco")
 MOST_ARRAYS = 2**14
-LONGEST_TEXT = 2**22  # in bytes; that of as many arrays has a half
+LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
 CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
@@ -76,30 +75,20 @@ class Stored(NamedTuple):
     offset: int
     order: str = "C"
     crc: tuple[int, int] | None = None
-    """In an ``.npz``, the CRC-32 of what comes before the array, and of both."""
+    """In an ``.npz``: the CRC-32 of the array's header, and that of header and array."""
 
 
-def save(layer: Layer, path: StrPath) -> None:
-    """Write a layer to a file, which `load` reads.
+class Content(NamedTuple):
+    """What a file holds."""
 
-    Either the whole file is written or nothing is: what stood there before stays until the new one is complete.
+    description: Any
+    arrays: dict[str, Array]
+    sha256: str | None
 
-    Parameters
-    ----------
-    layer : Layer
-        An `LSTM`, `GRU`, `Bidirectional` or `Stack`.
-    path : path_like
-        Ends in ``.npz`` or ``.safetensors``.
 
-    Raises
-    ------
-    ValueError
-        The path ends otherwise, the layer has an attribute that is NaN, or more than 16384 arrays.
-    OSError
-        The file cannot be written.
-    """
+def write(path: StrPath, description: Any, arrays: Mapping[str, Array]) -> None:
+    """Write the description and the arrays of a layer to a file, or raise and leave what was there."""
     form = _of_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
-    description, arrays = describe(layer), layer.weights
     try:
         check(description)
         _bounded(len(arrays))
@@ -112,8 +101,8 @@ def save(layer: Layer, path: StrPath) -> None:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the one at the path when it is complete, and is gone if it never is."""
-    target = Path(os.path.realpath(path))  # behind a link
+    """A new file to write to. Once complete it replaces the one at the path; if that fails, it is deleted."""
+    target = Path(os.path.realpath(path))  # what a link refers to
     part = target.with_name(f".{os.urandom(16).hex()}")
     try:
         with part.open("xb") as file:
@@ -121,64 +110,31 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
-    except OSError as error:  # which names a file that nobody knows
+    except OSError as error:  # it names the temporary file, which means nothing to the caller
         raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         part.unlink(missing_ok=True)
 
 
-def load(path: StrPath) -> Layer:
-    """Read a layer that `save` wrote.
-
-    Parameters
-    ----------
-    path : path_like
-        Ends in ``.npz`` or ``.safetensors``.
-
-    Returns
-    -------
-    Layer
-        An `LSTM`, `GRU`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes.
-
-    Raises
-    ------
-    ValueError
-        The file is damaged, holds something else, or has a format version that this blockcell does not know.
-    OSError
-        The file cannot be read.
-    """
+@contextmanager
+def reading(path: StrPath) -> Iterator[Content]:
+    """What a file holds. Errors in it, also those that the caller finds, are ValueErrors that name the file."""
     find = _of_suffix(path, {".npz": _find_npz, ".safetensors": _find_safetensors})
     with open(path, "rb") as file:
         try:
             text, stored = find(file, os.fstat(file.fileno()).st_size)
-            description, expected = _read_document(text)
+            description, sha256 = _read_document(text)
             check_arrays(description, stored)
-            layer = _build(description, {name: _array(file, name, each) for name, each in stored.items()}, "")
-            if expected is not None and checksum(describe(layer), layer.weights) != expected:
-                raise ValueError("it is not what was saved: its sha256 is another")
+            yield Content(description, {name: _array(file, name, each) for name, each in stored.items()}, sha256)
         except (RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} cannot be read as a layer of blockcell: {error}") from error
-    return layer
 
 
-# ----------------------------------------------------------------------------------------------------------- the layers
-def describe(layer: Layer) -> dict[str, Any]:
-    """The layer without its weights, as far as JSON holds it."""
-    if isinstance(layer, LSTM):
-        return {"type": "LSTM"} | {name: getattr(layer, name) for name in ATTRIBUTES}
-    if isinstance(layer, GRU):
-        return {"type": "GRU"}
-    if isinstance(layer, Bidirectional):
-        return {"type": "Bidirectional", "fw": describe(layer.fw), "bw": describe(layer.bw)}
-    if isinstance(layer, Stack):
-        return {"type": "Stack", "layers": [describe(part) for part in layer.layers]}
-    raise TypeError(f"save: the layer is of type {type(layer).__name__}; expected an LSTM, GRU, Bidirectional or Stack")
-
-
+# --------------------------------------------------------------------------------------------------------- descriptions
 def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
-    """SHA-256, in hexadecimal, of a JSON text and the arrays after it, their bytes in C order, the lowest first.
+    """The SHA-256, in hexadecimal, of a JSON text followed by the arrays' bytes, in C order and little-endian.
 
-    The text is that of ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
+    The text is ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
     ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``.
     """
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
@@ -187,12 +143,12 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
         for array in arrays.values():
             found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
         return found.hexdigest()
-    except ValueError as error:  # OpenSSL's word for it
+    except ValueError as error:  # how OpenSSL says that memory is short
         raise MemoryError(str(error)) from error
 
 
 def parse(text: str) -> Any:
-    """What a JSON text says, in which no object has a name twice."""
+    """The value of a JSON text. A name that stands twice in an object is a ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -207,7 +163,7 @@ def parse(text: str) -> Any:
 
 
 def check(description: Any) -> None:
-    """Raise a ValueError unless it is what `describe` may return."""
+    """Raise a ValueError unless it describes a layer."""
     waiting = [description]
     while waiting:
         each = waiting.pop()
@@ -249,21 +205,9 @@ def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield from cells(part, f"{prefix}{k}.")
 
 
-def _build(description: Any, arrays: Mapping[str, Array], prefix: str) -> Layer:
-    kind = description["type"]
-    if kind == "Bidirectional":
-        return Bidirectional(*(_build(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
-    if kind == "Stack":
-        return Stack([_build(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
-    weights: dict[str, Any] = {name: arrays[prefix + name] for name in SHAPES[kind] if prefix + name in arrays}
-    if kind == "GRU":
-        return GRU(**weights)
-    return LSTM(**weights, **{name: description[name] for name in ATTRIBUTES})
-
-
-# ---------------------------------------------------------------------------------------------------- before the arrays
+# -------------------------------------------------------------------------------------------- checks, and then an array
 def _read_document(text: str) -> tuple[Any, str | None]:
-    """The layer's description and the checksum."""
+    """The layer's description, and the checksum if the file has one."""
     document = parse(text)
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError(f"its text {KEY!r} is {short(document)}; expected an object with a version")
@@ -287,7 +231,7 @@ def _bounded(arrays: int) -> None:
 
 
 def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
-    """Whether these are the arrays of the layer, by what is known of them before they are read."""
+    """Raise a ValueError unless these, as far as is known before they are read, are the arrays of the layer."""
     found: dict[str, str] = {}  # the shapes in letters
     for prefix, kind in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
@@ -319,7 +263,7 @@ def _bytes(array: Array) -> memoryview:
 
 def _array(file: BufferedReader, name: str, stored: Stored) -> Array:
     file.seek(stored.offset)
-    array = np.empty(math.prod(stored.shape), stored.dtype)  # not numpy.fromfile, which has other errors without memory
+    array = np.empty(math.prod(stored.shape), stored.dtype)  # numpy.fromfile raises other errors if memory is short
     if file.readinto(_bytes(array)) != array.nbytes:
         raise ValueError(f"its array {short(name)} is cut off")
     if stored.crc and zlib.crc32(_bytes(array), stored.crc[0]) != stored.crc[1]:
@@ -336,20 +280,20 @@ def _of_suffix(path: StrPath, formats: dict[str, F]) -> F:
 
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
-    """As numpy.savez does, which has a copy of everything in memory and hides that it had no more."""
+    """Write what numpy.savez writes, which copies every array and hides that memory is short."""
     try:
         with zipfile.ZipFile(file, "w") as archive:
             for name, array in {KEY: np.array(text), **arrays}.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
                     entry.write(_bytes(array))
-    except ValueError as error:  # that an entry is still open, which could not be closed
+    except ValueError as error:  # from closing the archive, because an error has left an entry open
         raise error.__context__ or error from None
 
 
-LOCAL = struct.Struct("<4sHHHHHLLLHH")  # what stands before an entry of a zip file
-LONG = struct.Struct("<HHQQ")  # its sizes, where those before are -1
-END = struct.Struct("<4sHHHHLLH")  # what a zip file ends with
+LOCAL = struct.Struct("<4sHHHHHLLLHH")  # the header of an entry of a zip file
+LONG = struct.Struct("<HHQQ")  # the entry's sizes in 64 bits, if the header has 0xFFFFFFFF for both
+END = struct.Struct("<4sHHHHLLH")  # the end of a zip file
 NPY = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"\{'descr': '([<>|][biufcmMOSUV]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n",
@@ -358,7 +302,7 @@ NPY = re.compile(
 
 
 def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
-    """The text, and where the arrays are: one entry stands behind the other, and all of them behind their headers."""
+    """The text, and where the arrays are. The entries follow one another, each after its own header."""
     file.seek(max(0, size - END.size))
     signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
     if signature == b"PK\5\6":
@@ -370,7 +314,7 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
         name, extra = file.read(name_length).decode().removesuffix(".npy"), file.read(extra_length)
         if packed == length == 0xFFFFFFFF and len(extra) == LONG.size:
             *_, length, packed = LONG.unpack(extra)
-        if method or flags & ~0x0800:  # that of names in UTF-8
+        if method or flags & ~0x0800:  # the flag of names in UTF-8
             raise ValueError(
                 f"its entry {short(name)} is compressed, encrypted or streamed; expected it plainly stored"
             )
@@ -395,7 +339,7 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
 
 
 def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> Stored:
-    """The array of an entry that starts, has a length and begins so."""
+    """The array of the entry at `start`, which has `length` bytes and begins with `head`."""
     match = NPY.match(head)
     if match is None or int.from_bytes(match[1], "little") != match.end() - 10:
         raise ValueError(f"its entry {short(name)} does not begin as an array does that numpy.savez wrote")
@@ -423,7 +367,7 @@ def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -
         start, end = end, end + array.nbytes
         header[name] = {"dtype": codes[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
     content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)  # so that the arrays begin at a multiple of it
+    content += b" " * (-len(content) % 8)  # the arrays begin at a multiple of 8
     if len(content) > LONGEST_TEXT:
         raise ValueError(f"its names take {len(content)} bytes; expected at most {LONGEST_TEXT}")
     file.write(len(content).to_bytes(8, "little") + content)
@@ -432,7 +376,7 @@ def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -
 
 
 def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
-    """The text, and where the arrays are: one behind the other, without gaps, up to the end."""
+    """The text, and where the arrays are. They follow one another without gaps up to the end of the file."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, LONGEST_TEXT):
         raise ValueError(f"its header is to have {length} bytes; expected at most {LONGEST_TEXT}, within the file")
@@ -453,7 +397,7 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
 
 
 def _found(name: str, entry: Any, start: int) -> Stored:
-    """The array of an entry in the header of a .safetensors file, whose arrays start there."""
+    """The array of an entry in the header of a .safetensors file, whose arrays begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"its array {short(name)} is {short(entry)}; expected dtype, shape and data_offsets")
     dtype, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))

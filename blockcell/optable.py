@@ -354,3 +354,6 @@ _TABLE = (
 
 OPS: dict[str, Op] = {op.name: op for op in _TABLE}
 """All twelve by name, TF's eight first."""
+
+GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
+"""The orders of an LSTM's gates, by the names that layers have for them."""

@@ -22,8 +22,8 @@ from blockcell.optable import DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
 from . import gru, lstm
 from .loops import (
     Live,
+    LoopBody,
     Nodes,
-    Steps,
     divided,
     last,
     loop,
@@ -38,7 +38,7 @@ from .loops import (
     with_time,
     writes,
 )
-from .text import Program, Reader
+from .text import Program, TextParser
 
 DOMAIN = "blockcell"
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
@@ -57,14 +57,13 @@ class Config:
     opset: int
     static: bool
     inlined: bool = False
-    whole: bool = False
-    """Of a sequence: whether all T steps run. seq_len_max is no argument then, and the states after the last step,
+    full_length: bool = False
+    """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
     ``cs_last`` and ``h_last``, can be outputs."""
     fresh: bool = False
-    """Of such a sequence: whether it takes an argument ``fresh`` [T,B,1] of bool, true where the state before a step is
-    zero."""
+    """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
     lengths: bool = False
-    """Of such a sequence in ONNX's own LSTM or GRU: whether that takes the rows' ``lengths``."""
+    """Whether ONNX's own LSTM or GRU takes the rows' ``lengths``."""
 
     @property
     def half(self) -> bool:
@@ -72,11 +71,11 @@ class Config:
 
     @property
     def compute(self) -> np.dtype[Any]:
-        """The dtype within a step: float16 is for storage."""
+        """The dtype that a step computes in: float16 is only for storage."""
         return np.dtype(np.float32) if self.half else self.dtype
 
     def attribute(self, name: str) -> float:
-        """An attribute as the step uses it: float16 rounds it to half, as TensorFlow does."""
+        """An attribute as the step uses it, rounded to float16 in float16 as TensorFlow does."""
         with np.errstate(over="ignore"):
             return float(self.dtype.type(self.attrs.get(name, 0.0)))
 
@@ -86,12 +85,12 @@ class Config:
 
     @property
     def module(self) -> ModuleType:
-        """The one with the op's text."""
+        """The module that has the op's text."""
         return gru if "r" in self.op.gates else lstm
 
     @property
     def conditions(self) -> set[str]:
-        """The words that may stand in the text's margin, those that hold."""
+        """The conditions of the text's lines that hold."""
         clip = self.attribute("cell_clip")
         holds = {
             "cell": not self.op.sequence or self.loop == "native",
@@ -105,7 +104,7 @@ class Config:
         return {word for word, there in holds.items() if there}
 
 
-# ---------------------------------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------------------------------ arguments
 def config(
     op: str,
     dtype: DTypeLike = "float32",
@@ -145,7 +144,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _not_native(c: Config) -> str:
-    """Why ONNX's LSTM or GRU does not compute the same, if so."""
+    """Why ONNX's own LSTM or GRU does not compute the same; empty if it does."""
     cell = "GRU" if c.module is gru else "LSTM"
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
@@ -166,7 +165,7 @@ def _not_native(c: Config) -> str:
 
 
 def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
-    """The sizes that are given, of those that may be."""
+    """The sizes that are not None, after a check of all."""
     given = {}
     for letter, size in sizes.items():
         if letter not in tuple(letters):
@@ -203,7 +202,7 @@ def checked_attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, f
     return values
 
 
-# ------------------------------------------------------------------------------------------------------- the op's body
+# -------------------------------------------------------------------------------------------------------- the op's body
 def body(c: Config) -> tuple[Nodes, list[str]]:
     """The op's nodes and those of its arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
@@ -218,25 +217,25 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
 
 
 def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """The nodes that compute the outputs, and the names of those in them."""
+    """The nodes that compute the outputs, and the names that the outputs have in them."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
-    reader = Reader(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
-    before, step = reader.nodes(program.before), reader.nodes(program.step)
-    carried = {name: reader.name(value) for name, value in program.carried.items()}
+    parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
+    before, step = parser.nodes(program.before), parser.nodes(program.step)
+    carried = {name: parser.name(value) for name, value in program.carried.items()}
     if c.loop == "native":
-        before += renamed(reader.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if c.loop == "native" and c.whole:
+        before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+    if c.loop == "native" and c.full_length:
         step, carried = [], {}
-    elif c.loop == "native":  # which knows the h that every step reads: the cell's text does for all steps at once
+    elif c.loop == "native":  # it gives the h of all steps, so the cell's text computes the rest for all steps at once
         step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
         del carried["h_prev"]
-        reader.conditions.add("sequence")
-    after = reader.nodes(program.after)
+        parser.conditions.add("sequence")
+    after = parser.nodes(program.after)
     if c.fresh:
         before, step, after = _started_anew(c, before, step, after, carried)
     zero = [tensor for tensor in c.op.outputs if tensor.peephole and "peephole" not in c.conditions]
     nodes, results = _zeros(c, zero)
-    values = {t.name: reader.name(_in_text(c, t)) for t in c.op.outputs if t not in zero}
+    values = {t.name: parser.name(_in_text(c, t)) for t in c.op.outputs if t not in zero}
     for name, value in carried.items():
         if (ending := last(name.removesuffix("_prev"))) in values:
             values[ending] = last(value)
@@ -248,14 +247,14 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     wanted = reads(after) | {value for name, value in values.items() if name not in finals}
     ahead, inside, behind = divided(step, carried, wanted)
     timed = with_time([*before, *ahead], [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
-    steps = Steps(
+    loop_body = LoopBody(
         inside,
         carried,
-        each=sorted(reads(inside) & timed),
-        collected=sorted(writes(inside) & (reads(behind) | wanted)),
+        scan_inputs=sorted(reads(inside) & timed),
+        scan_outputs=sorted(writes(inside) & (reads(behind) | wanted)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
-        apart=c.inlined and (c.static or c.loop == "native"),
+        distinct_outputs=c.inlined and (c.static or c.loop == "native"),
     )
     nodes += [*Live.LENGTH, *before, *ahead]
     if not c.forward:
@@ -263,9 +262,9 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
 
     def run(live: Live) -> tuple[Nodes, dict[str, str]]:
-        """The loop and what comes after it; and the outputs' names."""
+        """The loop and what comes after it, and the outputs' names."""
         nodes = [] if live.known else [*Live.CONDITIONS]
-        nodes += LOOPS[c.loop](steps, live, c.sizes.get("T", 0)) if inside else []
+        nodes += LOOPS[c.loop](loop_body, live, c.sizes.get("T", 0)) if inside else []
         nodes += behind
         for each in after:
             nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
@@ -275,17 +274,17 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
             nodes += live(last(values[name]), found[name], "any_live")
         return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in found.items()}
 
-    if c.loop == "scan" and not c.static and not c.whole:
+    if c.loop == "scan" and not c.static and not c.full_length:
         nodes.append(_either(c, run(Live(known=True)), run(Live(known=False))))
         return nodes, results | {name: f"{name}_result" for name in values}
-    nodes_of_run, found = run(Live(known=c.whole))
+    nodes_of_run, found = run(Live(known=c.full_length))
     return [*nodes, *nodes_of_run], results | found
 
 
 def _started_anew(
     c: Config, before: Nodes, step: Nodes, after: Nodes, carried: Mapping[str, str]
 ) -> tuple[Nodes, Nodes, Nodes]:
-    """The same with states, and backward the gradients to them, that are zero before a step where ``fresh`` is true."""
+    """The nodes with states, or gradients to them, set to zero before the steps at which ``fresh`` is true."""
 
     def where(name: str, result: str) -> NodeProto:
         return node("Where", ["fresh", "zero", name], [result])
@@ -300,19 +299,19 @@ def _started_anew(
     return [*before, *(where(name, kept[name]) for name in states)], step, renamed(after, kept)
 
 
-def _either(c: Config, whole: tuple[Nodes, dict[str, str]], cut: tuple[Nodes, dict[str, str]]) -> NodeProto:
-    """An If that spares sequences of full length the masks."""
+def _either(c: Config, full_length: tuple[Nodes, dict[str, str]], masked: tuple[Nodes, dict[str, str]]) -> NodeProto:
+    """An If, so that sequences of full length need no masks."""
     branches = {}
-    for key, (nodes, found) in {"then_branch": whole, "else_branch": cut}.items():
+    for key, (nodes, found) in {"then_branch": full_length, "else_branch": masked}.items():
         outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in found.values()]
         branches[key] = helper.make_graph(needed(nodes, found.values()), key, [], outputs)
-    return node("If", ["all_live"], [f"{name}_result" for name in whole[1]], **branches)
+    return node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
 
 
 def _in_text(c: Config, output: Tensor) -> str:
     """The output's name in the text, which is that of the cell's gradient to all arguments."""
     name = output.name
-    if c.whole and c.forward:
+    if c.full_length and c.forward:
         return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name] if c.loop == "native" else name
     if name == "dicfo":
         return "d_bars"
@@ -350,7 +349,7 @@ def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
 
 
 def _source(op: Op, word: str) -> tuple[str, int] | None:
-    """An input that has a dimension of this size, and which; one whose values matter, too."""
+    """An input whose values matter and that has a dimension of this size, and which dimension that is."""
     for tensor in op.inputs:
         if tensor.read and not tensor.peephole and word in tensor.shape.split():
             return tensor.name, tensor.shape.split().index(word)
@@ -358,7 +357,7 @@ def _source(op: Op, word: str) -> tuple[str, int] | None:
 
 
 def _finished(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
-    """What the outputs need, under their names; float16 is converted on the way in and out."""
+    """The nodes that the outputs need, which they give under their names; float16 is cast on the way in and out."""
     nodes = needed(nodes, results.values())
     if c.half:
         arrays = [tensor.name for tensor in c.op.inputs if tensor.name in reads(nodes)]
@@ -376,7 +375,7 @@ def constant(name: str, value: Any) -> NodeProto:
 
 
 def _given(c: Config, names: set[str]) -> Nodes:
-    """The numbers and sizes that the texts take for granted, those of them that are read."""
+    """Constants for those of the numbers and sizes named in the texts that are read."""
     clip = c.attribute("cell_clip")
     floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
     integers = {
@@ -399,7 +398,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
 
 
 def _named(c: Config, each: NodeProto) -> None:
-    """A node is called like its first output, for those who look at graphs and profiles."""
+    """Give a node the name of its first output, which makes graphs and profiles readable."""
     each.name = each.output[0]
     if each.op_type in ("LSTM", "GRU"):
         each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
@@ -528,5 +527,5 @@ def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
 
 
 def _doc(c: Config) -> str:
-    """What the text stands beside: the equations."""
+    """The equations, from the module that has the text."""
     return f"{c.op.name} of TensorFlow's block RNN ops.\n\n{c.module.__doc__}"

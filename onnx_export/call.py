@@ -1,4 +1,4 @@
-"""Between a layer's arguments and results and the inputs and outputs of its model."""
+"""Translates a layer's arguments to the inputs of its model, and the model's outputs to the layer's results."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import SHAPES, Stored, cells, check_arrays
-from blockcell.layers import GRUState, LSTMState, _read_parts
+from blockcell.layers import GRUState, LSTMState
+from blockcell.layers.arguments import read_parts
 from blockcell.optable import DTYPES, Array
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
-Tree = Mapping[str, Any]  # a layer as `blockcell.files.describe` tells it
+Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
 
 
 class LayerCall:
-    """How a model that `export` made of a layer is called: as the layer is.
+    """Calls a model that `export` made of a layer as the layer is called.
 
-    Arguments are those of the layer, as far as the model takes them: x, state, lengths and reset; with ``train`` also
-    d_y and d_state, those of `Layer.backward`, and weights, by their names. All but x and weights may be left out or
-    None, which stands for zeros, and for rows of full length. Results are y and state, with ``train`` also d_x, d_state
-    and grads.
+    The arguments are those of the layer that the model takes: x, state, lengths and reset; with ``train`` also d_y and
+    d_state, those of `Layer.backward`, and weights, a dict. All but x and weights may be left out or None, which means
+    zeros, or rows of full length. The results are y and state; with ``train`` also d_x, d_state and grads.
     """
 
     def __init__(self, model: ModelProto, tree: Tree) -> None:
@@ -72,9 +72,9 @@ class LayerCall:
         if train:
             inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
             outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
-        others = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
+        row_inputs = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
         expected_inputs = {name: (kind, shape) for name, shape in inputs.items()}
-        expected_inputs |= {name: others[name] for name in others if name in self._inputs}
+        expected_inputs |= {name: row_inputs[name] for name in row_inputs if name in self._inputs}
         _compare("input", model.graph.input, expected_inputs)
         _compare("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
 
@@ -86,7 +86,7 @@ class LayerCall:
         given = {name: arguments.get(name) for name in self._takes}
         if missing := [name for name in ("x", "weights") if name in given and given[name] is None]:
             raise TypeError(f"{caller}: {', '.join(missing)} missing; expected {expected}")
-        values: dict[str, tuple[str, Any]] = {}  # by the model's names: those in messages, and what is given
+        values: dict[str, tuple[str, Any]] = {}  # by the model's names: the name in messages, and the value
         for name, value in given.items():
             if name == "state":
                 values |= {f"{key}_prev": pair for key, pair in self._parts(self.tree, "", name, value)}
@@ -117,12 +117,12 @@ class LayerCall:
         result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
         return result(**parts)
 
-    # ---------------------------------------------------------------------------------------------------------- states
+    # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
-        """The arrays of a state by their names in the model: the name in messages, and the value."""
+        """The names that a state's arrays have in the model, each with the name in messages and the value."""
         fields, children = _below(tree)
         expected = f"({', '.join(fields)})"
-        parts = _read_parts(self._reader, label, value, fields, expected)
+        parts = read_parts(self._reader, label, value, fields, expected)
         for field, (part, each) in zip(fields, parts.items(), strict=True):
             if field in children:
                 yield from self._parts(children[field], f"{prefix}{field}.", part, each)
@@ -130,13 +130,13 @@ class LayerCall:
                 yield prefix + field, (part, each)
 
     def _state(self, tree: Tree, prefix: str, find: Callable[[str], Array]) -> Any:
-        """A state of the arrays that are found by the states' names."""
+        """The state whose arrays `find` gives by their names."""
         fields, children = _below(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
-    # ---------------------------------------------------------------------------------------------------------- arrays
+    # ----------------------------------------------------------------------------------------------------------- arrays
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
         caller, expected = self._reader.caller, ", ".join(self._weights)
         if not isinstance(value, Mapping):
@@ -177,7 +177,7 @@ class LayerCall:
 
 
 def _dims(kind: Any) -> list[int | str]:
-    """The shape of a tensor type. A size of 0 is not written."""
+    """The shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
 
 
@@ -207,7 +207,7 @@ def _compare(
 
 
 def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
-    """What the layer's state has parts for, and the layers among these."""
+    """The names of the state's parts, and those of them that are layers."""
     if tree["type"] == "Stack":
         children = {str(k): part for k, part in enumerate(tree["layers"])}
     else:

@@ -1,4 +1,4 @@
-"""From a layer to its ONNX model: the cells are the functions of `build`, everything between them stands here."""
+"""From a layer to its ONNX model: the functions of `build` are the cells, and this module connects them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnx import (
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.files import describe, replacing
+from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
 from blockcell.optable import OPS, Array, Tensor
 
@@ -34,8 +34,9 @@ from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
-# Ops whose texts the functions are; they have no name that is an op's, because their inputs and outputs are others.
-OPS_OF = {  # by the order of the gates
+# The ops whose texts the functions have, by the order of the gates. A function has no op's name, because its inputs and
+# outputs are not those of the op.
+OPS_OF = {
     "icfo": {"Step": "LSTMBlockCell", "": "BlockLSTM", "Grad": "BlockLSTMGrad"},
     "ifco": {"Step": "LSTMBlockCell", "": "BlockLSTMV2", "Grad": "BlockLSTMGradV2"},
     "ru": {"Step": "GRUBlockCell", "": "block_gru", "Grad": "block_gru_grad"},
@@ -177,7 +178,7 @@ def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelP
     if made.inlined:
         model = inliner.inline_local_functions(model)
         drop_import(model, DOMAIN)
-    provenance = {"version": __version__, "layer": json.dumps(describe(made.layer)), "loop": loop}
+    provenance = {"version": __version__, "layer": json.dumps(made.layer._description()), "loop": loop}
     helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
     return model
 
@@ -185,7 +186,7 @@ def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelP
 # ------------------------------------------------------------------------------------------------------------ the graph
 @dataclass(frozen=True)
 class _Tape:
-    """What a cell's backward pass takes of its forward pass."""
+    """What the backward pass of a cell needs of its forward pass."""
 
     arguments: dict[str, str]
     first: dict[str, str]
@@ -194,7 +195,7 @@ class _Tape:
 
 @dataclass
 class _Model:
-    """A graph in the making. Values are known by name; a node that is asked for twice is made once."""
+    """Builds a graph. Values have names; a node that is asked for twice is made once."""
 
     layer: Layer
     dtype: np.dtype[Any]
@@ -209,7 +210,7 @@ class _Model:
     nodes: Nodes = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
-    """The outputs' names to those of their values."""
+    """The names of the values of the outputs, by the outputs' names."""
     configs: list[tuple[Config, FunctionProto]] = field(default_factory=list)
     _made: dict[Any, str] = field(default_factory=dict)
     _turned: dict[str, str] = field(default_factory=dict)
@@ -264,7 +265,7 @@ class _Model:
         return helper.make_tensor_value_info(name, kind or helper.np_dtype_to_tensor_dtype(self.dtype), sizes)
 
     def _finished(self, outputs: Sequence[str]) -> Nodes:
-        """The nodes that the outputs need, which they give under the outputs' names."""
+        """The nodes that the outputs need, with the outputs' names for their values."""
         given = {value.name for value in self.inputs}
         names: dict[str, str] = {}
         for name in outputs:
@@ -275,9 +276,9 @@ class _Model:
                 names[value] = name
         return needed(renamed(self.nodes, names), outputs)
 
-    # ---------------------------------------------------------------------------------------------------------- layers
+    # ----------------------------------------------------------------------------------------------------------- layers
     def _forward(self, layer: Layer, prefix: str, x: str, reverse: bool) -> tuple[str, Any]:
-        """y, and what the backward pass takes."""
+        """y, and what the backward pass needs."""
         if isinstance(layer, Stack):
             tapes = []
             for k, part in enumerate(layer.layers):
@@ -326,8 +327,8 @@ class _Model:
             return found["h"], tape
 
         if self.train:
-            self._config(cell, prefix, "Grad")  # which may be refused
-        # With lengths, a loop hands out the states of all steps; ONNX's own LSTM has cs at the rows' ends alone.
+            self._config(cell, prefix, "Grad")  # raises if there is none
+        # With lengths, a loop gives the states of all steps; ONNX's own LSTM gives cs only at the rows' last steps.
         gathered = () if not self.lengths else ("h",) if self.native else names
         handed = [name for name in names if name not in gathered]
         c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
@@ -359,11 +360,12 @@ class _Model:
         self.results |= {f"d_{prefix}{name}": found[f"{name}_grad"] for name in cell.weights}
         return self._turn(found["x_grad"]) if tape.reverse else found["x_grad"]
 
-    # ----------------------------------------------------------------------------------------------------------- cells
+    # ------------------------------------------------------------------------------------------------------------ cells
     def _config(
         self, cell: Any, prefix: str, kind: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
     ) -> Config:
-        """That of a cell's function: with these of the op's outputs, or all, and these states after the last step."""
+        """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
+        `last`, after the last step."""
         described: dict[str, float | bool] = {"use_peephole": "wci" in cell.weights} if isinstance(cell, LSTM) else {}
         if isinstance(cell, LSTM) and kind != "Grad":
             described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
@@ -380,17 +382,17 @@ class _Model:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
         op = replace(
             c.op,
-            gates=OPS[OPS_OF[gates or "ru"][""]].gates,  # TensorFlow has no cell of the other order
+            gates=OPS[OPS_OF[gates or "ru"][""]].gates,  # LSTMBlockCell itself has one order only
             outputs=(
                 *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
                 *(Tensor(f"{name}_last", "B H") for name in last),
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
-        return replace(c, op=op, attrs=described, whole=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+        return replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
-        """The function's outputs by the names that they have in it."""
+        """The values of the function's outputs, by the names that these have in the function."""
         made = next((made for known, made in self.configs if known == c), None)
         if made is None:
             base, taken = f"{type(cell).__name__}{kind}", {each.name for each in self.functions}
@@ -404,7 +406,7 @@ class _Model:
         self.nodes.append(node(made.name, inputs, [*found.values()], name=name, domain=DOMAIN))
         return found
 
-    # ----------------------------------------------------------------------------------------------------------- nodes
+    # ------------------------------------------------------------------------------------------------------------ nodes
     def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         key = op_type, inputs, *attributes.items()
         if key not in self._made:
@@ -451,11 +453,11 @@ class _Model:
         return self._add("Unsqueeze", self._range("T"), self._ints(1))
 
     def _last_step(self) -> str:
-        """The number of each row's last step, [B]; -1 where there is none; without lengths that of all rows, [1]."""
+        """The number of each row's last step, [B], or -1 for a row without steps; without lengths of all rows, [1]."""
         return self._add("Sub", "lengths" if self.lengths else self._size("T"), self._ints(1))
 
     def _live(self, array: str) -> str:
-        """The array, but zero where steps do not count."""
+        """The array, set to zero past the rows' lengths."""
         if not self.lengths:
             return array
         live = self._add("Unsqueeze", self._add("Less", self._steps(), "lengths"), self._ints(2))
@@ -470,16 +472,16 @@ class _Model:
         return self._add("Unsqueeze", self._add("Equal", self._steps(), self._last_step()), self._ints(2))
 
     def _rows(self, steps: str) -> str:
-        """The rows of an array [T B, ...] that the steps of all rows of the batch are in."""
+        """The indices in an array [T B, ...] of these steps of all rows of the batch."""
         return self._add("Add", self._add("Mul", steps, self._size("B")), self._range("B"))
 
     def _at_ends(self, array: str) -> str:
-        """What the array has at the rows' last steps; anything for rows that have none."""
+        """The array at the rows' last steps; rows without steps get any values."""
         return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(self._last_step()), axis=0)
 
     def _turn(self, array: str) -> str:
-        """Each row's steps from its last to its first. What lies past the row's length stays there: numbers below zero
-        count from the end."""
+        """The array with each row's steps reversed. What is past the row's length stays there, because indices below
+        zero count from the end."""
         if array not in self._turned:
             if self.lengths:
                 steps = self._add("Sub", self._last_step(), self._steps())

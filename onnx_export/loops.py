@@ -1,5 +1,5 @@
-"""A step as a sequence: what needs no other step before or after the loop, the rest in a Scan, in a Loop or written
-out.
+"""From one step to a sequence: nodes that need no other step run before or after the loop, for all steps at once; the
+others run in a Scan, in a Loop, or are written out for every step.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ Nodes = list[NodeProto]
 
 
 @dataclass(frozen=True)
-class Steps:
-    """What must run step by step."""
+class LoopBody:
+    """What runs at every step, in ONNX's terms."""
 
     nodes: Nodes
     carried: Mapping[str, str]
-    """The name that a step reads to the name under which the step before computed it."""
-    each: list[str]
-    """Arrays of which a step reads its row."""
-    collected: list[str]
-    """Values of which all steps' rows are wanted as arrays."""
+    """The names that a step reads, each with the name under which the step before it computed the value."""
+    scan_inputs: list[str]
+    """Arrays of which each step reads its row."""
+    scan_outputs: list[str]
+    """Values of which each step gives a row of an array."""
     reverse: bool
-    """Whether the last step runs first; its arrays are then zero past seq_len_max, where nothing comes back from."""
+    """Whether the last step runs first. Then scan inputs are zero past seq_len_max, where no gradient comes from."""
     dtype: int
     """ONNX's number of the values' type."""
-    apart: bool
-    """Whether each output of a step is a copy that nothing else reads, as tract demands of a Scan."""
+    distinct_outputs: bool
+    """Whether each output is a copy that no node of the body reads, as tract demands of a Scan."""
 
     def named(self, rename: Callable[[str], str]) -> Nodes:
-        """The nodes with new names for all that differs from step to step."""
-        return renamed(self.nodes, {name: rename(name) for name in {*self.carried, *self.each, *writes(self.nodes)}})
+        """The nodes, with new names for all values that differ between steps."""
+        return renamed(
+            self.nodes, {name: rename(name) for name in {*self.carried, *self.scan_inputs, *writes(self.nodes)}}
+        )
 
 
 def last(name: str) -> str:
@@ -42,9 +44,9 @@ def last(name: str) -> str:
     return f"{name}_last"
 
 
-# ---------------------------------------------------------------------------------------------------- dividing a step
+# ------------------------------------------------------------------------------------------------------ dividing a step
 def reads(nodes: Iterable[NodeProto]) -> set[str]:
-    """The names that nodes read, those that their bodies take from outside among them."""
+    """The names that nodes read, including those that their bodies take from outside."""
     names: set[str] = set()
     for each in nodes:
         names.update(name for name in each.input if name)
@@ -91,7 +93,7 @@ def needed(nodes: Iterable[NodeProto], wanted: Iterable[str]) -> Nodes:
 
 
 def with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
-    """The names that have a time axis, when these have one."""
+    """The names of values that have a time axis if `timed` have one."""
     names = set(timed)
     for each in nodes:
         if each.op_type != "Shape" and names.intersection(each.input):
@@ -117,9 +119,9 @@ def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -
 
 # ----------------------------------------------------------------------------------------------------- past seq_len_max
 class Live:
-    """Makes rows of steps from seq_len_max on zero, whatever they held: NaN times zero would not do.
+    """Sets the rows of steps from seq_len_max on to zero. Multiplication would not do: NaN times zero is NaN.
 
-    Where all steps are known to be live, nothing needs to be done: then a result is just another name of its array.
+    If all steps are known to be live, there is nothing to do, and a result is another name of its array.
     """
 
     LENGTH: ClassVar = [
@@ -139,14 +141,14 @@ class Live:
         self.aliases: dict[str, str] = {}
 
     def __call__(self, array: str, result: str, condition: str = "live") -> Nodes:
-        """``result`` is ``array`` where the condition holds."""
+        """``result`` is ``array`` where the condition holds, else zero."""
         if self.known:
             self.aliases[result] = array
             return []
         return [node("Where", [condition, array, "zero"], [result])]
 
 
-# --------------------------------------------------------------------------------------------------------- three loops
+# ---------------------------------------------------------------------------------------------------------- three loops
 def _now(name: str) -> str:
     return f"{name}_t"
 
@@ -163,98 +165,98 @@ def _reversed(array: str, result: str) -> NodeProto:
     return node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
 
 
-def _around(steps: Steps, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
-    """The loop with its arrays reversed before and after where the last step runs first.
+def _around(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
+    """The loop; if the last step runs first, its arrays are reversed before and after it.
 
-    Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` gets the arrays' names.
+    A Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` is told the arrays' names.
     """
-    if not steps.reverse:
+    if not body.reverse:
         return [loop(lambda name: name)]
     nodes = []
-    for name in steps.each:
+    for name in body.scan_inputs:
         nodes += [_reversed(name, f"{name}_turned"), *live(f"{name}_turned", _back(name), "live_back")]
-    return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in steps.collected)]
+    return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in body.scan_outputs)]
 
 
-def _body(steps: Steps, name: str, rows: Nodes, inputs: list[ValueInfoProto], more: Nodes) -> GraphProto:
-    """The graph of one step. Each output has a name of its own, also where two are one value."""
-    inner = [*rows, *steps.named(_now), *more]
+def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more: Nodes) -> GraphProto:
+    """The graph of one step. Each output has its own name, even if two of them are the same value."""
+    inner = [*rows, *body.named(_now), *more]
     outputs = [value_of(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
-    for values, ending in ((steps.carried.values(), "next"), (steps.collected, "row")):
+    for values, ending in ((body.carried.values(), "next"), (body.scan_outputs, "row")):
         for value in map(_now, values):
             output = value
-            if steps.apart or value in {made.name for made in outputs}:
+            if body.distinct_outputs or value in {made.name for made in outputs}:
                 output = f"{value}_{ending}"
                 inner.append(node("Identity", [value], [output]))
-            outputs.append(value_of(output, steps.dtype))
+            outputs.append(value_of(output, body.dtype))
     return helper.make_graph(inner, name, inputs, outputs)
 
 
-def scan(steps: Steps, live: Live, T: int) -> Nodes:
+def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     """One Scan."""
     inputs = [
-        value_of(_now(name), TensorProto.BOOL if name == "fresh" else steps.dtype)
-        for name in [*steps.carried, *steps.each]
+        value_of(_now(name), TensorProto.BOOL if name == "fresh" else body.dtype)
+        for name in [*body.carried, *body.scan_inputs]
     ]
-    body = _body(steps, "step", [], inputs, [])
-    finals = [last(name) for name in steps.carried.values()]
+    graph = _graph(body, "step", [], inputs, [])
+    finals = [last(name) for name in body.carried.values()]
     return _around(
-        steps,
+        body,
         live,
         lambda array: node(
             "Scan",
-            [*steps.carried, *map(array, steps.each)],
-            [*finals, *map(array, steps.collected)],
-            body=body,
-            num_scan_inputs=len(steps.each),
+            [*body.carried, *map(array, body.scan_inputs)],
+            [*finals, *map(array, body.scan_outputs)],
+            body=graph,
+            num_scan_inputs=len(body.scan_inputs),
         ),
     )
 
 
-def loop(steps: Steps, live: Live, T: int) -> Nodes:
+def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     """One Loop."""
-    array = _back if steps.reverse else lambda name: name
-    rows = [node("Gather", [array(name), "step"], [_now(name)]) for name in steps.each]
+    array = _back if body.reverse else lambda name: name
+    rows = [node("Gather", [array(name), "step"], [_now(name)]) for name in body.scan_inputs]
     inputs = [
         value_of("step", TensorProto.INT64, []),
         value_of("go_on", TensorProto.BOOL, []),
-        *(value_of(_now(name), steps.dtype) for name in steps.carried),
+        *(value_of(_now(name), body.dtype) for name in body.carried),
     ]
-    body = _body(steps, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
-    finals = [last(name) for name in steps.carried.values()]
+    graph = _graph(body, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
+    finals = [last(name) for name in body.carried.values()]
     return _around(
-        steps,
+        body,
         live,
-        lambda array: node("Loop", ["T", "true", *steps.carried], [*finals, *map(array, steps.collected)], body=body),
+        lambda array: node("Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph),
     )
 
 
-def unroll(steps: Steps, live: Live, T: int) -> Nodes:
-    """Every step's nodes one after the other, on arrays of one row."""
+def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
+    """The nodes of all steps, one step after the other, on arrays of one row."""
     rows = helper.make_tensor("rows_value", TensorProto.INT64, [T], [1] * T)
     nodes = [node("Constant", [], ["rows"], value=rows)]
-    for name in steps.each:
+    for name in body.scan_inputs:
         array = name
-        if steps.reverse:
+        if body.reverse:
             array = f"{name}_live"
             nodes += live(name, array)
         nodes.append(node("Split", [array, "rows"], [f"{name}_{t}" for t in range(T)], axis=0))
-    order = [*range(T)[::-1]] if steps.reverse else [*range(T)]
+    order = [*range(T)[::-1]] if body.reverse else [*range(T)]
     previous = dict(zip(order, ["first", *order], strict=False))
-    nodes += [node("Unsqueeze", [name, "at_0"], [f"{after}_first"]) for name, after in steps.carried.items()]
+    nodes += [node("Unsqueeze", [name, "at_0"], [f"{after}_first"]) for name, after in body.carried.items()]
     for t in order:
 
         def name_at(name: str, t: int = t) -> str:
-            return f"{steps.carried[name]}_{previous[t]}" if name in steps.carried else f"{name}_{t}"
+            return f"{body.carried[name]}_{previous[t]}" if name in body.carried else f"{name}_{t}"
 
-        nodes += [part for each in steps.named(name_at) for part in of_any_rank(each)]
-    nodes += [node("Squeeze", [f"{name}_{order[-1]}", "at_0"], [last(name)]) for name in steps.carried.values()]
-    nodes += [node("Concat", [f"{name}_{t}" for t in range(T)], [name], axis=0) for name in steps.collected]
+        nodes += [part for each in body.named(name_at) for part in of_any_rank(each)]
+    nodes += [node("Squeeze", [f"{name}_{order[-1]}", "at_0"], [last(name)]) for name in body.carried.values()]
+    nodes += [node("Concat", [f"{name}_{t}" for t in range(T)], [name], axis=0) for name in body.scan_outputs]
     return nodes
 
 
 def of_any_rank(each: NodeProto) -> Nodes:
-    """The same without Gemm, which takes matrices only."""
+    """The node without Gemm, which takes only matrices."""
     if each.op_type != "Gemm":
         return [each]
     left, right, addend = each.input

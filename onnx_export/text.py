@@ -1,9 +1,9 @@
-"""Graph text: ONNX's own textual syntax, one op a line, with two additions.
+"""Graph text: ONNX's own textual syntax, one op per line, with two additions.
 
-The margin, left of the bar, says when a line is there: ``cell`` or ``sequence``, the kind of op; ``peephole`` or
-``plain``, without; ``clip``; ``bias``, a forget bias that is not zero; ``rounded``, a float16 sequence. **A line that
-is not there hands its first input on under the names of its outputs.** A list of four names in brackets is in the order
-i, ci, f, o and is brought into the order of the op's gates.
+A word left of the bar is a condition: the line counts only if it holds. ``cell`` and ``sequence`` are the kinds of ops;
+``peephole`` and ``plain`` mean with and without peepholes; ``clip`` means a clip, ``bias`` a forget bias that is not
+zero, ``rounded`` a float16 sequence. **If the condition does not hold, the line's outputs are other names of its first
+input.** Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's gates.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BRACKETS = re.compile(r"\[([a-z]\w*(?:, [a-z]\w*){3})\]")
 class Program:
     """The text of an op: ``before`` all steps, one ``step``, ``after`` all steps.
 
-    ``carried`` maps a name that a step reads to the name under which the step before computed it. What a step computes
-    without reading these, a sequence computes for all steps at once.
+    ``carried`` maps each name that a step reads to the name under which the step before it computed the value. What
+    does not depend on these is computed for all steps of a sequence at once.
     """
 
     carried: Mapping[str, str]
@@ -32,8 +32,8 @@ class Program:
     after: str = ""
 
 
-class Reader:
-    """Turns text into nodes, under the conditions that hold."""
+class TextParser:
+    """Turns graph text into nodes, given the conditions that hold."""
 
     def __init__(self, conditions: Collection[str], gates: tuple[str, ...], given: Iterable[str]) -> None:
         self.conditions = set(conditions)
@@ -42,19 +42,19 @@ class Reader:
         self.alias: dict[str, str] = {}
 
     def nodes(self, text: str) -> list[NodeProto]:
-        """The nodes of the lines that are there."""
-        there = []
+        """The nodes of the lines whose conditions hold."""
+        matches = []
         for line in text.strip().splitlines():
             match = LINE.fullmatch(line)
             assert match is not None, line
             outputs, inputs = ([name.strip(" []") for name in match[part].split(",")] for part in ("outputs", "inputs"))
             if not match[1] or match[1] in self.conditions:
                 self.defined.update(outputs)
-                there.append(match)
+                matches.append(match)
             else:
                 self.alias.update(dict.fromkeys(outputs, inputs[0]))
         nodes = []
-        for match in there:
+        for match in matches:
             outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[part]) for part in ("outputs", "inputs"))
             node = parser.parse_node(f"{outputs_text} = {match['op']}({inputs_text})")
             node.input[:] = [self.name(name) for name in node.input]
@@ -62,7 +62,7 @@ class Reader:
         return nodes
 
     def name(self, name: str) -> str:
-        """The name that this one stands for."""
+        """The name of the value that this is another name of."""
         while name not in self.defined and name in self.alias:
             name = self.alias[name]
         return name

@@ -216,7 +216,7 @@ def _results(
     if provider == KERNELS:
         results: Sequence[Array] = getattr({"raw_ops": raw_ops, "ops": own_ops}[op.module], op.name)(**values)
     elif provider == "reference":
-        model = build(op.name, dtype=dtype, **options | {"loop": "unroll"})  # its Scan is whole since onnx 1.22
+        model = build(op.name, dtype=dtype, **options | {"loop": "unroll"})  # its Scan works since onnx 1.22
         given = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
         with np.errstate(all="ignore"):
             results = [*map(np.asarray, ReferenceEvaluator(model).run(None, given))]
@@ -250,8 +250,8 @@ def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str,
             values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
     if saved:
         forward = next(
-            other for other in OPS.values() if other.gates == op.gates and other.sequence == op.sequence
-        )  # in the table it comes before its gradients
+            row for row in OPS.values() if row.gates == op.gates and row.sequence == op.sequence
+        )  # the first one: its gradients come after it in the table
         inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}
         switches = {"use_peephole": True} if forward.attributes else {}
         states = FORMULAS[forward.name](**{key: v for key, v in values.items() if key in inputs}, **switches)._asdict()

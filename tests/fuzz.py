@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack, convert, files
 
 MEMORY, SECONDS = 2**28, 30
@@ -170,7 +171,7 @@ def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Calla
     originals = layers()
     contents = []
     for layer in originals:
-        files.save(layer, folder / f"original{suffix}")
+        layer.save(folder / f"original{suffix}")
         contents.append((folder / f"original{suffix}").read_bytes())
     path = folder / f"mutant{suffix}"
 
@@ -179,7 +180,7 @@ def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Calla
         change = bytes_changed if g.integers(2) else structured
         path.write_bytes(change(g, contents[k]))
         try:
-            found = files.load(path)
+            found = blockcell.load(path)
         except ValueError as error:
             assert f"mutant{suffix} cannot be read as a layer of blockcell: " in str(error), error
             return False

@@ -13,7 +13,7 @@ import pytest
 from fresh import printed, python
 
 import blockcell
-from blockcell import cli
+from blockcell.command import cli
 
 COMMANDS = ["info", "demo", "verify"]
 
@@ -83,7 +83,7 @@ def on_terminal(code: str) -> str:
     return b"".join(chunks).decode()
 
 
-INFO = "from blockcell.cli import main; main(['info'])"
+INFO = "from blockcell.command import main; main(['info'])"
 
 
 def test_info_on_a_terminal():
@@ -93,7 +93,7 @@ def test_info_on_a_terminal():
 
 
 def test_progress_is_for_terminals(capsys):
-    steps = "from blockcell.cli import progress\nwith progress() as tell: tell('working', 1, 2)"
+    steps = "from blockcell.command.terminal import progress\nwith progress() as tell: tell('working', 1, 2)"
     assert "working" in on_terminal(steps)
     result = python(steps)
     assert result.returncode == 0 and not result.stdout and not result.stderr
@@ -101,7 +101,7 @@ def test_progress_is_for_terminals(capsys):
 
 def test_verdicts_have_colours():
     table = ["t", ["[op]", "eps:", ""], [["a", 1, True], ["b", 2, False]]]
-    code = f"from blockcell.cli import print_table; print_table(*{table})"
+    code = f"from blockcell.command.terminal import print_table; print_table(*{table})"
     shown = on_terminal(code)
     assert "\x1b[32mok" in shown and "\x1b[1;31mFAILED" in shown and "[op]" in shown
     assert printed(code).split("\n") == ["t", "  [op]  eps", "  a       1  ok", "  b       2  FAILED"]
@@ -154,7 +154,7 @@ def test_errors_are_one_line(error, status, said, capsys, monkeypatch):
     "missing", [("rich",), ("matplotlib", "sklearn"), ("matplotlib", "rich", "sklearn")], ids=" ".join
 )
 def test_missing_extra(missing):
-    result = python(blocking(*missing) + "from blockcell.cli import main; sys.exit(main(['demo']))")
+    result = python(blocking(*missing) + "from blockcell.command import main; sys.exit(main(['demo']))")
     assert result.returncode == 1 and not result.stdout
     said = f'blockcell demo: {", ".join(missing)} not installed: pip install "blockcell[demo]"\n'
     assert result.stderr == said
@@ -172,9 +172,7 @@ def test_reader_that_leaves(arguments):
 
 def test_imports():
     """The package does not load the command line, nor the command line what only the demo needs."""
-    assert (
-        printed("import sys, blockcell; print(*{'blockcell.cli', 'blockcell.demo', 'argparse'} & set(sys.modules))")
-        == ""
-    )
+    assert printed("import sys, blockcell; print(*{'blockcell.command', 'argparse'} & set(sys.modules))") == ""
     heavy = {"rich", "matplotlib", "sklearn", "threadpoolctl"}
-    assert printed(f"import sys, blockcell.cli as c; c._parser(); print(*{heavy} & set(sys.modules))") == ""
+    code = f"import sys; from blockcell.command import cli; cli._parser(); print(*{heavy} & set(sys.modules))"
+    assert printed(code) == ""

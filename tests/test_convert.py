@@ -24,6 +24,8 @@ from onnx.reference import ReferenceEvaluator
 
 from blockcell import convert
 from blockcell.convert import ConversionError
+from blockcell.convert.shared import ORDERS, reorder
+from blockcell.convert.tf1 import FORGET_BIAS
 from blockcell.formulas import FORMULAS
 from blockcell.layers import GRU, LSTM, Bidirectional, LSTMState, Stack
 
@@ -71,11 +73,11 @@ def test_reorder():
     given = np.repeat(np.array([10, 20, 30, 40]), 2) + np.tile([1, 2], 4)
     for axis, values in ((0, given), (-1, given[None]), (0, given[:, None])):
         wanted = np.array([11, 12, 31, 32, 41, 42, 21, 22]).reshape(values.shape)  # c, the second, becomes the last
-        np.testing.assert_array_equal(convert.reorder(values, "icfo", "ifoc", axis), wanted)
+        np.testing.assert_array_equal(reorder(values, "icfo", "ifoc", axis), wanted)
 
 
 def test_orders_are_permutations():
-    for name, order in convert.ORDERS.items():
+    for name, order in ORDERS.items():
         letters = "ifo" if "peepholes" in name else "cru" if "GRU" in name else "cfio"
         assert sorted(order) == sorted(letters), name
 
@@ -854,7 +856,7 @@ def test_tf1_lstm(scope, names, default, peephole):
     np.testing.assert_allclose(layer(x)[0], expected_lstm(variables, x, default), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("cell", "default"), [*convert.FORGET_BIAS.items(), ("CudnnCompatibleLSTM", 0.0)])
+@pytest.mark.parametrize(("cell", "default"), [*FORGET_BIAS.items(), ("CudnnCompatibleLSTM", 0.0)])
 def test_tf1_class(cell, default):
     with pytest.warns(UserWarning, match="checkpoints do not hold forget_bias"):
         assert convert.from_tf1(tf1_lstm("my/cell/"), cell=cell).forget_bias == default

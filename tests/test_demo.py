@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import onnx_export
-from blockcell import cli, demo, raw_ops
+from blockcell import raw_ops
+from blockcell.command import cli, demo
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
 from onnx_export import verification

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import blockcell
 from blockcell import files
 from blockcell.layers import GRU, LSTM, Bidirectional, Stack
 
@@ -48,9 +49,9 @@ LAYERS = {
 def test_round_trip(name, dtype, suffix, tmp_path):
     layer = LAYERS[name](dtype=dtype)
     path = tmp_path / f"a layer{suffix}"
-    files.save(layer, path)
+    layer.save(path)
     assert os.listdir(tmp_path) == [path.name]
-    again = files.load(path)
+    again = blockcell.load(path)
     assert repr(again) == repr(layer) and list(again.weights) == list(layer.weights)
     for key, value in layer.weights.items():
         assert again.weights[key].dtype == dtype
@@ -62,9 +63,9 @@ def test_round_trip(name, dtype, suffix, tmp_path):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_weights_that_are_not_numbers(suffix, tmp_path):
     b = np.array([np.nan, np.inf, -0.0, 1e-45], np.float32)
-    files.save(LSTM(np.zeros((2, 4), np.float32), b), str(tmp_path / f"a{suffix}"))
+    LSTM(np.zeros((2, 4), np.float32), b).save(str(tmp_path / f"a{suffix}"))
     np.testing.assert_array_equal(
-        files.load(str(tmp_path / f"a{suffix}")).weights["b"].view(np.uint32), b.view(np.uint32)
+        blockcell.load(str(tmp_path / f"a{suffix}")).weights["b"].view(np.uint32), b.view(np.uint32)
     )
 
 
@@ -77,7 +78,7 @@ def test_others_can_read_the_files(tmp_path):
     content = json.dumps([expected, shapes]).encode() + b"".join(map(np.ndarray.tobytes, layer.weights.values()))
     expected = {"version": 1, "sha256": hashlib.sha256(content).hexdigest(), "layer": expected}
     for suffix in FORMATS:
-        files.save(layer, tmp_path / f"a{suffix}")
+        layer.save(tmp_path / f"a{suffix}")
     with np.load(tmp_path / "a.npz") as file:
         assert json.loads(str(file["blockcell"])) == expected
         assert file.keys() - {"blockcell"} == layer.weights.keys()
@@ -101,15 +102,15 @@ def test_weights_that_are_replaced_meanwhile(suffix, tmp_path, monkeypatch):
 
     with monkeypatch.context() as m:
         m.setattr(files, "check", replacing)
-        files.save(layer, tmp_path / f"a{suffix}")
-    for name, value in files.load(tmp_path / f"a{suffix}").weights.items():
+        layer.save(tmp_path / f"a{suffix}")
+    for name, value in blockcell.load(tmp_path / f"a{suffix}").weights.items():
         np.testing.assert_array_equal(value, before[name])
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_failed_write_leaves_what_was_there(suffix, tmp_path, monkeypatch):
     path = tmp_path / f"a{suffix}"
-    files.save(LAYERS["gru"](), path)
+    LAYERS["gru"]().save(path)
     before = path.read_bytes()
 
     def full(number):
@@ -117,45 +118,43 @@ def test_a_failed_write_leaves_what_was_there(suffix, tmp_path, monkeypatch):
 
     with monkeypatch.context() as m, pytest.raises(OSError, match="No space left"):
         m.setattr(os, "fsync", full)
-        files.save(LAYERS["lstm"](), path)
+        LAYERS["lstm"]().save(path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
-    files.save(LAYERS["lstm"](), path)
-    assert isinstance(files.load(path), LSTM)
+    LAYERS["lstm"]().save(path)
+    assert isinstance(blockcell.load(path), LSTM)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and modes as POSIX has them")
 def test_links_and_modes(tmp_path):
     """A link stays one, and a new file is as readable as any other."""
     (tmp_path / "link.npz").symlink_to(tmp_path / "target.npz")
-    files.save(LAYERS["gru"](), tmp_path / "link.npz")
+    LAYERS["gru"]().save(tmp_path / "link.npz")
     (tmp_path / "plain").touch()
-    assert (tmp_path / "link.npz").is_symlink() and isinstance(files.load(tmp_path / "target.npz"), GRU)
+    assert (tmp_path / "link.npz").is_symlink() and isinstance(blockcell.load(tmp_path / "target.npz"), GRU)
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "target.npz")}
     assert len(modes) == 1
 
 
 def test_save_errors(tmp_path):
-    for function in (lambda path: files.save(LAYERS["gru"](), path), files.load):
+    for function in (LAYERS["gru"]().save, blockcell.load):
         with pytest.raises(ValueError, match=r"a.pkl: expected a path that ends in .npz or .safetensors"):
             function(tmp_path / "a.pkl")
         with pytest.raises(FileNotFoundError):
             function(tmp_path / "missing" / "a.npz")
-    with pytest.raises(TypeError, match="the layer is of type dict; expected an LSTM, GRU, Bidirectional or Stack"):
-        files.save({}, tmp_path / "a.npz")
     assert os.listdir(tmp_path) == []
 
 
 PRESSED = """
 import resource, sys
 import numpy as np
-from blockcell import LSTM, files
+from blockcell import LSTM
 
 path = sys.argv[1]
 if path.endswith(".onnx"):
     from onnx_export import export as save
     save(LSTM.init(1, 1, seed=0), None)
 else:
-    from blockcell.files import save
+    save = LSTM.save
 layer = LSTM(np.ones((1000, 4000), np.float32), np.ones(4000, np.float32))
 size = sum(array.nbytes for array in layer.weights.values())
 with open("/proc/self/statm") as file:
@@ -188,8 +187,8 @@ def test_without_memory(suffix, tmp_path):
 def test_a_long_name(tmp_path):
     """As long as the file system takes."""
     path = tmp_path / f"{'a' * 251}.npz"
-    files.save(LAYERS["gru"](), path)
-    assert isinstance(files.load(path), GRU) and os.listdir(tmp_path) == [path.name]
+    LAYERS["gru"]().save(path)
+    assert isinstance(blockcell.load(path), GRU) and os.listdir(tmp_path) == [path.name]
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path, monkeypatch):
@@ -197,13 +196,13 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path, monkeypatch):
         with pytest.raises(
             ValueError, match=f"a.npz: the layer cannot be saved: its LSTM has {name} nan; expected a num"
         ):
-            files.save(LAYERS["lstm"](**{name: math.nan}), tmp_path / "a.npz")
+            LAYERS["lstm"](**{name: math.nan}).save(tmp_path / "a.npz")
     monkeypatch.setattr(files, "MOST_ARRAYS", 10)
     with pytest.raises(ValueError, match="it has 50 arrays or more; expected at most 10"):
-        files.save(LAYERS["stack"](), tmp_path / "a.npz")
+        LAYERS["stack"]().save(tmp_path / "a.npz")
     monkeypatch.setattr(files, "LONGEST_TEXT", 100)
     with pytest.raises(ValueError, match=r"the layer cannot be saved: its names take \d+ bytes; expected at most 100"):
-        files.save(LAYERS["gru"](), tmp_path / "a.safetensors")
+        LAYERS["gru"]().save(tmp_path / "a.safetensors")
     assert os.listdir(tmp_path) == []
 
 
@@ -297,26 +296,26 @@ def test_other_content(text, weights, message, suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     write(path, text if text is None or isinstance(text, str) else json.dumps(text), weights)
     with pytest.raises(ValueError, match=f"a{suffix} cannot be read as a layer of blockcell: .*{message}"):
-        files.load(path)
+        blockcell.load(path)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_truncated(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
-    files.save(LAYERS["bidirectional"](), path)
+    LAYERS["bidirectional"]().save(path)
     content = path.read_bytes()
     for length in [*range(0, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:length])
         with pytest.raises(ValueError, match=f"a{suffix} cannot be read as a layer"):
-            files.load(path)
+            blockcell.load(path)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_files_without_a_checksum(suffix, tmp_path):
     """Those of earlier versions."""
     layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
-    write(path, json.dumps({"version": 1, "layer": files.describe(layer)}), dict(layer.weights))
-    again = files.load(path)
+    write(path, json.dumps({"version": 1, "layer": layer._description()}), dict(layer.weights))
+    again = blockcell.load(path)
     for name, value in layer.weights.items():
         np.testing.assert_array_equal(again.weights[name], value)
 
@@ -324,7 +323,7 @@ def test_files_without_a_checksum(suffix, tmp_path):
 @pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array.astype(array.dtype.newbyteorder())])
 def test_arrays_as_others_store_them(change, tmp_path):
     write(tmp_path / "a.npz", json.dumps(GRU_TEXT), {name: change(array) for name, array in WEIGHTS.items()})
-    for name, value in files.load(tmp_path / "a.npz").weights.items():
+    for name, value in blockcell.load(tmp_path / "a.npz").weights.items():
         np.testing.assert_array_equal(value, WEIGHTS[name])
 
 
@@ -332,14 +331,14 @@ def test_arrays_as_others_store_them(change, tmp_path):
 def test_damaged(suffix, tmp_path):
     """Other bits are another layer, or none, and so are refused; but for those that say nothing."""
     layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
-    files.save(layer, path)
+    layer.save(path)
     content, g, refused = path.read_bytes(), np.random.default_rng(0), 0
     for _ in range(300):
         damaged = bytearray(content)
         damaged[g.integers(len(content))] ^= 1 << g.integers(8)
         path.write_bytes(damaged)
         try:
-            again = files.load(path)
+            again = blockcell.load(path)
         except ValueError as error:
             assert f"a{suffix} cannot be read as a layer" in str(error)
             refused += 1
@@ -378,7 +377,7 @@ def archive(path, **entries):
 
 def test_an_archive_by_hand(tmp_path):
     archive(tmp_path / "a.npz")
-    assert isinstance(files.load(tmp_path / "a.npz"), GRU)
+    assert isinstance(blockcell.load(tmp_path / "a.npz"), GRU)
 
 
 B_C = npy(WEIGHTS["b_c"])
@@ -419,14 +418,14 @@ B_C = npy(WEIGHTS["b_c"])
 def test_archives_that_are_not_what_they_say(changed, message, tmp_path):
     archive(tmp_path / "a.npz", **{"b_c.npy": changed})
     with pytest.raises(ValueError, match=f"a.npz cannot be read as a layer of blockcell: .*{message}"):
-        files.load(tmp_path / "a.npz")
+        blockcell.load(tmp_path / "a.npz")
 
 
 def test_texts_that_are_none(tmp_path):
     for content in (np.array(["a"]), np.array(b"{}"), np.zeros((), np.float32), np.zeros((), "U1048577")):
         archive(tmp_path / "a.npz", **{"blockcell.npy": entry("blockcell.npy", npy(content))})
         with pytest.raises(ValueError, match="its entry 'blockcell' is no text, or one of more than 4194304 bytes"):
-            files.load(tmp_path / "a.npz")
+            blockcell.load(tmp_path / "a.npz")
 
 
 def tensors(header, data=b""):
@@ -480,7 +479,7 @@ SOME = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_safetensors_that_are_none(content, message, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=f"a.safetensors cannot be read as a layer of blockcell: .*({message})"):
-        files.load(tmp_path / "a.safetensors")
+        blockcell.load(tmp_path / "a.safetensors")
 
 
 def peak(path):
@@ -488,7 +487,7 @@ def peak(path):
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="cannot be read as a layer"):
-            files.load(path)
+            blockcell.load(path)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -530,7 +529,7 @@ def test_nothing_is_unpickled(tmp_path):
         for suffix in FORMATS:
             (tmp_path / f"b{suffix}").write_bytes(content)
             with pytest.raises(ValueError, match=f"b{suffix} cannot be read as a layer"):
-                files.load(tmp_path / f"b{suffix}")
+                blockcell.load(tmp_path / f"b{suffix}")
     with np.load(path, allow_pickle=True) as file:  # it would have gone off
         assert not Bomb.exploded
         file["b_c"]
@@ -541,4 +540,4 @@ def test_a_single_array_is_no_layer(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
     with pytest.raises(ValueError, match=r"a.npz cannot be read as a layer of blockcell: it is no .npz file, or"):
-        files.load(tmp_path / "a.npz")
+        blockcell.load(tmp_path / "a.npz")

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import tracemalloc
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -622,6 +623,14 @@ def test_copies_and_pickles(name, dtype):
         twin.set_weights(**{key: np.zeros_like(value) for key, value in twin.weights.items()})
         assert not any(value.any() for value in twin.weights.values())
         assert same_bits([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "Bidirectional", "Stack", "LSTMState", "GRUState"])
+def test_pickles_name_the_package(name):
+    """They stay readable when a class moves to another file; its annotations can be resolved all the same."""
+    assert typing.get_type_hints(getattr(blockcell, name))
+    assert pickle.loads(f"cblockcell.layers\n{name}\n.".encode()) is getattr(blockcell, name)
+    assert pickle.dumps(getattr(blockcell, name), 0) == f"cblockcell.layers\n{name}\np0\n.".encode()
 
 
 def test_repr():

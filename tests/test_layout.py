@@ -1,6 +1,7 @@
 """What the parts of the project may know of each other."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -23,26 +24,68 @@ def test_import_loads_numpy_and_the_standard_library_alone():
     assert not {name for name in others if "cython" not in name and name != "_cyutility"}
 
 
-def _imported(source: Path) -> set[str]:
-    """The modules that a source file names in its imports."""
+# -------------------------------------------------------------------------------------------------------------- imports
+PURE = sorted([*ROOT.glob("blockcell/**/*.py"), *ROOT.glob("onnx_export/**/*.py")])
+COMPILED = sorted(ROOT.glob("pyx/_*.pyx"))
+
+
+def _name(source: Path) -> str:
+    """The name of a source file's module."""
+    if source in COMPILED:
+        return f"blockcell.{source.stem}"
+    return ".".join(part for part in source.relative_to(ROOT).with_suffix("").parts if part != "__init__")
+
+
+def _imported(source: Path) -> set[tuple[str, str]]:
+    """The imports of a source file, wherever they stand: ("a.b", "c") for ``from a.b import c``, else ("a.b", "")."""
+    if source in COMPILED:  # ast does not know Cython
+        return {(name, "") for name in re.findall(r"^\s*(?:from|import) ([\w.]+)", source.read_text(), re.MULTILINE)}
+    package = _name(source).split(".")[: None if source.name == "__init__.py" else -1]
     imported = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
+            imported |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            imported |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            imported |= {(module, alias.name) for alias in node.names}
     return imported
+
+
+def test_imports_point_one_way():
+    """No module needs itself by way of others, not even for an import in a function or for types."""
+    modules = {_name(source): source for source in [*PURE, *COMPILED]}
+    graph: dict[str, set[str]] = {}
+    for name, source in modules.items():
+        imported = {f"{a}.{b}" if f"{a}.{b}" in modules else a for a, b in _imported(source)} & modules.keys()
+        packages = {module[:k] for module in imported for k, letter in enumerate(module) if letter == "."}
+        graph[name] = imported | {package for package in packages if not f"{name}.".startswith(f"{package}.")}
+    assert {"blockcell.layers", "blockcell.layers.loading"} <= graph["blockcell"]
+    assert "blockcell._team" in graph["blockcell._stream"] and "blockcell.files" in graph["blockcell.layers.base"]
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules
+
+
+@pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
+def test_blockcell_needs_numpy_alone(source):
+    """Only the command needs other packages, and `convert` needs onnx for models of ONNX."""
+    needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
+    more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
+    if _name(source).startswith("blockcell.command."):
+        assert needed <= {"blockcell", "numpy"} | more
+    else:
+        assert needed <= {"blockcell", "numpy"} | ({"onnx"} if _name(source) == "blockcell.convert.onnx" else set())
 
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)
 def test_onnx_export_imports_no_kernels(source):
     """It knows the ops from the table; and one module alone needs onnxruntime."""
-    imported = _imported(source)
+    imported = {f"{module}.{name}" for module, name in _imported(source)}
     private = {name for name in imported if name.startswith("blockcell._") and name != "blockcell.__version__"}
     assert not {name for name in private if not name.startswith("blockcell._read")}
     assert source.name == "session.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
 
 
+# ---------------------------------------------------------------------------------------------------------- other rules
 @pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/*.p[yx][xd]")), ids=lambda path: path.name)
 def test_kernels_use_no_c_interface_of_numpy(source):
     """Arrays come in through the buffer protocol.  Only what leads to the kernels is built against numpy, for speed: it
@@ -71,6 +114,12 @@ def test_source_distribution_can_be_built_from(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = [*ROOT.glob("pyx/*.p*"), *ROOT.glob("blockcell/*.py*"), *ROOT.glob("tests/*.py"), ROOT / "LICENSE"]
+    wanted = [
+        *ROOT.glob("pyx/*.p*"),
+        *ROOT.glob("blockcell/*.py*"),
+        *ROOT.glob("blockcell/*/*.py"),
+        *ROOT.glob("tests/*.py"),
+        ROOT / "LICENSE",
+    ]
     assert {path.relative_to(ROOT).as_posix() for path in wanted} <= packed
     assert not {name for name in packed if name.endswith((".so", ".pyc", ".c"))} - {"tests/malloc_shim.c"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnx_export
-from blockcell import cli
+from blockcell.command import cli
 from blockcell.optable import OPS
 from onnx_export import verification
 

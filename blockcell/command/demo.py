@@ -1,4 +1,4 @@
-"""`blockcell demo`: the ops at work on real data, from training to their last bits.
+"""`blockcell demo`: the ops on real data, from training to the rounding errors.
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
 steps of I = 8 pixels, and after every row a softmax readout of h says which digit this is: the belief.  They are
@@ -7,7 +7,7 @@ that were held out, and are compared with the float64 formulas; so are their ONN
 
 The settings below were chosen while looking at the held-out digits, so the accuracies flatter a little.
 
-This module computes and draws; `blockcell.cli` talks to the user.
+This module computes and draws; `cli` prints.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from threadpoolctl import threadpool_limits
 
-from . import ops, optim, raw_ops
-from .cli import Progress
-from .formulas import FORMULAS, error_in_eps
-from .layers import GRU, LSTM
-from .optable import OPS, Array
+from .. import ops, optim, raw_ops
+from ..formulas import FORMULAS, error_in_eps
+from ..layers import GRU, LSTM
+from ..optable import OPS, Array
+from .terminal import Progress
 
 HIDDEN = 64
 EPOCHS = 60
@@ -42,7 +42,7 @@ NOISE = 0.2  # standard deviation, added to the pixels (0 to 1) in training: wit
 ROW_WEIGHTS = np.array([0.1] * 7 + [1.0]) / 1.7  # in the loss: the last row decides, but every belief is to be honest
 HELD_OUT = 0.2
 CHECKED = 64  # held-out digits that the ops run on
-BOUND_EPS = 5.0  # what the tests allow float32; here where the data do not amplify rounding more than that
+BOUND_EPS = 5.0  # what the tests allow float32; it is more here if the data amplify rounding more than that
 CHAIN = 64  # the kernels' products are sums of chains of so many terms
 ACTIVATION_EPS = 1.0  # the kernels' sigmoid and tanh are within 2 ulp, and an ulp below 1 is half an eps
 RUNTIMES_SHARE = 2.0  # of the kernels' bound: runtimes do not say in which order they sum, nor how good their tanh is
@@ -128,7 +128,7 @@ class Classifier:
 
 
 def new_networks(seed: int, hidden: int = HIDDEN, dtype: DTypeLike = np.float32) -> tuple[Classifier, Classifier]:
-    """A GRU, and an LSTM with peepholes; without its clip, which the gradient would not know of."""
+    """A GRU, and an LSTM with peepholes and without a clip, which the gradient would ignore."""
     gru = GRU.init(8, hidden, seed=seed, dtype=dtype)
     lstm = LSTM.init(8, hidden, seed=seed, dtype=dtype, use_peephole=True, forget_bias=1.0)
     return Classifier(gru, np.random.default_rng(seed)), Classifier(lstm, np.random.default_rng(seed))
@@ -137,7 +137,7 @@ def new_networks(seed: int, hidden: int = HIDDEN, dtype: DTypeLike = np.float32)
 # --------------------------------------------------------------------------------------------------------- the training
 @dataclass(frozen=True)
 class Training:
-    """How a network came to its weights: the loss and the held-out accuracy by epoch."""
+    """How the training of a network went: the loss and the held-out accuracy by epoch."""
 
     network: str
     weights: int
@@ -184,7 +184,7 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
 class Error:
     """The largest error of any output, in eps of that output's largest entry.
 
-    Every output has a bound of its own; the one shown is one that breaks it, if there is any.
+    Every output has its own bound. If any of them exceeds it, such an output is taken.
     """
 
     error_eps: float
@@ -201,7 +201,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Check:
-    """An op against its formula, the kernel and the graph on every ONNX runtime that is here."""
+    """The errors of an op against its formula: the kernel's, and the graph's on every ONNX runtime that is here."""
 
     op: str
     time_us: float
@@ -246,7 +246,7 @@ def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
 
 
 def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
-    """All that the cells take at the middle row, with what comes to it from the rows before and after."""
+    """All that the cells take at the middle row: states from the rows before it, gradients from the rows after it."""
     layer, x, row = network.layer, digits.x, len(digits.x) // 2
     values = over_rows(network, digits)
     step = {key: value[row] if np.ndim(value) == 3 else value for key, value in values.items() if key != "seq_len_max"}
@@ -271,7 +271,7 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:
-    """Run an op, compare it with its formula and take the time of it; then compare its graph on runtimes."""
+    """Run an op, compare it with its formula and time it; then compare its graph on runtimes."""
     op = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)
     results = op(**values)._asdict()
     exact = FORMULAS[name](**values)._asdict()
@@ -315,11 +315,11 @@ def on_runtime(runtime: str, name: str, values: dict[str, Any], bounds: Mapping[
 
 
 def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
-    """How far each output goes, by the float64 formula, when every input is off by float32's rounding, in eps.
+    """How much each output of the float64 formula changes, in eps, if every input changes by float32's rounding.
 
-    Trained weights are large and eight steps add up: that alone is several eps.  A kernel rounds inside its sums too.
-    A chain of n random terms does so n times, at sums that grow with the root of the length: together this is
-    root(n) / 2 times what the rounding of the terms makes.
+    With trained weights, which are large, and eight steps, that alone is several eps. A kernel also rounds inside its
+    sums: a sum of n random terms is rounded n times, at partial sums that grow with the root of their length. Together
+    this is root(n) / 2 times the effect of rounding the terms.
     """
     rng = np.random.default_rng(0)
     most = dict.fromkeys(exact, 0.0)
@@ -344,7 +344,7 @@ def seconds(function: Callable[[], object], budget: float = 0.05) -> float:
     return statistics.median(times)
 
 
-# ------------------------------------------------------------------------------------------------------------ the whole
+# ----------------------------------------------------------------------------------------------------------- the result
 @dataclass(frozen=True)
 class Result:
     """What the demo found."""
@@ -356,7 +356,7 @@ class Result:
     checks: list[Check]
     networks: tuple[Classifier, Classifier]
     digits: Digits
-    """Those held out."""
+    """The held-out digits."""
 
     @property
     def ok(self) -> bool:

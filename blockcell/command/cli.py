@@ -1,8 +1,9 @@
-"""The command `blockcell`.
+"""The command line: `info`, `demo` and `verify`, their options, and `main`.
 
-A command is a function from its options to an exit status, registered in `_parser`; `main` turns what it raises into
-one line on standard error.  Exit statuses: 0 all is well, 1 a bound does not hold or something went wrong, 2 wrong
-usage.  On a terminal rich draws tables and progress; in a pipe tables are plain text and there is no progress.
+Each command is a function that takes its options and returns an exit status; `_parser` registers it, and `main` turns
+the errors it raises into one line on standard error. Exit statuses: 0 all is well, 1 a bound does not hold or something
+went wrong, 2 wrong usage. On a terminal rich draws tables and progress; in a pipe tables are plain text and there is no
+progress.
 """
 
 from __future__ import annotations
@@ -10,21 +11,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from . import __version__, build_info
-from .optable import LETTERS, OPS
+from .. import __version__, build_info
+from ..optable import LETTERS, OPS
+from .terminal import print_json, print_table, progress
 
-Progress = Callable[[str, int, int], None]
-"""Is told what is done, how much of it, and of how much."""
 RUNTIMES = {"cpu": "onnxruntime CPU", "cuda": "onnxruntime CUDA", "reference": "onnx.reference"}
-VERDICTS = {True: "ok", False: "FAILED"}
 
 
 class MissingExtra(Exception):
@@ -214,61 +211,9 @@ def require(extra: str, *packages: str) -> None:
         raise MissingExtra(f'{", ".join(missing)} not installed: pip install "blockcell[{extra}]"')
 
 
-def print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))
-
-
 def print_machine() -> None:
     rows = [[key, ", ".join(value) if isinstance(value, tuple) else str(value)] for key, value in build_info().items()]
     print_table("This machine", ["", ""], rows)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table. A column whose heading ends in ":" is flush right, like figures; a bool is a verdict."""
-    right = [heading.endswith(":") for heading in columns]
-    columns = [heading.removesuffix(":") for heading in columns]
-    texts = [[VERDICTS[cell] if isinstance(cell, bool) else str(cell) for cell in row] for row in rows]
-    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
-        lines = [list(columns), *texts] if any(columns) else texts
-        widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-        print(title)
-        for line in lines:
-            padded = (text.rjust(n) if r else text.ljust(n) for text, n, r in zip(line, widths, right, strict=True))
-            print(f"  {'  '.join(padded)}".rstrip())
-        print()
-        return
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
-    for heading, flush in zip(columns, right, strict=True):
-        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold")
-    styles = {VERDICTS[True]: "green", VERDICTS[False]: "bold red"}
-    for row in texts:
-        table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
-    Console().print(table)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """Bars on standard error, one for each thing that is told of; nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, of: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    tasks: dict[str, Any] = {}
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-
-        def tell(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done)
-
-        yield tell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -277,8 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run(arguments)
         finally:
-            print(end="", flush=True)  # here and not at the interpreter's exit, where nobody catches its error
-    except BrokenPipeError:  # whoever read has seen enough
+            print(end="", flush=True)  # here, because nothing catches an error at the interpreter's exit
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

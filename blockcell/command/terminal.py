@@ -1,0 +1,66 @@
+"""What the command prints: JSON, tables and progress."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, how much of it is done, and of how much."""
+VERDICTS = {True: "ok", False: "FAILED"}
+
+
+def print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict."""
+    right = [heading.endswith(":") for heading in columns]
+    columns = [heading.removesuffix(":") for heading in columns]
+    texts = [[VERDICTS[cell] if isinstance(cell, bool) else str(cell) for cell in row] for row in rows]
+    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
+        lines = [list(columns), *texts] if any(columns) else texts
+        widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
+        print(title)
+        for line in lines:
+            padded = (text.rjust(n) if r else text.ljust(n) for text, n, r in zip(line, widths, right, strict=True))
+            print(f"  {'  '.join(padded)}".rstrip())
+        print()
+        return
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
+    for heading, flush in zip(columns, right, strict=True):
+        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold")
+    styles = {VERDICTS[True]: "green", VERDICTS[False]: "bold red"}
+    for row in texts:
+        table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
+    Console().print(table)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress bars on standard error, one for each thing that is being done; none if that is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    tasks: dict[str, Any] = {}
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+
+        def tell(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done)
+
+        yield tell

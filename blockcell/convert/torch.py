@@ -1,0 +1,185 @@
+"""Weights from and to PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..layers import GRU, LSTM, Bidirectional, Layer, Stack
+from ..optable import Array
+from .shared import (
+    RESET_AFTER,
+    ConversionError,
+    cells_of,
+    check_shapes,
+    count_gates,
+    make_cell,
+    read_arrays,
+    read_names,
+    refuse_extras,
+    split_cell,
+)
+
+
+def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
+    """A layer with the weights of a ``torch.nn.LSTM``.
+
+    .. code-block:: python
+
+        layer = convert.from_torch(torch.load("model.pt", weights_only=True), prefix="encoder.lstm.")
+
+    Parameters
+    ----------
+    source : mapping of str to array_like, or module
+        A state_dict, or anything like it (safetensors, numpy arrays), with PyTorch's names: ``weight_ih_l0``,
+        ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on.
+        ``torch.nn.LSTMCell``'s names, without ``_l0``, are taken too.
+    prefix : str, optional
+        What the names of the LSTM begin with. Needed if the source has more than one LSTM; None looks for it.
+
+    Returns
+    -------
+    LSTM, Bidirectional or Stack
+        A `Stack` for more than one layer. ``bias_ih + bias_hh`` is the bias.
+
+    Raises
+    ------
+    TypeError
+        The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
+    ConversionError
+        A GRU, which resets after the product; a plain RNN; a projection (``proj_size``).
+    ValueError
+        Weights are missing or left over, or the prefix is not unique, or shapes are wrong.
+
+    Notes
+    -----
+    PyTorch's states are ``(h, c)``, those here ``LSTMState(cs, h)``. ``batch_first`` belongs to the call:
+    x is [T,B,I] here.
+    """
+    caller = "from_torch"
+    if hasattr(source, "state_dict"):
+        source = source.state_dict()
+    if not isinstance(source, Mapping):
+        expected = "expected a state_dict: names and tensors"
+        raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
+    found = [match for name in read_names(caller, source) if (match := _NAME.match(name))]
+    prefixes = list(dict.fromkeys(match[1] for match in found))
+    if prefix is None:
+        if len(prefixes) != 1:
+            which = f"several: {prefixes}; say which with prefix=" if prefixes else "none: no name ends in weight_hh_l0"
+            raise ValueError(f"{caller}: expected the weights of one LSTM, found {which}")
+        prefix = prefixes[0]
+    elif prefix not in prefixes:
+        raise ValueError(f"{caller}: no LSTM has the prefix {prefix!r}; there are {prefixes}")
+    layers: list[Layer] = []
+    for suffixes in _suffixes(caller, prefix, {match.string[len(prefix) :] for match in found if match[1] == prefix}):
+        cells = [_cell(caller, source, prefix, suffix) for suffix in suffixes]
+        layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
+    return layers[0] if len(layers) == 1 else Stack(layers)
+
+
+_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+
+
+def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
+    """The endings of the names, by layer and direction; an error if a name is missing or one is left over."""
+    if projections := sorted(name for name in names if name.startswith("weight_hr")):
+        raise ConversionError(
+            f"{caller}: {prefix}{projections[0]} is a projection (proj_size), which the block cells do not have; train"
+            f" with proj_size=0"
+        )
+    numbers = [int(match[1]) for name in names if (match := re.search(r"_l(\d+)(_reverse)?$", name))]
+    directions = ["", "_reverse"] if any(name.endswith("_reverse") for name in names) else [""]
+    kinds = ["weight_ih", "weight_hh"]
+    if any(name.startswith("bias") for name in names):
+        kinds += ["bias_ih", "bias_hh"]
+    left, suffixes = set(names), []
+    for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
+        suffixes.append([layer + direction for direction in directions])
+        for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
+            if name not in left:
+                raise ValueError(
+                    f"{caller}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
+                    f" every layer and direction"
+                )
+            left.remove(name)
+    if left:
+        names_left = ", ".join(prefix + name for name in sorted(left))
+        raise ValueError(f"{caller}: {names_left} would be left over; remove what is none of the LSTM's weights")
+    return suffixes
+
+
+def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
+    """The weights under the names of a ``torch.nn.LSTM``'s state_dict.
+
+    .. code-block:: python
+
+        state = {name: torch.from_numpy(array) for name, array in convert.to_torch(layer).items()}
+        torch.nn.LSTM(layer.input_size, layer.hidden_size).load_state_dict(state)
+
+    Parameters
+    ----------
+    layer : LSTM, Bidirectional or Stack
+        A stack's layers are all bidirectional or none is, and all have one H, as in PyTorch.
+    prefix : str
+        What the names shall begin with.
+
+    Returns
+    -------
+    dict of str to ndarray
+        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero.
+
+    Raises
+    ------
+    ConversionError
+        A GRU; peepholes; a clipped cell state; a stack that is not a single ``torch.nn.LSTM``.
+    """
+    caller = "to_torch"
+    layers = layer.layers if isinstance(layer, Stack) else (layer,)
+    if len({(type(part), part.hidden_size) for part in layers if isinstance(part, Layer)}) > 1:
+        raise ConversionError(
+            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM has one kind and one H for all"
+            f" of them. Convert layer.layers one by one"
+        )
+    arrays: dict[str, Array] = {}
+    for k, part in enumerate(layers):
+        for cell, direction in zip(cells_of(caller, part), ("", "_reverse"), strict=False):
+            if isinstance(cell, GRU):
+                raise ConversionError(
+                    f"{caller}: the layer is a GRU, and torch.nn.GRU is another function. {RESET_AFTER}"
+                )
+            refuse_extras(caller, cell, "torch.nn.LSTM")
+            kernel, recurrent, bias = split_cell(cell, "PyTorch LSTM")
+            suffix = f"_l{k}{direction}"
+            arrays[f"{prefix}weight_ih{suffix}"] = np.ascontiguousarray(kernel.T)
+            arrays[f"{prefix}weight_hh{suffix}"] = np.ascontiguousarray(recurrent.T)
+            arrays[f"{prefix}bias_ih{suffix}"] = bias
+            arrays[f"{prefix}bias_hh{suffix}"] = np.zeros_like(bias)
+    return arrays
+
+
+def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> LSTM:
+    named = {name: prefix + name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
+    kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
+    gates = count_gates(caller, named["weight_hh"], recurrent, axis=0, known=(1, 3, 4))
+    if gates == 3:
+        raise ConversionError(
+            f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (3H, H): a GRU. {RESET_AFTER}"
+        )
+    if gates == 1:
+        raise ConversionError(
+            f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (H, H): a plain RNN, which has no gates;"
+            f" there is no such layer here"
+        )
+    columns = len(recurrent)
+    biases = {name: arrays[name] for name in (named["bias_ih"], named["bias_hh"]) if name in arrays}
+    check_shapes(caller, {named["weight_ih"]: (kernel, (columns, None))})
+    check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
+    bias = sum(biases.values(), start=np.zeros(columns, kernel.dtype))
+    cell = make_cell("PyTorch LSTM", kernel.T, recurrent.T, bias)
+    assert isinstance(cell, LSTM)
+    return cell

@@ -1,0 +1,25 @@
+"""Layers that run on the kernels of the ops: `LSTM`, `GRU`, `Bidirectional` and `Stack`.
+
+.. code-block:: text
+
+    y, state = layer(x, state=None, lengths=None, reset=None)              inference
+    y, state, tape = layer.forward(x, ...)                                 the same, and keeps what backward needs
+    d_x, d_state, grads = layer.backward(tape, d_y, d_state=None)
+
+A layer copies the weights that its constructor gets, and ``set_weights`` replaces them all at once. Each call, and each
+tape, keeps the weights it started with, even if another thread replaces them meanwhile. Nothing else is kept between
+calls: states are arguments and results. Several threads may use one layer.
+
+**forget_bias and cell_clip of a layer are 0 unless given; those of `blockcell.raw_ops` are TensorFlow's 1.0 and 3.0.**
+"""
+
+from .base import Layer, Tape
+from .containers import Bidirectional, Stack
+from .lstm_gru import GRU, LSTM
+from .shared import GRUState, LSTMState
+
+__all__ = ["GRU", "LSTM", "Bidirectional", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
+
+# Pickles name a class by its module: by this one, so that they do not depend on the files in here.
+for _class in (GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack):
+    _class.__module__ = __name__

@@ -1,0 +1,565 @@
+"""What all layers have in common: `Layer`, and `Cell`, of which `LSTM` and `GRU` are made."""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import _kernels, _team, files
+from .._args import empty
+from .._read import ArgumentReader, form, short
+from .._stream import Runner, Stream
+from ..optable import DTYPES, Array, Op, Tensor, sizes_of
+from .arguments import read_array, read_lengths, read_parts, read_reset
+from .shared import CellWeights, ForwardPass, GRUState, LSTMState, RowMarks, SharedWeights, State
+
+HALF = DTYPES.index(np.dtype(np.float16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tape:
+    """What `Layer.forward` keeps for `Layer.backward`: copies of x and y, the gates and states of every step, and the
+    weights."""
+
+    layer: Layer
+    T: int
+    B: int
+    end: int = field(repr=False)
+    """The number of steps until every row has ended. Nothing is kept from there on."""
+    content: Any = field(repr=False)
+
+
+class Layer(ABC):
+    """What `LSTM`, `GRU`, `Bidirectional` and `Stack` have in common."""
+
+    _shared: SharedWeights
+
+    # -------------------------------------------------------------------------------------------------- what a layer is
+    @property
+    @abstractmethod
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+
+    @property
+    @abstractmethod
+    def hidden_size(self) -> int:
+        """H, the number of cells; of a stack's last layer."""
+
+    @property
+    @abstractmethod
+    def output_size(self) -> int:
+        """The last dimension of y."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
+
+    @abstractmethod
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments with which the constructor makes an equal layer."""
+
+    @abstractmethod
+    def _description(self) -> dict[str, Any]:
+        """The layer without its weights, as `blockcell.files` has it."""
+
+    @abstractmethod
+    def _cells(self, prefix: str = "") -> dict[str, Cell]:
+        """The cells that the layer consists of, by the prefix of their weights' names."""
+
+    def _share(self, shared: SharedWeights) -> None:
+        """Use the weights of a layer that this one is now a part of."""
+        self._shared = shared
+
+    def __copy__(self) -> Self:
+        return type(self)(**self._arguments())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._arguments()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+    @property
+    def weights(self) -> dict[str, Array]:
+        """The weights by name, read-only: ``w``; ``fw.w``; ``0.bw.w``."""
+        current = self._shared.weights
+        return {
+            prefix + name: array
+            for prefix, cell in self._cells().items()
+            for name, array in current[cell].arrays.items()
+        }
+
+    def set_weights(self, **arrays: ArrayLike) -> None:
+        """Replace some or all weights, all of them at the same moment.
+
+        Parameters
+        ----------
+        **arrays : array_like
+            New weights by their names in `weights`, with the same shapes and dtype; they are copied. Names with dots
+            can be given as ``set_weights(**{"fw.w": w})``.
+
+        Raises
+        ------
+        TypeError
+            There is no weight of that name, or the array has another dtype.
+        ValueError
+            The array has another shape.
+        """
+        reader = ArgumentReader(type(self).__name__)
+        known = self.weights
+        for name in arrays:
+            if name not in known:
+                raise TypeError(f"{reader.caller}: there is no weight {name}; expected {', '.join(known)}")
+        given = {cell: cell._read_weights(reader, prefix, arrays) for prefix, cell in self._cells().items()}
+        while True:  # until no other thread has replaced any meanwhile
+            old = self._shared.weights
+            new = {cell: cell._pack(old[cell].arrays | read) for cell, read in given.items() if read}
+            if self._shared.replace(old, old | new):
+                return
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
+
+        Either the whole file is written or nothing is: what was there before stays until the new file is complete.
+
+        Parameters
+        ----------
+        path : path_like
+            Ends in ``.npz`` or ``.safetensors``.
+
+        Raises
+        ------
+        ValueError
+            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays.
+        OSError
+            The file cannot be written.
+        """
+        files.write(path, self._description(), self.weights)
+
+    # ------------------------------------------------------------------------------------------------------------ calls
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: State = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+    ) -> tuple[Array, State]:
+        """Run the layer without keeping anything for a backward pass.
+
+        Parameters
+        ----------
+        x : array_like (T, B, I)
+            Input, time first, of the layer's dtype; lists are converted.
+        state : optional
+            State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
+            for a stack. None means zeros, also in place of any part.
+        lengths : array_like (B,) of int, optional
+            Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
+            backward direction starts at the row's last step. The call takes as long as if every row had as many steps
+            as the longest one.
+        reset : array_like (T, B) of bool, optional
+            Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
+            sets the state to zero between step t and step t - 1.
+
+        Returns
+        -------
+        y : ndarray (T, B, output_size)
+            The cells' h; for `Bidirectional` the forward half comes first.
+        state
+            State after each row's last step, in the form of `state`.
+
+        Raises
+        ------
+        TypeError
+            An array has another dtype than the layer, or an argument is of the wrong kind.
+        ValueError
+            A shape or a length does not fit.
+        """
+        if lengths is None and reset is None and (results := self._fast_call(x, state)) is not None:
+            return results
+        y, last, _ = self._read_and_run(x, state, lengths, reset, False)
+        return y, last
+
+    def forward(
+        self,
+        x: ArrayLike,
+        state: State = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+    ) -> tuple[Array, State, Tape]:
+        """Run the layer and keep what `backward` needs. Takes the arguments of a call and returns the same bits.
+
+        Returns
+        -------
+        y, state
+            As from a call.
+        tape : Tape
+            For `backward`, any number of times. It has copies of everything, so x, y, the states and the layer's
+            weights may change before that.
+        """
+        return self._read_and_run(x, state, lengths, reset, True)
+
+    def backward(
+        self, tape: Tape, d_y: ArrayLike | None, d_state: State = None
+    ) -> tuple[Array, State, dict[str, Array]]:
+        """The gradients of a loss to arguments and weights, given those to the results of `forward`.
+
+        The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow.
+
+        Parameters
+        ----------
+        tape : Tape
+            From this layer's `forward`.
+        d_y : array_like (T, B, output_size)
+            Gradient to y; it is not read past a row's length. None means zeros.
+        d_state : optional
+            Gradient to the final state, in its form. None means zeros, also in place of any part.
+
+        Returns
+        -------
+        d_x : ndarray (T, B, I)
+            Gradient to x; zero past a row's length.
+        d_state
+            Gradient to the initial state, in its form.
+        grads : dict of str to ndarray
+            Gradient to each weight, by the names in `weights`.
+
+        Raises
+        ------
+        TypeError
+            An array has another dtype than the layer, or an argument is of the wrong kind.
+        ValueError
+            A shape does not fit, or the tape is another layer's.
+        """
+        reader = ArgumentReader(type(self).__name__)
+        if not isinstance(tape, Tape):
+            raise TypeError(f"{reader.caller}: tape is {short(tape)}; expected that of this layer's forward")
+        if tape.layer is not self:
+            raise ValueError(
+                f"{reader.caller}: tape is that of another layer, {tape.layer!r}; expected one of {self!r}"
+            )
+        shape = tape.T, tape.B, self.output_size
+        if d_y is None:
+            d_y = np.zeros(shape, self.dtype)
+        else:
+            d_y = read_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
+        d_last = self._read_state(reader, "d_state", d_state, tape.B)
+        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end], d_last)
+        if tape.end < tape.T:
+            d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
+        return d_x, d_first, grads
+
+    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        """The results of a call without lengths and reset, by compiled code alone; None if that cannot handle it."""
+        return None
+
+    def _read_and_run(
+        self, x: Any, state: State, lengths: Any, reset: Any, training: bool
+    ) -> tuple[Array, State, Tape]:
+        weights = self._shared.weights
+        reader = ArgumentReader(type(self).__name__)
+        inputs = f"(T, B, I) with I={self.input_size} from the layer"
+        x = read_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs)
+        T, B, _ = x.shape
+        lengths, reset = read_lengths(reader, lengths, T, B), read_reset(reader, reset, T, B)
+        first = self._read_state(reader, "state", state, B, keep=training)
+        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
+        x = x[:end].copy() if training else x[:end]
+        marks = RowMarks(end, B, lengths, reset if reset is None else reset[:end])
+        y = None
+        if training or end < T:  # for the caller; the tape has its own
+            y = empty((T, B, self.output_size), self.dtype)
+            y[end:] = 0
+        run = ForwardPass(weights, marks, training)
+        part, last, content = self._forward(run, x, first, False, y if y is None else y[:end])
+        return part if y is None else y, last, Tape(self, T, B, end, content)
+
+    @abstractmethod
+    def stream(self, batch: SupportsIndex = 1) -> Any:
+        """Run the layer step by step; the stream keeps the state in between."""
+
+    @abstractmethod
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
+        """A state that the kernels can read, always a copy if `keep`."""
+
+    @abstractmethod
+    def _forward(
+        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+    ) -> tuple[Array, State, Any]:
+        """y, the final state, and what the tape keeps.
+
+        A given y, which may be a slice of a wider array, is filled and returned. Without one, the tape may refer to
+        the y that is returned.
+        """
+
+    @abstractmethod
+    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+        """The results of `backward`, from what `_forward` kept on the tape."""
+
+
+# ------------------------------------------------------------------------------------------------------------- one cell
+class CellTape(NamedTuple):
+    """What a cell keeps of a forward pass."""
+
+    weights: dict[str, Array]
+    x: Array
+    state: tuple[Array, ...]
+    saved: Array
+    h: Array
+    marks: Array | None
+    reverse: bool
+
+
+class Cell(Layer):
+    """A layer of one cell. `LSTM` and `GRU` set the attributes below and override the options of the kernels."""
+
+    _op: ClassVar[Op]
+    """The op that the layer computes: it has the same weights and outputs."""
+    _kernel: ClassVar[str]
+    """The first part of the kernels' names."""
+    _state: ClassVar[type[LSTMState] | type[GRUState]]
+    _sizes: dict[str, int]
+    _number: int
+    _runner: Runner
+
+    def _pack_options(self) -> tuple[bool, ...]:
+        """Options of the kernels that pack weights and of those that compute gradients."""
+        return ()
+
+    def _forward_options(self) -> tuple[float, ...]:
+        """Options of the forward kernels."""
+        return ()
+
+    def _arguments(self) -> dict[str, Any]:
+        return dict(self._shared.weights[self].arrays)
+
+    def _cells(self, prefix: str = "") -> dict[str, Cell]:
+        return {prefix: self}
+
+    @classmethod
+    @cache
+    def _tensors(cls) -> tuple[Tensor, ...]:
+        """The weights in the order in which kernels take them."""
+        return tuple(tensor for tensor in cls._op.inputs if tensor.name[0] in "wb")
+
+    @property
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+        return self._sizes["I"]
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the number of cells."""
+        return self._sizes["H"]
+
+    @property
+    def output_size(self) -> int:
+        """H, the last dimension of y."""
+        return self._sizes["H"]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
+        return DTYPES[self._number]
+
+    def __repr__(self) -> str:
+        values = [f"input_size={self.input_size}", f"hidden_size={self.hidden_size}", f"dtype={self.dtype}"]
+        return f"{type(self).__name__}({', '.join(values + self._remarks())})"
+
+    def _remarks(self) -> list[str]:
+        """The repr's last part: options that differ from their defaults."""
+        return []
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+    def _initialize(self, values: dict[str, Any]) -> None:
+        """Set sizes, dtype and weights from the arrays that the constructor gets."""
+        reader, tensors = (
+            ArgumentReader(type(self).__name__),
+            [tensor for tensor in self._tensors() if tensor.name in values],
+        )
+        arrays = {}
+        for tensor in tensors:
+            if values[tensor.name] is None:
+                raise TypeError(
+                    f"{reader.caller}: {tensor.name} is None; expected an array of shape {form(tensor.shape)}"
+                )
+            arrays[tensor.name] = reader.array(tensor.name, values[tensor.name])
+        self._number = reader.dtype_number((name, values[name], array) for name, array in arrays.items())
+        first, gates = tensors[0], len(self._op.gates)
+        shape = arrays[first.name].shape
+        what = f"{reader.caller}: {first.name} has shape {shape}; expected {form(first.shape)}"
+        if len(shape) != 2:
+            raise ValueError(f"{what}, rank 2")
+        hidden, rest = divmod(shape[1], gates)
+        if rest:
+            raise ValueError(f"{what}, so {gates} times as many columns as cells")
+        if shape[0] < hidden:
+            raise ValueError(f"{what}, so at least H = {hidden} rows")
+        self._sizes = {"I": shape[0] - hidden, "H": hidden}
+        self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values))})
+        self._runner = Runner(self)
+
+    def _read_weights(self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
+        """Copies of the values that are weights of this cell; the prefix is in front of their names."""
+        arrays = {}
+        sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
+        for tensor in self._tensors():
+            name = prefix + tensor.name
+            if name in values:
+                shape = sizes_of(tensor.shape, self._sizes)
+                expected = f"{form(tensor.shape)} = {shape} with {sizes}"
+                array = read_array(reader, name, values[name], self.dtype, shape, expected, keep=True)
+                array.flags.writeable = False
+                arrays[tensor.name] = array
+        return arrays
+
+    def _pack(self, arrays: dict[str, Array]) -> CellWeights:
+        size, _ = self._work("pack", 1, 1, 1)
+        packed = np.empty(size, np.uint8)
+        if self.hidden_size:
+            self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
+        return CellWeights(arrays, packed)
+
+    def _ordered(self, arrays: dict[str, Array]) -> list[Array]:
+        """One array for each weight of the op, an empty one if the cell does not have it."""
+        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors()]
+
+    # ---------------------------------------------------------------------------------------------------------- streams
+    def stream(self, batch: SupportsIndex = 1) -> Stream:
+        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
+
+        Parameters
+        ----------
+        batch : int
+            B, the number of rows that run side by side; at least 1.
+        """
+        return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
+
+    def _with(self, weights: CellWeights) -> Self:
+        """An equal layer, but with these weights."""
+        return type(self)(**(self._arguments() | weights.arrays))
+
+    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
+        """An array given to a stream, in the form that the kernels read."""
+        expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
+        return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
+
+    def _taken_state(self, value: Any, batch: int) -> list[Array]:
+        """The arrays of a state given to a stream, in the form that the kernels read."""
+        names = self._state._fields
+        what, expected = f"{type(self).__name__}.stream: state", self._state.__name__
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
+        if len(value) != len(names):
+            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
+        shape = batch, self.hidden_size
+        return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
+
+    def _stream_kernel(self, weights: CellWeights, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+        """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
+        sizes = T, B, self.input_size, self.hidden_size
+        bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
+        run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
+        return run, plan, *self._work("stream", T, B, threads)
+
+    # ---------------------------------------------------------------------------------------------------------- kernels
+    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        return self._runner.call(self, self._shared.weights[self], x, state)
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
+            arguments = tuple(
+                a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments
+            )
+        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
+
+    def _work(self, name: str, T: int, B: int, threads: int) -> tuple[int, int]:
+        """The bytes of scratch that a kernel needs, and how many of the threads it uses."""
+        itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
+        return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
+
+    def _compute(self, name: str, T: int, B: int, *arguments: Any) -> None:
+        """Run a kernel that takes scratch, on as many threads as it can use and as can run now."""
+        threads = _team.get()
+        size, planned = self._work(name, T, B, threads)
+        ready = 1 if planned == 1 else _team.ready(planned)
+        lost = self._run(name, *arguments, np.empty(size, np.uint8), threads, ready)
+        if planned > 1:
+            _team.report(lost)
+
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
+        fields, shape = self._state._fields, (B, self.hidden_size)
+        if state is None:
+            return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
+        parts = read_parts(reader, name, state, fields, f"{self._state.__name__}({', '.join(fields)})")
+        expected = f"(B, H) = {shape} with B from x, H from the layer"
+        return self._state(
+            *(
+                np.zeros(shape, self.dtype)
+                if value is None
+                else read_array(reader, part, value, self.dtype, shape, expected, keep)
+                for part, value in parts.items()
+            )
+        )
+
+    def _forward(
+        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+    ) -> tuple[Array, State, Any]:
+        T, B, _ = x.shape
+        arrays, packed = run.weights[self]
+        marks = run.marks.in_direction(reverse)
+        last = self._state(*map(np.empty_like, state))
+        shape = T, B, self.hidden_size
+        h = empty(shape, self.dtype) if y is None or run.training else y
+        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if run.training else None
+        if h.size:
+            options = self._forward_options()
+            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, *options)
+        else:
+            _copy(last, state)
+        if y is None:
+            y = h
+        elif y is not h:
+            y[...] = h
+        tape = CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
+        return y, last, tape
+
+    def _backward(self, tape: CellTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+        T, B, _ = tape.x.shape
+        d_state = self._state(*map(np.empty_like, d_last))
+        if not tape.h.size:
+            _copy(d_state, d_last)
+            return np.zeros_like(tape.x), d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
+        d_x = empty(tape.x.shape, self.dtype)
+        grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
+        read = [
+            w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
+        ]
+        self._compute(
+            *("layer_grad", T, B, tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),
+            *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, *self._pack_options()),
+        )
+        return d_x, d_state, grads
+
+
+_EMPTY = [np.empty(0, dtype) for dtype in DTYPES]
+
+
+def _copy(targets: Iterable[Array], sources: Iterable[Array]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target[...] = source

@@ -1,0 +1,314 @@
+"""Layers that consist of others: `Bidirectional` and `Stack`, and the stream of a stack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NoReturn, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import _stream
+from .._args import empty
+from .._read import ArgumentReader, as_kernels_take, short
+from ..optable import Array
+from .arguments import read_parts
+from .base import Cell, Layer
+from .shared import ForwardPass, SharedWeights, State
+
+
+class Composite(Layer):
+    """A layer that consists of copies of other layers."""
+
+    _layers: dict[str, Layer]
+
+    def _initialize(self, layers: dict[str, Any]) -> None:
+        """Copy the layers; from now on their weights are replaced together."""
+        caller = type(self).__name__
+        for name, layer in layers.items():
+            if not isinstance(layer, Layer):
+                raise TypeError(f"{caller}: {name} is {short(layer)}; expected a layer")
+        self._layers = {name: copy.copy(layer) for name, layer in layers.items()}
+        first, *rest = self._layers
+        for name in rest:
+            if self._layers[name].dtype != self.dtype:
+                expected = f"expected {self.dtype}, that of {first}"
+                raise TypeError(f"{caller}: {name} has dtype {self._layers[name].dtype}; {expected}")
+        shared = SharedWeights({})
+        for layer in self._layers.values():
+            shared.weights |= layer._shared.weights
+        self._share(shared)
+
+    def _share(self, shared: SharedWeights) -> None:
+        self._shared = shared
+        for layer in self._layers.values():
+            layer._share(shared)
+
+    def _cells(self, prefix: str = "") -> dict[str, Cell]:
+        found: dict[str, Cell] = {}
+        for name, layer in self._layers.items():
+            found |= layer._cells(f"{prefix}{name}.")
+        return found
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
+        return next(iter(self._layers.values())).dtype
+
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
+        parts = read_parts(reader, name, state, self._layers, f"({', '.join(self._layers)})")
+        return tuple(
+            layer._read_state(reader, part, value, B, keep)
+            for layer, (part, value) in zip(self._layers.values(), parts.items(), strict=True)
+        )
+
+    def _keyed(self, grads: Iterable[dict[str, Array]]) -> dict[str, Array]:
+        """The layers' gradients by the names in `weights`."""
+        return {
+            f"{name}.{key}": array
+            for name, part in zip(self._layers, grads, strict=True)
+            for key, array in part.items()
+        }
+
+
+class Bidirectional(Composite):
+    """Two layers side by side; the second one runs from the last step to the first.
+
+    Parameters
+    ----------
+    fw, bw : Layer
+        The layers of the forward and the backward direction, of the same dtype, input size and output size; they are
+        copied. In y, the output of `fw` comes before that of `bw`; the state is a tuple (fw, bw).
+
+    Raises
+    ------
+    TypeError
+        An argument is not a layer, or the dtypes differ.
+    ValueError
+        The sizes differ.
+    """
+
+    def __init__(self, fw: Layer, bw: Layer) -> None:
+        self._initialize({"fw": fw, "bw": bw})
+        for size in ("input_size", "output_size"):
+            expected, found = getattr(fw, size), getattr(bw, size)
+            if found != expected:
+                raise ValueError(f"{type(self).__name__}: bw has {size} {found}; expected {expected}, that of fw")
+
+    @property
+    def fw(self) -> Layer:
+        """The layer of the forward direction."""
+        return self._layers["fw"]
+
+    @property
+    def bw(self) -> Layer:
+        """The layer of the backward direction."""
+        return self._layers["bw"]
+
+    @property
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+        return self.fw.input_size
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the number of cells of the forward direction."""
+        return self.fw.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """2H, the last dimension of y."""
+        return 2 * self.fw.output_size
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(fw={self.fw!r}, bw={self.bw!r})"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"fw": self.fw, "bw": self.bw}
+
+    def _description(self) -> dict[str, Any]:
+        return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
+
+    def stream(self, batch: SupportsIndex = 1) -> NoReturn:
+        """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
+        raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
+
+    def _halves(self, y: Array) -> tuple[Array, Array]:
+        return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
+
+    def _forward(
+        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+    ) -> tuple[Array, State, Any]:
+        if y is None:
+            y = empty((*x.shape[:2], self.output_size), self.dtype)
+        fw, bw = self._halves(y)
+        _, last_fw, tape_fw = self.fw._forward(run, x, state[0], reverse, fw)
+        _, last_bw, tape_bw = self.bw._forward(run, x, state[1], not reverse, bw)
+        return y, (last_fw, last_bw), (tape_fw, tape_bw)
+
+    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+        halves = [as_kernels_take(half, self.dtype) for half in self._halves(d_y)]
+        d_x, d_fw, grads_fw = self.fw._backward(tape[0], halves[0], d_last[0])
+        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], halves[1], d_last[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            d_x += d_x_bw
+        return d_x, (d_fw, d_bw), self._keyed((grads_fw, grads_bw))
+
+
+class Stack(Composite):
+    """Layers on top of each other: the y of each is the x of the next.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        At least one, from the input to the output, all of one dtype; they are copied. The state is a tuple of their
+        states.
+
+    Raises
+    ------
+    TypeError
+        An element is not a layer, or the dtypes differ.
+    ValueError
+        There is none, or the input size of one is not the output size of the one before it.
+    """
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        caller = type(self).__name__
+        if not isinstance(layers, Iterable):
+            raise TypeError(f"{caller}: layers is {short(layers)}; expected a sequence of layers")
+        named = {str(k): layer for k, layer in enumerate(layers)}
+        if not named:
+            raise ValueError(f"{caller}: layers is empty; expected at least one layer")
+        self._initialize(named)
+        for k, (before, layer) in enumerate(pairwise(self.layers)):
+            if layer.input_size != before.output_size:
+                expected = f"expected {before.output_size}, the output_size of {k}"
+                raise ValueError(f"{caller}: {k + 1} has input_size {layer.input_size}; {expected}")
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers, from the input to the output."""
+        return tuple(self._layers.values())
+
+    @property
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+        return self.layers[0].input_size
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the number of cells of the last layer."""
+        return self.layers[-1].hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """The last dimension of y."""
+        return self.layers[-1].output_size
+
+    def stream(self, batch: SupportsIndex = 1) -> StackStream:
+        """Run the stack step by step; the stream keeps the states in between, which are zero at first.
+
+        Parameters
+        ----------
+        batch : int
+            B, the number of rows that run side by side; at least 1.
+        """
+        return StackStream(self, batch)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"layers": self.layers}
+
+    def _description(self) -> dict[str, Any]:
+        return {"type": "Stack", "layers": [layer._description() for layer in self.layers]}
+
+    def _forward(
+        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+    ) -> tuple[Array, State, Any]:
+        last, tapes = [], []
+        for layer, first in zip(self.layers, state, strict=True):
+            x, final, tape = layer._forward(run, x, first, reverse, y if layer is self.layers[-1] else None)
+            last.append(final)
+            tapes.append(tape)
+        return x, tuple(last), tapes
+
+    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+        states, grads = [], []
+        for layer, content, d_state in reversed([*zip(self.layers, tape, d_last, strict=True)]):
+            d_y, d_first, part = layer._backward(content, d_y, d_state)
+            states.append(d_first)
+            grads.append(part)
+        return d_y, tuple(reversed(states)), self._keyed(reversed(grads))
+
+
+class StackStream:
+    """Runs a stack step by step and keeps the states in between, as a `Stream` does for a single layer.
+
+    Made by `stack.stream(batch=1)`.
+
+    Attributes
+    ----------
+    layer : Stack
+    batch : int
+        B, the number of rows that run side by side.
+    state : tuple
+        Copies of the layers' states. Assigning sets them.
+    """
+
+    def __init__(self, layer: Stack, batch: SupportsIndex = 1) -> None:
+        self.layer = layer
+        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch) for part in layer.layers]
+        self._streams: tuple[_stream.Stream, ...] = tuple(
+            stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
+        )
+        self.batch: int = self._streams[0].batch
+        self._between = tuple(
+            np.empty((self.batch, stream.layer.output_size), layer.dtype) for stream in self._streams[:-1]
+        )
+        self.refresh()  # the parts took their weights one after the other: now all at the same moment
+
+    def step(self, x: ArrayLike, out: Array | None = None) -> Array:
+        """Run one step, as `Stream.step` does."""
+        return _stream.advance(self._streams, self._between, x, out, 2)
+
+    def run(self, x: ArrayLike, out: Array | None = None) -> Array:
+        """Run T steps, as `Stream.run` does."""
+        return _stream.advance(self._streams, self._between, x, out, 3)
+
+    def reset(self, rows: ArrayLike | None = None) -> None:
+        """Set the states of all rows, or of those given, to zero, as `Stream.reset` does."""
+        _stream.reset(self._streams, rows)
+
+    def refresh(self) -> None:
+        """Use the weights that the stack has now; the states stay."""
+        _stream.refresh(self._streams, self.layer._shared.weights)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return tuple(part.state for part in self._parts)
+
+    @state.setter
+    def state(self, value: Sequence[Any]) -> None:
+        _stream.put(self._streams, self._state_arrays(value))
+
+    def _state_arrays(self, value: Any) -> list[Array]:
+        """The arrays of a state that the user gives, for all streams in their order."""
+        expected = f"expected {len(self._parts)}, one for each layer"
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
+        if len(value) != len(self._parts):
+            raise ValueError(f"Stack.stream: state has {len(value)} parts; {expected}")
+        return [array for part, given in zip(self._parts, value, strict=True) for array in part._state_arrays(given)]
+
+    def _in_use(self) -> Stack:
+        return type(self.layer)([part._in_use() for part in self._parts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stream.restored, (self._in_use(), self.batch, self.state)
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self.layer!r}, batch={self.batch}>"

@@ -1,0 +1,53 @@
+"""Layers from files: `blockcell.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .. import files
+from ..optable import Array
+from .base import Layer
+from .containers import Bidirectional, Stack
+from .lstm_gru import GRU, LSTM
+
+
+def load(path: str | os.PathLike[str]) -> Layer:
+    """Read a layer that ``layer.save`` wrote.
+
+    Parameters
+    ----------
+    path : path_like
+        Ends in ``.npz`` or ``.safetensors``.
+
+    Returns
+    -------
+    Layer
+        An `LSTM`, `GRU`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes.
+
+    Raises
+    ------
+    ValueError
+        The file is damaged, holds something else, or has a format version that this blockcell does not know.
+    OSError
+        The file cannot be read.
+    """
+    with files.reading(path) as (description, arrays, sha256):
+        layer = _built(description, arrays, "")
+        if sha256 is not None and files.checksum(layer._description(), layer.weights) != sha256:
+            raise ValueError("it is not what was saved: its sha256 is another")
+    return layer
+
+
+def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str) -> Layer:
+    """The layer that is described; its weights are the arrays whose names begin with the prefix."""
+    kind = description["type"]
+    if kind == "Bidirectional":
+        return Bidirectional(*(_built(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
+    if kind == "Stack":
+        return Stack([_built(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
+    weights: dict[str, Any] = {name: arrays[prefix + name] for name in files.SHAPES[kind] if prefix + name in arrays}
+    if kind == "GRU":
+        return GRU(**weights)
+    return LSTM(**weights, **{name: description[name] for name in files.ATTRIBUTES})
