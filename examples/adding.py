@@ -3,9 +3,8 @@
 Each sequence has T = 100 steps of two inputs: a random number from 0 to 1, and a mark, which is 1 at one step of each
 half and else 0.  After the last step the network should give the sum of the two marked numbers.  Always predicting 1
 gives a mean squared error of 1/6 = 0.167, and training stays there until the gradient of a single step gets through a
-hundred.
-This form of Hochreiter and Schmidhuber's problem ("Long short-term memory", 1997) is from Le, Jaitly and Hinton ("A
-simple way to initialize recurrent networks of rectified linear units", 2015).
+hundred.  This form of Hochreiter and Schmidhuber's problem ("Long short-term memory", 1997) is from Le, Jaitly and
+Hinton ("A simple way to initialize recurrent networks of rectified linear units", 2015).
 
     python examples/adding.py
 
