@@ -1,8 +1,10 @@
-"""docs/benchmarks from the CSV files of bench.py: what was aimed at, what was reached, and where it falls short.
+"""Pages and pictures from the CSV files of bench.py: how fast blockcell is beside its peers.
 
-    python benchmarks/report.py docs/benchmarks/float32.csv [more.csv ...]
+    python benchmarks/report.py [FILE.csv ...]
 
-Writes a Markdown page beside the first file, and PNG pictures of it.
+Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
+Without arguments the files are those of docs/benchmarks, whose first table README.md has too: `python
+tests/test_readme.py` copies it.
 """
 
 from __future__ import annotations
@@ -14,36 +16,50 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import operations
+from bench import QUICK, operations
 from candidates import LAYERS, RAW, STREAMS
 from matplotlib.figure import Figure
 
-FORWARD, GRADIENT = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
-CAP = 0.85  # no point is asked to take a larger share of the ceiling
-CANDIDATES = ["blockcell", "torch", "onnxruntime", "openvino", "tensorflow"]
-COLOURS = dict(zip(CANDIDATES, ("tab:red", "tab:orange", "tab:blue", "tab:purple", "tab:green"), strict=True))
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-v3", "float64", "float16")]
+FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
+CAP = 0.85  # no size is asked to take a larger share of the ceiling
+PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
+NAMES = {"blockcell": "blockcell"} | PEERS
+COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:purple", "tab:green"), strict=True))
+SUMMARY = [  # the rows of the first table: what, the tasks, the peer
+    ("TensorFlow's ops", FORWARD, "tensorflow"),
+    ("their gradients", (*GRADIENTS, "LSTMBlockCellGrad"), "tensorflow"),
+    ("layers, inference", ("LSTM inference", "GRU inference"), "torch"),
+    ("layers, inference", ("LSTM inference", "GRU inference"), "onnxruntime"),
+    ("layers, training step", ("LSTM training", "GRU training"), "torch"),
+]
+Row = dict[str, Any]
 
 
+# ---------------------------------------------------------------------------------------------------- what was aimed at
 def target(task: str, peer: str, H: int) -> tuple[float, float]:
-    """How many times faster than a peer every point shall be, and their geometric mean."""
+    """The ratio to a peer that every size shall reach, and their geometric mean."""
     if peer == "tensorflow":
         if task in FORWARD:
             return (2.0 if H <= 256 else 1.3), 4.0
-        return (3.0 if task in GRADIENT else 1.5), 8.0
+        return (3.0 if task in GRADIENTS else 1.5), 8.0
     if peer == "torch":
         return (1.9, 4.0) if "GRU" in task else (1.05, 1.6 if "training" in task else 1.8)
     return 1.0, (2.0 if (peer, task) == ("openvino", "GRU inference") else 1.5)
 
 
-def floor(row: dict[str, Any]) -> float:
-    """How many times faster than this peer its point shall be."""
+def aim(row: Row) -> float:
+    """The ratio that a row's size shall reach: never one that takes more than CAP of the ceiling."""
     wanted = target(row["task"], row["candidate"], row["H"])[0]
     return min(wanted, CAP / row["share"]) if row["share"] else wanted
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+# ------------------------------------------------------------------------------------------------------------- the rows
+def read(path: Path) -> tuple[list[Row], Row]:
+    """The lines of a CSV file, each with its share of the ceiling, and what the JSON file says of the machine."""
     with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        rows: list[Row] = list(csv.DictReader(file))
     about = json.loads(path.with_suffix(".json").read_text())
     for row in rows:
         row |= {letter: int(row[letter]) for letter in "TBIH"}
@@ -53,81 +69,210 @@ def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return rows, about
 
 
-def sizes(row: dict[str, Any]) -> str:
-    return " ".join(f"{letter} {row[letter]}" for letter in "TBIH")
+def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows by task and peer."""
+    found = {
+        (task, peer): [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
+        for task in RAW + LAYERS
+        for peer in PEERS
+    }
+    return {pair: mine for pair, mine in found.items() if mine}
 
 
-def point(row: dict[str, Any]) -> str:
-    """A point beside a peer."""
-    share = f", {100 * row['share'] * row['ratio']:.0f} %" if row["share"] else ""
-    return f"{sizes(row)} {row['ratio']:.2f}x{share}"
+def tenths(rows: list[Row]) -> tuple[float, float]:
+    """The ratios between which the middle 80 % of the sizes lie."""
+    cuts = statistics.quantiles((r["ratio"] for r in rows), n=10, method="inclusive")
+    return cuts[0], cuts[-1]
 
 
+def microseconds(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def slower(rows: list[Row]) -> str:
+    return f"{sum(r['ratio'] < 1 for r in rows)} of {len(rows)}"
+
+
+def sizes(row: Row) -> str:
+    return ", ".join(f"{letter} = {row[letter]}" for letter in "TBIH")
+
+
+# ------------------------------------------------------------------------------------------------------------ the pages
 def table(lines: list[list[str]]) -> list[str]:
     heading, *rest = lines
     return ["| " + " | ".join(line) + " |" for line in (heading, ["---"] * len(heading), *rest)] + [""]
 
 
-def comparison(rows: list[dict[str, Any]]) -> list[str]:
-    """The table against the peers, and after it the points that fall short."""
-    lines = [["task", "against", "points", "lowest", "at", "short of its floor", "below 0.9 of it", "mean", "aimed at"]]
-    short: list[str] = []
-    every = [0, 0, 0]  # points, short of their floor, below 0.9 of it
-    for task in RAW + LAYERS:
-        for peer in CANDIDATES[1:]:
-            mine = [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
-            if not mine:
-                continue
-            lowest = min(mine, key=lambda r: r["ratio"])
-            below = [r for r in mine if r["ratio"] < floor(r)]
-            mean, wanted = statistics.geometric_mean(r["ratio"] for r in mine), target(task, peer, 1)
-            aim = f"{wanted[0]:g}x, {wanted[1]:g}x"
-            counted = f"{len(below)}, {100 * len(below) / len(mine):.0f} %"
-            far = sum(r["ratio"] < 0.9 * floor(r) for r in below)
-            every = [a + b for a, b in zip(every, (len(mine), len(below), far), strict=True)]
-            found = [f"{lowest['ratio']:.2f}x", sizes(lowest), counted, str(far), f"{mean:.2f}x", aim]
-            lines.append([task, peer, str(len(mine)), *found])
-            points = "; ".join(point(r) for r in sorted(below, key=lambda r: r["ratio"] / floor(r)))
-            if below:
-                short.append(f"* {task}, {peer}: {points}")
-    if len(lines) == 1:
-        return []
-    heading = (
-        f"Of {every[0]} comparisons {every[1]} ({100 * every[1] / every[0]:.1f} %) are short of their floor, "
-        f"{every[2]} below 0.9 of it. The furthest first, with our own share of the ceiling there:"
+def machine(about: Row) -> str:
+    peers = ", ".join(f"{name} {about[peer].partition('+')[0]}" for peer, name in PEERS.items() if peer in about)
+    return (
+        f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level "
+        f"{about['level']}; {about['compiler']}, numpy {about['numpy']}, {peers}; ceiling {about['ceiling']:g} GF/s."
     )
-    return [*table(lines), heading, "", *short, ""]
 
 
-def shares(rows: list[dict[str, Any]], about: dict[str, Any]) -> list[str]:
-    mine = [r for r in rows if r["candidate"] == "blockcell" and r["task"] in LAYERS and r["B"] >= 64 and r["H"] >= 256]
-    if not mine or not about["ceiling"]:
-        return []
-    lines = [["task", "H", "share of the ceiling, B 64 and more: median, best"]]
-    for task in LAYERS:
-        for H in sorted({r["H"] for r in mine}):
-            found = [r["share"] for r in mine if (r["task"], r["H"]) == (task, H)]
-            if found:
-                lines.append([task, str(H), f"{100 * statistics.median(found):.0f} %, {100 * max(found):.0f} %"])
+def summary(rows: list[Row], about: Row) -> list[str]:
+    """The first table, which README has too."""
+    lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
+    for what, tasks, peer in SUMMARY:
+        mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
+        if not mine:
+            continue
+        low, high = tenths(mine)
+        version = about[peer].partition("+")[0]
+        median = f"{statistics.median(r['ratio'] for r in mine):.1f}x"
+        lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return table(lines)
 
 
-def streams(rows: list[dict[str, Any]]) -> list[str]:
-    mine = [r for r in rows if r["task"] in STREAMS]
-    lines = [["task", "I", "H", "microseconds a step"]]
-    lines += [[r["task"], str(r["I"]), str(r["H"]), f"{r['microseconds'] / r['T']:.2f}"] for r in mine]
-    return table(lines) if mine else []
+def ratios(rows: list[Row]) -> list[str]:
+    lines = [["task", "peer", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
+    for (task, peer), mine in pairs(rows).items():
+        low, high = tenths(mine)
+        worst = min(mine, key=lambda r: r["ratio"])
+        median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
+        span = f"{low:.2f}x to {high:.2f}x"
+        lines.append([task, PEERS[peer], median, span, slower(mine), f"{worst['ratio']:.2f}x", sizes(worst)])
+    return table(lines) if len(lines) > 1 else []
 
 
-def plot_times(rows: list[dict[str, Any]], path: Path) -> None:
-    """Time per step over H, for every layer task and batch size, T 20."""
+def aims(paths: list[Path]) -> list[str]:
+    """How many sizes are short of what was aimed at; `main` prints which."""
+    lines = [["file", "task", "peer", "aim of each size", "short of it", "by over a tenth", "aim of the mean", "mean"]]
+    for path in paths:
+        for (task, peer), mine in pairs(read(path)[0]).items():
+            each, mean = target(task, peer, 1)
+            short = [r for r in mine if r["ratio"] < aim(r)]
+            far = str(sum(r["ratio"] < 0.9 * aim(r) for r in short))
+            reached = f"{statistics.geometric_mean(r['ratio'] for r in mine):.2f}x"
+            counted = f"{len(short)} of {len(mine)}"
+            lines.append([path.stem, task, PEERS[peer], f"{each:g}x", counted, far, f"{mean:g}x", reached])
+    return table(lines)
+
+
+def shares(rows: list[Row]) -> list[str]:
+    mine = [r for r in rows if r["candidate"] == "blockcell" and r["task"] in LAYERS and r["B"] >= 64 and r["H"] >= 256]
+    if not any(r["share"] for r in mine):
+        return []
+    widths = sorted({r["H"] for r in mine})
+    lines = [["task", *(f"H = {H}" for H in widths)]]
+    for task in LAYERS:
+        line = [task]
+        for H in widths:
+            found = [r["share"] for r in mine if (r["task"], r["H"]) == (task, H)]
+            best = f" ({100 * max(found):.0f} %)" if len(found) > 1 else ""
+            line.append(f"{100 * statistics.median(found):.0f} %{best}" if found else "")
+        lines.append(line)
+    return ["Median share of the ceiling with B = 64 and more; in brackets the best:", "", *table(lines)]
+
+
+def times(rows: list[Row]) -> list[str]:
+    """A table for each task, of the sizes of `make bench`."""
+    page = []
+    for task in RAW + LAYERS:
+        T = 1 if task in RAW and not task.startswith("Block") else 20
+        mine = [
+            r
+            for r in rows
+            if (r["task"], r["T"], r["I"]) == (task, T, r["H"])
+            and r["H"] in QUICK["widths"]
+            and r["B"] in QUICK["batches"]
+        ]
+        if not mine:
+            continue
+        peers = [peer for peer in PEERS if any(r["candidate"] == peer for r in mine)]
+        lines = [["H", "B", "blockcell, µs", *(PEERS[peer] for peer in peers)]]
+        for H, B in sorted({(r["H"], r["B"]) for r in mine}):
+            found = {r["candidate"]: r for r in mine if (r["H"], r["B"]) == (H, B)}
+            ours = microseconds(found["blockcell"]["microseconds"])
+            lines.append([str(H), str(B), ours, *(f"{found[p]['ratio']:.2f}x" if p in found else "" for p in peers)])
+        page += [f"### {task}, T = {T}", "", *table(lines)]
+    return page
+
+
+def streams(rows: list[Row]) -> list[str]:
+    mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in rows if r["task"] in STREAMS}
+    if not mine:
+        return []
+    heads = [f"{task}, {inputs}" for task in STREAMS for inputs in ("I = 1", "I = H")]
+    lines = [["H", *heads]]
+    for H in sorted({H for _, H, _ in mine}):
+        lines.append([str(H), *(microseconds(mine[task, H, inputs]) for task in STREAMS for inputs in (1, H))])
+    about = "A step is one call for one step with `out=`, a block one call of `run` for 100 steps; one row."
+    return ["### Streams, microseconds a step", "", about, "", *table(lines)]
+
+
+HEAD = """# Speed on one CPU: every task beside every peer
+
+How many times faster is blockcell than TensorFlow, PyTorch, onnxruntime and OpenVINO?
+[performance.md](../performance.md) has the answer in short; here are the figures behind it. `python
+benchmarks/report.py` writes this page from the CSV files in this directory, which hold every size. `python
+benchmarks/bench.py` measured them.
+
+* A ratio of 2.00x means that blockcell takes half of the peer's time. Below 1.00x the peer is faster.
+* T is the number of time steps, B of batch rows, I of inputs, H of cells.
+* Each candidate, blockcell too, counts with the better of one thread and all.
+* TensorFlow's ops are called eagerly. The GRU of PyTorch and OpenVINO resets after the product: another function, with
+  the same amount of arithmetic.
+* The ceiling is the rate of multiply-adds that the CPU reaches between registers.
+* A single size may be off by much: the machine is [noisy](../performance.md#how-it-was-measured). Trust the medians.
+"""
+AIMS = """## What was aimed at
+
+Every size should reach the first ratio below, unless that takes more than 85 % of the ceiling. (For TensorFlow's
+forward ops it is 1.3x where H is above 256.) The geometric mean over all sizes should reach the second. `python
+benchmarks/report.py` prints each size that is short; [performance.md](../performance.md#where-it-falls-short) says why.
+"""
+
+
+def page(paths: list[Path]) -> str:
+    """cpu.md."""
+    lines = [HEAD]
+    for path in paths:
+        rows, about = read(path)
+        lines += [f"## {path.stem}", "", machine(about), ""]
+        lines += [*(summary(rows, about) if path == paths[0] else []), *ratios(rows), *shares(rows)]
+        if path == paths[0]:
+            for name, (_, caption) in PICTURES.items():
+                lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
+            lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
+            lines += [*times(rows), *streams(rows)]
+    return "\n".join([*lines, AIMS, *aims(paths)[:-1]]) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------------- the pictures
+def plot_ratios(rows: list[Row], path: Path) -> None:
+    """How many times faster than each peer: every size a dot, the middle 80 % a bar, the median in figures."""
+    found = pairs(rows)
+    figure = Figure(figsize=(10, 0.6 + 0.36 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    for k, ((_, peer), mine) in enumerate(found.items()):
+        values, colour = [r["ratio"] for r in mine], COLOURS[peer]
+        axes.plot(tenths(mine), [k, k], color=colour, linewidth=9, alpha=0.35, solid_capstyle="butt")
+        axes.plot(values, [k] * len(values), ".", color=colour, markersize=3, alpha=0.5)
+        axes.plot(statistics.median(values), k, "|", color="black", markersize=15, markeredgewidth=2)
+        axes.text(290, k, f"{statistics.median(values):.1f}x", va="center", ha="right")
+    axes.text(290, -1, "median", va="center", ha="right")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xscale="log", xlim=(0.4, 320), xlabel="times faster than the peer (left of the line: slower)")
+    ticks = [0.5, 1, 2, 5, 10, 20, 50, 100]
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(found)), [f"{task} beside {PEERS[peer]}" for task, peer in found])
+    axes.set_ylim(len(found) - 0.5, -1.5)
+    axes.grid(alpha=0.3, axis="x")
+    figure.savefig(path, dpi=100)
+
+
+def plot_times(rows: list[Row], path: Path) -> None:
+    """Time per step over H, for every layer task and batch size, T = 20."""
     figure = Figure(figsize=(12, 12), layout="constrained")
     batches = (1, 16, 256)
     axes = figure.subplots(len(LAYERS), len(batches), sharex=True, squeeze=False)
     for line, task in enumerate(LAYERS):
         for column, B in enumerate(batches):
             panel = axes[line, column]
-            for candidate in CANDIDATES:
+            for candidate, name in NAMES.items():
                 found = [
                     (r["H"], r["microseconds"] / r["T"])
                     for r in rows
@@ -135,9 +280,9 @@ def plot_times(rows: list[dict[str, Any]], path: Path) -> None:
                 ]
                 if found:
                     panel.plot(
-                        *zip(*sorted(found), strict=True), "o-", markersize=3, color=COLOURS[candidate], label=candidate
+                        *zip(*sorted(found), strict=True), "o-", markersize=3, color=COLOURS[candidate], label=name
                     )
-            panel.set(xscale="log", yscale="log", title=f"{task}, B {B}")
+            panel.set(xscale="log", yscale="log", title=f"{task}, B = {B}")
             panel.grid(alpha=0.3)
         axes[line, 0].set_ylabel("microseconds a step")
     for panel in axes[-1]:
@@ -146,38 +291,8 @@ def plot_times(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def plot_ratios(rows: list[dict[str, Any]], path: Path) -> None:
-    """How many times faster than each peer, every point a dot."""
-    pairs = [
-        (t, p) for t in RAW + LAYERS for p in CANDIDATES[1:] if any((r["task"], r["candidate"]) == (t, p) for r in rows)
-    ]
-    figure = Figure(figsize=(12, 1 + 0.4 * len(pairs)), layout="constrained")
-    axes = figure.subplots()
-    for k, (task, peer) in enumerate(pairs):
-        found = [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
-        dots = axes.scatter(
-            [r["ratio"] for r in found],
-            [k] * len(found),
-            c=[r["H"] for r in found],
-            s=14,
-            alpha=0.7,
-            cmap="viridis",
-            norm="log",
-            vmin=16,
-            vmax=1024,
-        )
-        axes.plot(statistics.geometric_mean(r["ratio"] for r in found), k, "|", color="black", markersize=18)
-    figure.colorbar(dots, label="H")
-    axes.axvline(1, color="tab:red", linewidth=1)
-    axes.set(xscale="log", xlabel="times faster than the peer; the bar is the geometric mean")
-    axes.set_yticks(range(len(pairs)), [f"{task}, {peer}" for task, peer in pairs])
-    axes.invert_yaxis()
-    axes.grid(alpha=0.3, axis="x")
-    figure.savefig(path, dpi=90)
-
-
-def plot_shares(rows: list[dict[str, Any]], path: Path) -> None:
-    """Our share of the ceiling over H, for batch sizes, T 20."""
+def plot_shares(rows: list[Row], path: Path) -> None:
+    """Our share of the ceiling over H, for batch sizes, T = 20."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     for k, task in enumerate(LAYERS):
         axes = figure.add_subplot(1, len(LAYERS), k + 1)
@@ -188,7 +303,7 @@ def plot_shares(rows: list[dict[str, Any]], path: Path) -> None:
                 if (r["task"], r["candidate"], r["B"], r["T"]) == (task, "blockcell", B, 20) and r["I"] == r["H"]
             ]
             if found:
-                axes.plot(*zip(*sorted(found), strict=True), "o-", markersize=3, label=f"B {B}")
+                axes.plot(*zip(*sorted(found), strict=True), "o-", markersize=3, label=f"B = {B}")
         axes.set(xscale="log", ylim=(0, 100), title=task, xlabel="H = I")
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("% of the multiply-add ceiling")
@@ -196,24 +311,29 @@ def plot_shares(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
+PICTURES = {
+    "ratios": (
+        plot_ratios,
+        "How many times faster than each peer: every size a dot, the middle 80 % a bar, the median a black line",
+    ),
+    "times": (plot_times, "Microseconds a step over H with T = 20, blockcell and its peers"),
+    "shares": (plot_shares, "The share of the multiply-add ceiling over H with T = 20"),
+}
+
+
 def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+    if any(name.startswith("-") for name in sys.argv[1:]):
         sys.exit(__doc__)
-    paths = [Path(name) for name in sys.argv[1:]]
-    folder = paths[0].parent
-    page = ["# On this CPU, beside TensorFlow, PyTorch, onnxruntime and OpenVINO", ""]
-    page += ["Written by `benchmarks/report.py` from what `benchmarks/bench.py` measured, which says how.", ""]
+    paths = [Path(name) for name in sys.argv[1:]] or FILES
+    (paths[0].parent / "cpu.md").write_text(page(paths))
+    for name, (plot, _) in PICTURES.items():
+        plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")
     for path in paths:
-        rows, about = read(path)
-        page += [f"## {path.stem}", "", ", ".join(f"{key} {value}" for key, value in about.items()) + ".", ""]
-        page += ["A ratio says how many times faster than the peer at its better number of threads.", ""]
-        page += [*comparison(rows), *shares(rows, about), *streams(rows)]
-        if path == paths[0]:
-            for name, plot in (("times", plot_times), ("ratios", plot_ratios), ("shares", plot_shares)):
-                picture = folder / f"{path.stem}-{name}.png"
-                plot(rows, picture)
-                page += [f"![{name}]({picture.name})", ""]
-    (folder / "cpu.md").write_text("\n".join(page))
+        for (task, peer), mine in pairs(read(path)[0]).items():
+            below = sorted((r for r in mine if r["ratio"] < aim(r)), key=lambda r: r["ratio"] / aim(r))
+            for row in below:
+                share = f", {100 * row['share'] * row['ratio']:.0f} % of the ceiling" if row["share"] else ""
+                print(f"{path.stem}: {task} beside {PEERS[peer]}: {sizes(row)}: {row['ratio']:.2f}x{share}")
 
 
 if __name__ == "__main__":

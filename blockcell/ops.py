@@ -280,16 +280,17 @@ def lstm_block_cell_vjp(
 
     .. code-block:: text
 
-        d_o  = h_grad * co * o * (1 - o)
-        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
-        d_ci = d_cs * i * (1 - ci * ci)
-        d_f  = d_cs * cs_prev * f * (1 - f)
-        d_i  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
-        [x_grad | h_prev_grad] = [d_i | d_ci | d_f | d_o] @ w^T
-        w_grad = [x, h_prev]^T @ [d_i | d_ci | d_f | d_o]
-        b_grad = the sum of [d_i | d_ci | d_f | d_o] over the batch
+        d_o_bar  = h_grad * co * o * (1 - o)
+        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
+        d_ci_bar = d_cs * i * (1 - ci * ci)
+        d_f_bar  = d_cs * cs_prev * f * (1 - f)
+        d_i_bar  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
+        dicfo = [d_i_bar | d_ci_bar | d_f_bar | d_o_bar]
+        [x_grad | h_prev_grad] = dicfo @ w^T
+        w_grad = [x, h_prev]^T @ dicfo
+        b_grad = the sum of dicfo over the batch
 
     The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.

@@ -202,13 +202,13 @@ def LSTMBlockCell(
 
     .. code-block:: text
 
-        [z_i | z_ci | z_f | z_o] = [x, h_prev] @ w + b
-        i  = sigmoid(z_i [+ cs_prev * wci])
-        f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
-        ci = tanh(z_ci)
+        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
+        i  = sigmoid(i_bar [+ cs_prev * wci])
+        f  = sigmoid(f_bar + forget_bias [+ cs_prev * wcf])
+        ci = tanh(ci_bar)
         cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
         co = tanh(cs)
-        o  = sigmoid(z_o [+ cs * wco])
+        o  = sigmoid(o_bar [+ cs * wco])
         h  = o * co
 
     The terms in brackets are there with ``use_peephole``. Note the gates' order in w and b, which
@@ -295,14 +295,14 @@ def LSTMBlockCellGrad(
 
     .. code-block:: text
 
-        d_o  = h_grad * co * o * (1 - o)
-        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
-        d_ci = d_cs * i * (1 - ci * ci)
-        d_f  = d_cs * cs_prev * f * (1 - f)
-        d_i  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
-        dicfo = [d_i | d_ci | d_f | d_o]
+        d_o_bar  = h_grad * co * o * (1 - o)
+        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
+        d_ci_bar = d_cs * i * (1 - ci * ci)
+        d_f_bar  = d_cs * cs_prev * f * (1 - f)
+        d_i_bar  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
+        dicfo = [d_i_bar | d_ci_bar | d_f_bar | d_o_bar]
 
     The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
@@ -388,13 +388,13 @@ def BlockLSTM(
 
     .. code-block:: text
 
-        [z_i | z_ci | z_f | z_o] = [x, h_prev] @ w + b
-        i  = sigmoid(z_i [+ cs_prev * wci])
-        f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
-        ci = tanh(z_ci)
+        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
+        i  = sigmoid(i_bar [+ cs_prev * wci])
+        f  = sigmoid(f_bar + forget_bias [+ cs_prev * wcf])
+        ci = tanh(ci_bar)
         cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
         co = tanh(cs)
-        o  = sigmoid(z_o [+ cs * wco])
+        o  = sigmoid(o_bar [+ cs * wco])
         h  = o * co
 
     The terms in brackets are there with ``use_peephole``.
@@ -489,16 +489,17 @@ def BlockLSTMGrad(
 
     .. code-block:: text
 
-        d_o  = h_grad * co * o * (1 - o)
-        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
-        d_ci = d_cs * i * (1 - ci * ci)
-        d_f  = d_cs * cs_prev * f * (1 - f)
-        d_i  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
-        [x_grad | h_prev_grad] = [d_i | d_ci | d_f | d_o] @ w^T
-        w_grad = [x, h_prev]^T @ [d_i | d_ci | d_f | d_o]
-        b_grad = the sum of [d_i | d_ci | d_f | d_o] over the batch
+        d_o_bar  = h_grad * co * o * (1 - o)
+        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
+        d_ci_bar = d_cs * i * (1 - ci * ci)
+        d_f_bar  = d_cs * cs_prev * f * (1 - f)
+        d_i_bar  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
+        dicfo = [d_i_bar | d_ci_bar | d_f_bar | d_o_bar]
+        [x_grad | h_prev_grad] = dicfo @ w^T
+        w_grad = [x, h_prev]^T @ dicfo
+        b_grad = the sum of dicfo over the batch
 
     The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
@@ -591,13 +592,13 @@ def BlockLSTMV2(
 
     .. code-block:: text
 
-        [z_i | z_f | z_ci | z_o] = [x, h_prev] @ w + b
-        i  = sigmoid(z_i [+ cs_prev * wci])
-        f  = sigmoid(z_f [+ cs_prev * wcf])
-        ci = tanh(z_ci)
+        [i_bar | f_bar | ci_bar | o_bar] = [x, h_prev] @ w + b
+        i  = sigmoid(i_bar [+ cs_prev * wci])
+        f  = sigmoid(f_bar [+ cs_prev * wcf])
+        ci = tanh(ci_bar)
         cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
         co = tanh(cs)
-        o  = sigmoid(z_o [+ cs * wco])
+        o  = sigmoid(o_bar [+ cs * wco])
         h  = o * co
 
     The terms in brackets are there with ``use_peephole``.
@@ -690,16 +691,16 @@ def BlockLSTMGradV2(
 
     .. code-block:: text
 
-        d_o  = h_grad * co * o * (1 - o)
-        d_cs = h_grad * o * (1 - co * co) + cs_grad [+ d_o * wco]
-        d_ci = d_cs * i * (1 - ci * ci)
-        d_f  = d_cs * cs_prev * f * (1 - f)
-        d_i  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i * cs_prev, d_f * cs_prev and d_o * cs over the batch
-        [x_grad | h_prev_grad] = [d_i | d_f | d_ci | d_o] @ w^T
-        w_grad = [x, h_prev]^T @ [d_i | d_f | d_ci | d_o]
-        b_grad = the sum of [d_i | d_f | d_ci | d_o] over the batch
+        d_o_bar  = h_grad * co * o * (1 - o)
+        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
+        d_ci_bar = d_cs * i * (1 - ci * ci)
+        d_f_bar  = d_cs * cs_prev * f * (1 - f)
+        d_i_bar  = d_cs * ci * i * (1 - i)
+        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
+        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
+        [x_grad | h_prev_grad] = [d_i_bar | d_f_bar | d_ci_bar | d_o_bar] @ w^T
+        w_grad = [x, h_prev]^T @ [d_i_bar | d_f_bar | d_ci_bar | d_o_bar]
+        b_grad = the sum of [d_i_bar | d_f_bar | d_ci_bar | d_o_bar] over the batch
 
     The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
     own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.

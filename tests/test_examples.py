@@ -24,7 +24,7 @@ def test_adding():
     np.testing.assert_array_equal(target, halves.prod(axis=-1).sum(axis=(0, 1)))
     lines = []
     mse = adding.train(T=10, steps=500, seed=0, report=lines.append)
-    assert mse < 0.02  # to say 1 always has 0.167
+    assert mse < 0.02  # always predicting 1 gives 0.167
     assert len(lines) == 10 and lines[-1].endswith(f"{mse:.5f}")
 
 

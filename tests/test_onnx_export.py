@@ -380,7 +380,7 @@ def test_native_in_float64(name):
     ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
 )
 def test_other_runtimes(runtime, form, train, tmp_path):
-    """In the forms that docs/onnx.md names for them."""
+    """In the forms that docs/onnx/layers.md names for them."""
     pytest.importorskip(runtime.lower())
     layer = LAYERS["Bidirectional"]("float32")
     case = Case(layer, train=train, reset=True)

@@ -1,4 +1,4 @@
-"""Which runtime runs which op in which form: the table in docs/onnx.md is what is found here.
+"""Which runtime runs which op in which form: the table in docs/onnx/runtimes.md is what is found here.
 
 All in float32, inlined, with fixed sizes, as compilers want them. "yes" is within the error bound, with NaN past
 seq_len_max; "wrong" is not, without an error; "no" is an error.
@@ -20,7 +20,7 @@ from graphs import attributes, bound, compare, exact, feeds, on_onnxruntime, on_
 import onnx_export
 from blockcell.optable import OPS
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "onnx.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "onnx" / "runtimes.md"
 TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
 SIZES = {"T": 3, "B": 2, "I": 3, "H": 4}
 FORMS = {  # what build is told
@@ -90,6 +90,12 @@ def forms(op):
     return [form for form in FORMS if form != "native" or "grad" not in OPS[op].kernel]
 
 
+def rows():
+    """Those of the table, in its order: cells, then form by form."""
+    found = [row(op, form) for form in FORMS for op in OPS if form in forms(op)]
+    return list(dict.fromkeys(found))
+
+
 def version(runtime):
     """Of the runtime that is installed, as far as the table tells it."""
     package = {"onnx.reference": "onnx"}.get(runtime, runtime.lower())
@@ -105,12 +111,17 @@ def documented():
     found = TABLE.search(DOCUMENT.read_text())
     assert found is not None
     lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].strip().splitlines()]
-    versions = dict(head.rsplit(" ", 1) for head in lines[0][2:])
-    return versions, {(row[0], row[1]): dict(zip(RUNTIMES, row[2:], strict=True)) for row in lines[2:]}
+    versions = dict(head.rsplit(" ", 1) for head in lines[0][1:])
+    return versions, {row[0]: dict(zip(RUNTIMES, row[1:], strict=True)) for row in lines[2:]}
 
 
 def row(op, form):
-    return f"`{op}`", form if OPS[op].sequence else "a cell"
+    """The row of the table that an op's form belongs to: ops for which runtimes do the same share one."""
+    if not OPS[op].sequence:
+        return "cells and their gradients"
+    if form == "native":
+        return f"native, {'GRU' if 'gru' in op else 'LSTM'}"
+    return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -126,7 +137,7 @@ def test_table(op, runtime, tmp_path):
 
 
 def test_table_is_complete():
-    assert list(documented()[1]) == [row(op, form) for op in OPS for form in forms(op)]
+    assert list(documented()[1]) == rows()
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -137,11 +148,16 @@ def test_every_op_runs_somehow(runtime):
 
 def table(path: Path) -> str:
     heads = [f"{runtime} {version(runtime)}" for runtime in RUNTIMES]
-    lines = [f"| op | form | {' | '.join(heads)} |", "|---" * (2 + len(RUNTIMES)) + "|"]
-    for op in OPS:
-        for form in forms(op):
-            verdicts = [verdict(op, form, runtime, path) for runtime in RUNTIMES]
-            lines.append(f"| {' | '.join([*row(op, form), *verdicts])} |")
+    lines = [f"| form | {' | '.join(heads)} |", "|---" * (1 + len(RUNTIMES)) + "|"]
+    for name in rows():
+        found = {
+            tuple(verdict(op, form, runtime, path) for runtime in RUNTIMES)
+            for op in OPS
+            for form in forms(op)
+            if row(op, form) == name
+        }
+        assert len(found) == 1, f"{name}: runtimes tell its ops apart, {found}"
+        lines.append(f"| {' | '.join([name, *found.pop()])} |")
     return "\n".join(lines) + "\n"
 
 

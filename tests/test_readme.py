@@ -1,58 +1,36 @@
-"""The README's example runs and is right, its table of ops is that of the code, and the documents' code runs."""
+"""The documents are true: their code runs and prints what it says, their tables are those of the code and of the
+benchmarks' files, their links lead somewhere.
 
+    python tests/test_readme.py        writes the README's tables anew
+"""
+
+import importlib
+import inspect
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import blockcell
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-TABLE = re.compile(r"(?<=<!-- ops -->\n).*?(?=<!-- /ops -->)", re.DOTALL)
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 
+# ------------------------------------------------------------------------------------------------------------- the code
 def code_blocks():
     """Every block of Python in the documents, with the line that it begins at."""
-    for document in DOCUMENTS:
+    for document, name in zip(DOCUMENTS, NAMES, strict=True):
         text = document.read_text()
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start(1))
-            yield pytest.param("\n" * line + block[1], document, id=f"{document.name}:{line + 1}")
-
-
-def row(op: Op) -> str:
-    tensors = [
-        [f"{tensor.name} [{tensor.shape.replace(' ', ',')}]" for tensor in part] for part in (op.inputs, op.outputs)
-    ]
-    attributes = [a.name if a.default is None else f"{a.name}={a.default}" for a in op.attributes]
-    arguments = ["seq_len_max"] * op.sequence + tensors[0] + attributes
-    return f"| `{op.module}.{op.name}` | {', '.join(arguments)} | {', '.join(tensors[1])} |\n"
-
-
-def table() -> str:
-    return "| op | arguments | results |\n|---|---|---|\n" + "".join(map(row, OPS.values()))
-
-
-def test_table_of_ops():
-    assert TABLE.search(README.read_text())[0] == table(), "python tests/test_readme.py writes it anew"
-
-
-def test_example(capsys):
-    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
-    names: dict = {}
-    exec(code, names)
-    assert capsys.readouterr().out.strip() == re.search(r"# prints (.*)", code)[1]
-    inputs, states, grads = names["inputs"], names["states"], names["grads"]
-    for name, value in FORMULAS["BlockLSTM"](**inputs)._asdict().items():
-        np.testing.assert_allclose(getattr(states, name), value, rtol=0, atol=2e-6, err_msg=name)
-    expected = FORMULAS["BlockLSTMGrad"](**inputs, **states._asdict(), **names["incoming"], use_peephole=False)
-    for name, value in expected._asdict().items():
-        bound = 1e-5 * max(1, np.abs(value).max(initial=0))
-        np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+            yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}")
 
 
 @pytest.mark.parametrize("code, document", list(code_blocks()))
@@ -65,20 +43,102 @@ def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
         assert line in printed.splitlines()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_example_of_the_ops():
+    [code] = [
+        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "raw_ops" in block
+    ]
+    names: dict = {}
+    exec(code, names)
+    inputs, states, grads = names["inputs"], names["states"], names["grads"]
+    for name, value in FORMULAS["BlockLSTM"](**inputs)._asdict().items():
+        np.testing.assert_allclose(getattr(states, name), value, rtol=0, atol=2e-6, err_msg=name)
+    expected = FORMULAS["BlockLSTMGrad"](**inputs, **states._asdict(), **names["incoming"], use_peephole=False)
+    for name, value in expected._asdict().items():
+        bound = 1e-5 * max(1, np.abs(value).max(initial=0))
+        np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------- the tables
+def row(op: Op) -> str:
+    """What the op computes is the first line of its help; the equations stand under the heading of its cell."""
+    function = getattr(getattr(blockcell, op.module), op.name)
+    computes = (inspect.getdoc(function) or "").splitlines()[0].replace("`blockcell.raw_ops.", "`")
+    cell = "gru" if "gru" in op.kernel else "lstm"
+    place = f"{cell}-over-time" if op.sequence else f"{cell}-cell"
+    return f"| `{op.module}.{op.name}` | {computes} | [{cell.upper()}](docs/mathematics.md#{place}) |\n"
+
+
+def table_of_ops() -> str:
+    return "| op | what it computes | equations |\n|---|---|---|\n" + "".join(map(row, OPS.values()))
+
+
+def report():
+    """benchmarks/report.py, whose neighbours it imports by their bare names."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    return importlib.import_module("report")
+
+
+def table_of_speed() -> str:
+    return "\n".join(report().summary(*report().read(report().FILES[0])))
+
+
+TABLES = {"ops": table_of_ops, "speed": table_of_speed}
+
+
+def written(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table(name):
+    assert written(name).findall(README.read_text()) == [TABLES[name]()], "python tests/test_readme.py writes it anew"
+
+
+def test_figures_are_those_of_the_benchmarks():
+    page = (ROOT / "docs" / "benchmarks" / "cpu.md").read_text()
+    assert page == report().page(report().FILES), "python benchmarks/report.py writes it anew"
+
+
+# ------------------------------------------------------------------------------------------------------------ the links
+def targets(document: Path) -> list[str]:
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text())
+
+
+def anchors(document: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    found = [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
+    assert len(found) == len(set(found)), f"{document.name} has a heading twice"
+    return set(found)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
 def test_links_lead_somewhere(document):
-    text = document.read_text()
-    headings = {
-        path: {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
-               for heading in re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)}
-        for path in DOCUMENTS
-    }  # fmt: skip
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+    if document.name != "CHANGELOG.md":  # where every release has the same headings
+        anchors(document)
+    for target in targets(document):
         path, _, heading = target.partition("#")
         file = (document.parent / path).resolve() if path else document
         assert file.exists(), f"{document.name} refers to {target}"
-        assert not heading or heading in headings[file], f"{document.name} refers to {target}"
+        assert not heading or heading in anchors(file), f"{document.name} refers to {target}"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, found = set(), {README}
+    while found:
+        reached |= found
+        found = {
+            (document.parent / target.partition("#")[0]).resolve()
+            for document in found
+            for target in targets(document)
+            if target.partition("#")[0].endswith(".md")
+        } - reached
+    assert set(DOCUMENTS) - reached <= {ROOT / "CHANGELOG.md"}
 
 
 if __name__ == "__main__":
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
+    text = README.read_text()
+    for name, table in TABLES.items():
+        text = written(name).sub(lambda _, table=table: table(), text)
+    README.write_text(text)
