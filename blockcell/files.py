@@ -231,7 +231,7 @@ def _bounded(arrays: int) -> None:
 
 
 def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
-    """Raise a ValueError unless these, as far as is known before they are read, are the arrays of the layer."""
+    """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
     for prefix, kind in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
@@ -280,7 +280,7 @@ def _of_suffix(path: StrPath, formats: dict[str, F]) -> F:
 
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
-    """Write what numpy.savez writes, which copies every array and hides that memory is short."""
+    """Do as numpy.savez does, but copy no array, and raise a MemoryError if memory is short."""
     try:
         with zipfile.ZipFile(file, "w") as archive:
             for name, array in {KEY: np.array(text), **arrays}.items():

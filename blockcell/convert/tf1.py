@@ -20,7 +20,7 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
 }
 TF1_CELLS = (*FORGET_BIAS, "GRUBlockCell", "GRUBlockCellV2", "GRUCell")
 _ALIASES = {"CudnnCompatibleLSTM": "CudnnCompatibleLSTMCell"}
-_SCOPES = {  # by the names that TensorFlow gives to the variables' scopes
+_SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "lstm_cell": "LSTMBlockCell",
     "lstm_fused_cell": "LSTMBlockFusedCell",
     "lstm_block_wrapper": "LSTMBlockFusedCell",

@@ -285,8 +285,8 @@ class Layer(ABC):
         if training or end < T:  # for the caller; the tape has its own
             y = empty((T, B, self.output_size), self.dtype)
             y[end:] = 0
-        run = ForwardPass(weights, marks, training)
-        part, last, content = self._forward(run, x, first, False, y if y is None else y[:end])
+        current = ForwardPass(weights, marks, training)
+        part, last, content = self._forward(current, x, first, False, y if y is None else y[:end])
         return part if y is None else y, last, Tape(self, T, B, end, content)
 
     @abstractmethod
@@ -299,7 +299,7 @@ class Layer(ABC):
 
     @abstractmethod
     def _forward(
-        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
         """y, the final state, and what the tape keeps.
 
@@ -518,15 +518,15 @@ class Cell(Layer):
         )
 
     def _forward(
-        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
         T, B, _ = x.shape
-        arrays, packed = run.weights[self]
-        marks = run.marks.in_direction(reverse)
+        arrays, packed = current.weights[self]
+        marks = current.marks.in_direction(reverse)
         last = self._state(*map(np.empty_like, state))
         shape = T, B, self.hidden_size
-        h = empty(shape, self.dtype) if y is None or run.training else y
-        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if run.training else None
+        h = empty(shape, self.dtype) if y is None or current.training else y
+        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if current.training else None
         if h.size:
             options = self._forward_options()
             self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, *options)

@@ -139,13 +139,13 @@ class Bidirectional(Composite):
         return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
 
     def _forward(
-        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
         if y is None:
             y = empty((*x.shape[:2], self.output_size), self.dtype)
         fw, bw = self._halves(y)
-        _, last_fw, tape_fw = self.fw._forward(run, x, state[0], reverse, fw)
-        _, last_bw, tape_bw = self.bw._forward(run, x, state[1], not reverse, bw)
+        _, last_fw, tape_fw = self.fw._forward(current, x, state[0], reverse, fw)
+        _, last_bw, tape_bw = self.bw._forward(current, x, state[1], not reverse, bw)
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
     def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
@@ -227,11 +227,11 @@ class Stack(Composite):
         return {"type": "Stack", "layers": [layer._description() for layer in self.layers]}
 
     def _forward(
-        self, run: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
         last, tapes = [], []
         for layer, first in zip(self.layers, state, strict=True):
-            x, final, tape = layer._forward(run, x, first, reverse, y if layer is self.layers[-1] else None)
+            x, final, tape = layer._forward(current, x, first, reverse, y if layer is self.layers[-1] else None)
             last.append(final)
             tapes.append(tape)
         return x, tuple(last), tapes
