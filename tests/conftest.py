@@ -1,10 +1,11 @@
 """For all tests."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from blockcell import _team
+from blockcell import _kernels, _team
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,3 +14,12 @@ def _as_many_threads_as_asked_for() -> Iterator[None]:
     _team.adapt(False)
     yield
     _team.adapt(True)
+
+
+@pytest.fixture(params=_kernels.available_levels())
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Layers that are made in the test run on the kernels of one CPU level: its name."""
+    kernels, work = _kernels.load(request.param)
+    monkeypatch.setattr(_kernels, "KERNELS", kernels)
+    monkeypatch.setattr(_kernels, "WORK", work)
+    return request.param

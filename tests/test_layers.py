@@ -18,23 +18,14 @@ import pytest
 from cases import arguments, rng
 from fresh import printed
 from test_formulas import _derivative
-from test_kernels import BOUNDS, DTYPES, LEVELS, SIZES, run, same_bits, sizes_of
+from test_kernels import BOUNDS, DTYPES, SIZES, run, same_bits, sizes_of
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack, _kernels
+from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
 
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
-
-
-@pytest.fixture(params=LEVELS)
-def level(request, monkeypatch):
-    """Layers that are made in the test run on the kernels of one CPU level: its name."""
-    kernels, work = _kernels.load(request.param)
-    monkeypatch.setattr(_kernels, "KERNELS", kernels)
-    monkeypatch.setattr(_kernels, "WORK", work)
-    return request.param
 
 
 def op_at(name, level):

@@ -1,0 +1,41 @@
+"""`checksums.py`, which says whether a change keeps all bits, notices when one does not."""
+
+import json
+from pathlib import Path
+
+import checksums
+import fresh
+import numpy as np
+
+COMMAND = Path(checksums.__file__)
+
+
+def test_compare(tmp_path: Path) -> None:
+    file = tmp_path / "recorded.json"
+    cases = len(checksums.KINDS)  # one of each
+    assert fresh.script(COMMAND, "record", str(file), "--cases", str(cases)).returncode == 0
+    same = fresh.script(COMMAND, "compare", str(file))
+    assert same.returncode == 0, same.stdout + same.stderr
+    recorded = json.loads(file.read_text())
+    assert len(recorded["checksums"]) == len(recorded["levels"]) * len(checksums.DTYPES) * cases
+    changed, missing, *_ = recorded["checksums"]
+    result = next(iter(recorded["checksums"][changed]))
+    recorded["checksums"][changed][result] = "0"
+    recorded["checksums"]["another case"] = recorded["checksums"].pop(missing)
+    file.write_text(json.dumps(recorded))
+    other = fresh.script(COMMAND, "compare", str(file))
+    assert other.returncode == 1
+    assert set(other.stdout.splitlines()[1:-1]) == {
+        f"{changed}: other bits in {result}",
+        f"{missing}: found here, but not recorded",
+        "another case: recorded, but not found here",
+    }
+
+
+def test_checksum() -> None:
+    """One bit, the order, the shape and the dtype count."""
+    one = np.arange(6, dtype=np.float32)
+    flipped = one.copy()
+    flipped.view(np.uint8)[5] ^= 1
+    values = [one, flipped, one[::-1], one.reshape(2, 3), one.view(np.int32), (one, one)]
+    assert len({checksums.checksum(value) for value in values}) == len(values)
