@@ -1,9 +1,8 @@
 """The GRU's kernels: what Python calls with typed memoryviews.
 
-The equations are in gru.pxd, the phases in forward.pxd and backward.pxd.  Here every kernel names its arrays, as in
-blockcell/optable.py, and makes the plan (plan.pxd) by which they are computed.  `..._work` says how many bytes of
-scratch a kernel needs, and how many threads are of use to it; each kernel returns the nanoseconds that it lost by
-having several.
+The equations are in gru.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
+names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
+needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_New
 
@@ -180,7 +179,7 @@ def gru_pack(
     const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[::1] b_ru, const store[::1] b_c,
     unsigned char[::1] packed
 ):
-    """A layer's weights as its kernel reads them."""
+    """Pack a layer's weights as its kernel reads them."""
     cdef const store *inputs[INPUTS]
     cdef Gru c = gru_of()
     cdef Py_ssize_t H = w_c.shape[1]
@@ -199,7 +198,7 @@ def gru_layer(
     store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
     unsigned char[::1] work, int num_threads, int ready
 ):
-    """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, r, u and c to it."""
+    """A layer's h goes to y, whose rows may be parts of longer ones, and r, u, c to `saved`, unless None."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -255,7 +254,7 @@ def gru_layer_grad(
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
-cdef struct Stream:
+cdef struct StreamPlan:
     Forward p
     Gru c
     int storage
@@ -264,7 +263,7 @@ cdef struct Stream:
 cdef long long stream(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    cdef const Stream *s = <const Stream *> plan
+    cdef const StreamPlan *s = <const StreamPlan *> plan
     return run_stream(&s.p, &s.c, s.storage, ready, work, x, y, first, last)
 
 
@@ -277,9 +276,9 @@ def gru_stream(
     int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
-    cdef Stream s
+    cdef StreamPlan s
     s.c = gru_of()
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b_ru[0]), True, num_threads)
     s.storage = storage_of(&b_ru[0])
     use_panels(&s.p, aligned(packed))
-    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(Stream)]
+    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

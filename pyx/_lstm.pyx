@@ -1,9 +1,8 @@
 """The LSTM's kernels: what Python calls with typed memoryviews.
 
-The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  Here every kernel names its arrays, as in
-blockcell/optable.py, and makes the plan (plan.pxd) by which they are computed.  `..._work` says how many bytes of
-scratch a kernel needs, and how many threads are of use to it; each kernel returns the nanoseconds that it lost by
-having several.
+The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
+names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
+needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
@@ -170,7 +169,7 @@ cdef void dicfo_rows(
     const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, real *d, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the rows of dicfo, in d, and of cs_prev_grad."""
+    """One part of the rows of dicfo, in d, and of cs_prev_grad."""
     cdef Py_ssize_t L = line_of(d), r, j
     cdef real[LF] zero
     cdef real[LF] d_cs
@@ -190,7 +189,7 @@ cdef void peephole_parts(
     const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, const real *d, bint loading,
     Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the lines of the peepholes, or of their gradients."""
+    """One part of the lines of the peepholes, or of their gradients."""
     cdef Py_ssize_t j
     for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
         if loading:
@@ -227,7 +226,7 @@ cdef long long cell_grads(
             barrier(&team)
             for part in prange(parts, schedule="static"):
                 peephole_parts(p, c, inputs, outputs, work, d, False, part, parts)
-        barrier(&team)
+        barrier(&team)  # as in `forward`
     return lost(&team, threads)
 
 
@@ -273,7 +272,7 @@ def lstm_pack(
     const store[:, ::1] w, const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     unsigned char[::1] packed, bint use_peephole, bint ifco
 ):
-    """A layer's weights as its kernel reads them."""
+    """Pack a layer's weights as its kernel reads them."""
     cdef const store *inputs[INPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
     cdef Py_ssize_t H = w.shape[1] // 4
@@ -293,7 +292,7 @@ def lstm_layer(
     const unsigned char[:, ::1] marks, bint reverse, double forget_bias, double cell_clip, bint use_peephole,
     unsigned char[::1] work, int num_threads, int ready
 ):
-    """A layer's h to y, whose rows may be part of longer ones; where `saved` is not None, i, cs, f, o, ci, co to it."""
+    """A layer's h goes to y, whose rows may be parts of longer ones; i, cs, f, o, ci, co go to `saved`, unless None."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -353,7 +352,7 @@ def lstm_layer_grad(
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
-cdef struct Stream:
+cdef struct StreamPlan:
     Forward p
     Lstm c
     int storage
@@ -362,7 +361,7 @@ cdef struct Stream:
 cdef long long stream(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil:
-    cdef const Stream *s = <const Stream *> plan
+    cdef const StreamPlan *s = <const StreamPlan *> plan
     return run_stream(&s.p, &s.c, s.storage, ready, work, x, y, first, last)
 
 
@@ -375,9 +374,9 @@ def lstm_stream(
     double forget_bias, double cell_clip, bint use_peephole, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
-    cdef Stream s
+    cdef StreamPlan s
     s.c = lstm_of(forget_bias, cell_clip, use_peephole, False)
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b[0]), True, num_threads)
     s.storage = storage_of(&b[0])
     use_panels(&s.p, aligned(packed))
-    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(Stream)]
+    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

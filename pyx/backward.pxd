@@ -3,8 +3,8 @@
     load incoming gradients, pack w.T  ->  for each step, the last one first: gate gradients d of the step
     ->  h_prev_grad, x_grad  ->  gradients of weights and biases
 
-The functions above it are what one part does in a phase.  Gradients of the pre-activations, in TensorFlow dicfo, or
-d_r_bar, d_u_bar and d_c_bar, stand for every row (t, b) side by side in a row of d; lstm.pxd and gru.pxd compute them.
+The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
+pre-activations side by side: dicfo of an LSTM; d_r_bar, d_u_bar, d_c_bar of a GRU (lstm.pxd and gru.pxd compute them).
 """
 from cython.parallel cimport parallel, prange
 
@@ -32,7 +32,7 @@ from tile cimport (
 cdef inline void load_carry(
     const Backward *p, real *carry, const store *last_grad, Py_ssize_t b
 ) noexcept nogil:
-    """The gradient of the state after the last step, for batch row b; NULL for zeros."""
+    """Load the gradient of the state after the last step, for batch row b; NULL stands for zeros."""
     if last_grad is NULL:
         clear(carry + b * p.Hs, p.Hs)
     else:
@@ -42,7 +42,7 @@ cdef inline void load_carry(
 cdef inline void load_gradients(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the rows; of the LSTM also a part of the peepholes."""
+    """One part of the rows, and for the LSTM one part of the peepholes."""
     cdef Py_ssize_t b, j
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
         load_carry(p, work + p.d_h, inputs[H_LAST_GRAD], b)
@@ -57,7 +57,7 @@ cdef inline void load_gradients(
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the panels of w.T."""
+    """One part of the panels of w.T."""
     cdef Py_ssize_t panels = p.h_panels + p.x_panels, k, j
     cdef int n
     for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
@@ -73,7 +73,7 @@ cdef inline void pack_weights(
 cdef inline real *own_panel(
     const Backward *p, const cell *c, real *work, Py_ssize_t number, int n
 ) noexcept nogil:
-    """Where a part of a single step packs one panel after the other."""
+    """Where a part packs one panel after the other in a single step."""
     cdef Py_ssize_t size = p.panel[0] if cell is Lstm else p.panel[0] + p.panel[1]
     return work + p.w_h[0] + number * size + (p.panel[0] if n else 0)
 
@@ -81,7 +81,7 @@ cdef inline real *own_panel(
 cdef inline const real *h_panel(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, int n, Py_ssize_t j
 ) noexcept nogil:
-    """Panel j of the transposed weights for h of product n."""
+    """Panel j of product n's transposed weights for h; a single step packs it first."""
     cdef real *panel
     if p.packs_all:
         return work + p.w_h[n] + j * p.panel[n]
@@ -94,8 +94,8 @@ cdef inline void state_grad_rows(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, const real *panel,
     Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """From the gate gradients of the next step to the gradient of h of the step processed as number k, and with it to
-    its dicfo, or to its d_u_bar and d_c_bar; for k = -1 to that of h_prev.  Panel j, batch rows b0 to b1."""
+    """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
+    step's dicfo, or its d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, batch rows b0 to b1."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
@@ -154,7 +154,7 @@ cdef inline void reset_grad_rows(
     const Backward *p, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0,
     Py_ssize_t b1
 ) noexcept nogil:
-    """From d_c_bar to d_r_bar of a GRU's step processed as number k.  Panel j, batch rows b0 to b1."""
+    """d_r_bar from d_c_bar, for a GRU's step processed as number k.  Panel j, batch rows b0 to b1."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
@@ -180,10 +180,10 @@ cdef inline void state_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
     Py_ssize_t parts, Py_ssize_t k
 ) noexcept nogil:
-    """A part of what `state_grad_rows` says of the step processed as number k."""
+    """One part of `state_grad_rows` for the step processed as number k."""
     cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
     cdef const real *panel
-    if p.by_rows or not p.packs_all:  # without a product, as in a single step, rows are shared out more evenly
+    if p.by_rows or not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
         j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
@@ -196,7 +196,7 @@ cdef inline void reset_grads(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts,
     Py_ssize_t k
 ) noexcept nogil:
-    """A part of what `reset_grad_rows` says of the step processed as number k."""
+    """One part of `reset_grad_rows` for the step processed as number k."""
     cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
     if p.by_rows:
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
@@ -210,7 +210,7 @@ cdef inline void all_steps_back(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """The steps of a part that needs no other."""
+    """All steps of a part that needs no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
         state_grads(p, c, inputs, outputs, work, number, parts, k)
@@ -223,7 +223,7 @@ cdef inline void all_steps_back(
 cdef inline void x_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the tiles of x_grad."""
+    """One part of the tiles of x_grad."""
     cdef Py_ssize_t K = 0
     cdef const real *panels = NULL
     if cell is Gru:
@@ -236,7 +236,7 @@ cdef inline void single_step_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """h_prev_grad and x_grad of a single step, which packs each panel where it is used, once."""
+    """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
     cdef Py_ssize_t j, k, j0 = 0, j1 = p.h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
     cdef real *panel = own_panel(p, c, work, number, 0)
     cdef real *panel_c = own_panel(p, c, work, number, 1)
@@ -261,7 +261,7 @@ cdef inline void last_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """Of the LSTM cs_prev_grad and the peepholes' gradients; of `GRUBlockCellGrad` the pre-activations' gradients."""
+    """One part of cs_prev_grad and of the peepholes' gradients, or of what `GRUBlockCellGrad` returns of d."""
     cdef Py_ssize_t b, j
     cdef real *d = work + p.d
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
@@ -281,7 +281,7 @@ cdef inline void pack_block(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """A part of the rows of x, and of what product n multiplied besides, for a block of rows from r0 on."""
+    """One part of the rows of x and h_prev (h_prev * r for the GRU's second product), of a block of rows from r0 on."""
     cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r
     cdef const store *scale
     for k in range(share(kb, number, parts), share(kb, number + 1, parts)):
@@ -298,7 +298,7 @@ cdef inline void pack_block(
 cdef inline real *weight_grad_of(
     const Backward *p, const real *work, store **outputs, int n
 ) noexcept nogil:
-    """Where it is summed: in place, but for float16 in scratch, in float32."""
+    """Where it is summed: in the output, or for float16 in scratch, in float32."""
     if store is half:
         return <real *> work + p.w_grad[n]
     else:
@@ -308,8 +308,8 @@ cdef inline real *weight_grad_of(
 cdef inline void weight_grads(
     const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """A part of the columns of the gradients of the weights w = [w_x, w_h] and bias of product n, for a block of rows
-    from r0 on: [x, h_prev].T @ d, where h_prev is h_prev * r for the GRU's second product, and the sum of d."""
+    """One part of the columns of product n's weight gradient, [x, h_prev].T @ d, and bias gradient, the sum of d: add a
+    block of rows, from r0 on."""
     cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
     cdef Py_ssize_t m, l
@@ -335,7 +335,7 @@ cdef inline void weight_grads(
 cdef inline void narrow_weight_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the rows of float16's."""
+    """One part of the rows of the weight gradients of float16."""
     cdef Py_ssize_t rows = p.I + p.H, k
     cdef int n
     for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
@@ -346,7 +346,7 @@ cdef inline void narrow_weight_grads(
 cdef inline void all_weight_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
 ) noexcept nogil:
-    """All of them, where there is one part."""
+    """All of them, if there is only one part."""
     cdef Py_ssize_t r
     cdef int n
     for n in range(products_of(c)):
@@ -363,13 +363,13 @@ cdef inline void all_weight_grads(
 cdef inline long long backward(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
 ) noexcept nogil:
-    """The backward pass on so many threads, at most as many as planned; returns the nanoseconds lost by having them."""
+    """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads, rows = p.steps.T * p.B
     cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
     cdef int n = 0
     cdef bint weights = outputs[W_GRAD] is not NULL
-    if parts == 1:  # entering a parallel region costs even one thread 900 ns
+    if parts == 1:  # entering a parallel region takes 900 ns even with one thread
         load_gradients(p, c, inputs, work, 0, 1)
         if p.packs_all:
             pack_weights(p, c, inputs, work, 0, 1)
@@ -417,8 +417,6 @@ cdef inline long long backward(
             barrier(&team)
         for part in prange(parts, schedule="static"):
             last_grads(p, c, inputs, outputs, work, part, parts)
-        if store is half:
-            barrier(&team)  # its weight gradients take the panels' place
         while weights and n < products_of(c):
             r = 0
             while r < rows:
@@ -434,14 +432,14 @@ cdef inline long long backward(
             if weights:
                 for part in prange(parts, schedule="static"):
                     narrow_weight_grads(p, c, outputs, work, part, parts)
-        barrier(&team)
+        barrier(&team)  # as in `forward`
     return lost(&team, threads)
 
 
 cdef inline long long run_backward(
     const Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
 ) noexcept nogil:
-    """In the type in which arrays of this type are computed."""
+    """`backward` in the type in which arrays of this type are computed."""
     if store is double:
         return backward(p, c, inputs, outputs, <double *> work, threads)
     else:

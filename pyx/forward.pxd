@@ -3,8 +3,8 @@
     load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells
     ->  store states
 
-The functions above it are what one part does in a phase.  Batch rows of a part come first, then the panels of weights
-with which they are multiplied, and each product goes straight to the cells (lstm.pxd, gru.pxd) that need it.
+The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
+cache, the cells (lstm.pxd, gru.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
 
@@ -26,7 +26,7 @@ from tile cimport (
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_state(const Forward *p, real *rows, const store *first, Py_ssize_t b) noexcept nogil:
-    """What row b starts from; NULL stands for zeros."""
+    """Load the state that row b starts from; NULL stands for zeros."""
     if first is NULL or marked(&p.steps, 0, b, FRESH):
         clear(rows + b * p.Hs, p.Hs)
     else:
@@ -47,7 +47,8 @@ cdef inline void load_states(
 cdef inline void pack(
     const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A part of the panels; where a single step packs what it uses, only of biases and peepholes."""
+    """Pack one part of the panels.  A single step may pack weights when it uses them; then pack biases and peepholes
+    only."""
     cdef const Panels *w
     cdef real *panels
     cdef Py_ssize_t j, j0, j1
@@ -69,7 +70,7 @@ cdef inline void pack(
 cdef inline void load_x(
     const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t parts, Py_ssize_t k
 ) noexcept nogil:
-    """A part of the inputs of a chunk of steps from number k on."""
+    """Load one part of x for a chunk of steps from number k on."""
     cdef Py_ssize_t rows = part.b1 - part.b0, n = min(p.chunk, p.steps.T - k) * rows, r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
@@ -79,7 +80,7 @@ cdef inline void load_x(
 cdef inline void multiply_x(
     const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k
 ) noexcept nogil:
-    """x @ w_x + b of a chunk of steps from number k on; of a chunk of one, that is part of the step."""
+    """x @ w_x + b for a chunk of steps from number k on; a chunk of one step has it computed in the step itself."""
     cdef Py_ssize_t rows = part.b1 - part.b0
     cdef int n
     if p.chunk > 1:
@@ -93,7 +94,7 @@ cdef inline void cells(
     const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """From z, whose panels are z_panel apart, to what the step's product n is for: panels j0 to j1, batch rows b0 to
+    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, batch rows b0 to
     b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
@@ -110,7 +111,7 @@ cdef inline void step_rows(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *rows, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for panel j and batch rows b0 to b1; the input product comes in z, or is
+    """A step's product n and its cells for panel j and batch rows b0 to b1.  z has the input product already, or it is
     computed from x."""
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = line_of(x)
@@ -135,11 +136,11 @@ cdef inline void step_row(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
     const real *x, real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """`step_rows` of the panels j0 to j1 for batch row b alone, several panels at once."""
+    """As `step_rows`, for the panels j0 to j1 and batch row b alone, several panels at once."""
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
-    # The LSTM's cells overlap each other where there are many of them, the GRU's the product that follows.
+    # Many LSTM cells in a row overlap each other in the CPU; a GRU's cells overlap the product that follows.
     cdef Py_ssize_t j = j0, end, m, i, q, most = TILES * ROWS if cell is Lstm else ONCE
     cdef real *a
     cdef real *panel
@@ -182,7 +183,7 @@ cdef inline void multiply_h(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
     Py_ssize_t k
 ) noexcept nogil:
-    """A part of the product n of the step processed as number k, and of its cells."""
+    """One part of product n of the step processed as number k, and its cells."""
     cdef Py_ssize_t j, row = 0, size = part.b1 - part.b0, z_panel = p.chunk * size * LINES * p.L
     cdef real *rows = work + part.shift
     cdef const real *h = h_before(p, rows, k)
@@ -209,7 +210,7 @@ cdef inline void multiply_h(
 cdef inline void store_states(
     const Forward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """A layer's last states; an op's are among its outputs."""
+    """Store a layer's last states; an op has them in its outputs."""
     cdef real *rows = work + number * p.thread_gap
     cdef const real *h = h_before(p, rows, p.steps.T)
     cdef Py_ssize_t b
@@ -248,7 +249,7 @@ cdef inline void all_steps(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """The steps of a part that needs no other."""
+    """All steps of a part that needs no other part."""
     cdef Part part = part_of(p, number, parts)
     cdef Py_ssize_t k = 0, end
     while k < p.steps.T:
@@ -266,10 +267,10 @@ cdef inline void all_steps(
 cdef inline long long forward(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
 ) noexcept nogil:
-    """The forward pass on so many threads, at most as many as planned; returns the nanoseconds lost by having them."""
+    """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads, k = 0, end = 0  # in the region each thread has its own k and end
-    if parts == 1:  # entering a parallel region costs even one thread 900 ns
+    if parts == 1:  # entering a parallel region takes 900 ns even with one thread
         load_states(p, c, inputs, work, 0, 1)
         if not p.packed:
             pack(p, c, inputs, work, 0, 1)
@@ -308,14 +309,14 @@ cdef inline long long forward(
                     k = k + 1
         for part in prange(parts, schedule="static"):
             store_states(p, c, outputs, work, part, parts)
-        barrier(&team)
+        barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return lost(&team, threads)
 
 
 cdef inline long long run_forward(
     const Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
 ) noexcept nogil:
-    """In the type in which arrays of this type are computed."""
+    """`forward` in the type in which arrays of this type are computed."""
     if store is double:
         return forward(p, c, inputs, outputs, <double *> work, threads)
     else:
@@ -323,7 +324,7 @@ cdef inline long long run_forward(
 
 
 cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs) noexcept nogil:
-    """Likewise, of a layer's weights."""
+    """Pack all weights of a layer, likewise."""
     if store is double:
         pack(p, c, inputs, <double *> NULL, 0, 1)
     else:
@@ -334,7 +335,7 @@ cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs)
 cdef inline long long run_steps(
     const Forward *p, const cell *c, int threads, void *work, const store *x, store *y, const void **first, void **last
 ) noexcept nogil:
-    """From the states `first`, NULL for zeros, to `last`, with the outputs h alone."""
+    """A stream's steps, from the states `first`, NULL for zeros, to the states `last`.  The only other output is h."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -353,7 +354,7 @@ cdef inline long long run_stream(
     const Forward *p, const cell *c, int storage, int threads, void *work, const void *x, void *y, const void **first,
     void **last
 ) noexcept nogil:
-    """The same for arrays of which only `storage` says what they hold."""
+    """The same, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
         return run_steps(p, c, threads, work, <const double *> x, <double *> y, first, last)
     if storage == HALF:

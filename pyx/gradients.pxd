@@ -22,7 +22,8 @@ cdef enum:
 cdef inline Py_ssize_t backward_threads(
     double step, Py_ssize_t T, bint by_rows, Py_ssize_t threads
 ) noexcept nogil:
-    """One where waking and waiting for others costs more than they do: `step` floating-point operations a step."""
+    """1 if waking the other threads and waiting for them would cost more than they save, for `step` floating-point
+    operations in a step."""
     return 1 if step * T < 1e6 or (not by_rows and step < 3e5) else threads
 
 
@@ -31,7 +32,7 @@ cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
 
 
 cdef inline void load_state(real *state, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
+    """Load line j, of n values, of the state that a row started from; NULL stands for zeros."""
     cdef Py_ssize_t L = line_of(state)
     clear(state, L)
     if row is not NULL:
@@ -41,7 +42,7 @@ cdef inline void load_state(real *state, const store *row, Py_ssize_t j, Py_ssiz
 cdef inline void pack_transposed(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
-    """Panel j of w.T, for `rows` rows of w of N columns."""
+    """Pack panel j of w.T, where w has `rows` rows and N columns."""
     cdef Py_ssize_t L = line_of(panel), first = j * PLAIN, l
     cdef Py_ssize_t n = min(<Py_ssize_t> PLAIN, lines_in(panel, rows) - first)
     for l in range(n):
@@ -53,7 +54,7 @@ cdef inline void input_grad(
     store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panel, Py_ssize_t K,
     const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
-    """Rows of x_grad, the columns of panel j: the first K columns of d times `panel`, then the next K2 times
+    """Columns of x_grad that belong to panel j: the first K columns of d times `panel`, plus the next K2 times
     `panel2`."""
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
@@ -74,7 +75,7 @@ cdef inline void input_grads(
     store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panels, Py_ssize_t K,
     const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
-    """One thread's share of x_grad, some rows times one panel after the other."""
+    """One part of x_grad: a few rows times one panel after the other."""
     cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j
     cdef Py_ssize_t tasks = (rows + most - 1) // most * count
     for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
@@ -91,7 +92,7 @@ cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
 cdef inline void pack_inputs(
     real *dst, Py_ssize_t stride, const store *row, const store *scale, Py_ssize_t M
 ) noexcept nogil:
-    """A row of M inputs to their tiles, times those of `scale` where it is not NULL; zeros for no row."""
+    """Copy a row of M inputs to the tiles, multiplied by `scale` unless that is NULL; zeros if `row` is NULL."""
     cdef real *to
     cdef real factor
     cdef Py_ssize_t g, q, n
@@ -116,7 +117,7 @@ cdef inline void pack_inputs(
 
 
 cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
-    """n lines join their total, or begin it."""
+    """total += n lines, or with `first` total := n lines."""
     cdef Py_ssize_t v
     for v in range(n * VECTORS):
         if real is float:
@@ -129,8 +130,8 @@ cdef inline void weight_grad_tiles(
     real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
     Py_ssize_t columns, Py_ssize_t kb, bint first
 ) noexcept nogil:
-    """M rows by n lines (`columns` columns) of out, := the product of this block of rows or += it.  As many tiles as
-    meet a block of the panel while it is in cache, or less."""
+    """out += the product of this block of rows, or := with `first`, for M rows and n lines (`columns` columns) of out.
+    At most TILES tiles, which use a block of the panel while it is in cache."""
     cdef real[TILES * TILE] acc
     cdef real[LF] total
     cdef Py_ssize_t L = line_of(out), tiles = tiles_of(M), k0 = 0, b, g, q, l
@@ -168,7 +169,7 @@ cdef inline void weight_grad_rows(
 
 
 cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_ssize_t kb) noexcept nogil:
-    """sums += the sum over the rows of a block of d in a panel of n lines: chains of BLOCK rows, added up in order."""
+    """sums += the sums of the columns of a panel of n lines and kb rows of d: chains of BLOCK rows, added in order."""
     cdef double[LF] block
     cdef double[LF] chain
     cdef Py_ssize_t L = line_of(panel), g, k0, k, b, l, step
@@ -198,7 +199,7 @@ cdef inline void peephole_sum(
     store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, const store *rest, Py_ssize_t ld,
     Py_ssize_t columns
 ) noexcept nogil:
-    """Up to a line of columns: the sum over rows of d times what `input_row` finds for these columns."""
+    """out := the sum over all rows of d times the state that `input_row` finds, for at most one line of columns."""
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain

@@ -75,7 +75,7 @@ cdef inline called gates_grad(
     const real *restrict r, const real *restrict u, const real *restrict h_prev, const real *restrict d_hr,
     real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
-    """Also, d_h becomes that part of d_h_prev that does not come through r and u."""
+    """d_h becomes the part of d_h_prev that does not come through r and u."""
     cdef Py_ssize_t l, L = line_of(r)
     cdef real one = 1
     for l in range(L):
@@ -88,7 +88,7 @@ cdef inline void gates_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
     store **outputs
 ) noexcept nogil:
-    """From z to r, u and h_prev * r of the step processed as number k: panel j, batch rows b0 to b1."""
+    """r, u and h_prev * r of the step processed as number k, from z: panel j, batch rows b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[RU].units
     cdef real[LF] gate_r
     cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
@@ -108,15 +108,15 @@ cdef inline void gates_cells(
             store_line(outputs[OUT_R] + to, gate_r, p.H - at)
             store_line(outputs[OUT_U] + to, u, p.H - at)
             if at + units * L < p.H:
-                for_writing(outputs[OUT_R] + to + units * L)  # where panel j + 1 of this row will go, not past its end:
-                for_writing(outputs[OUT_U] + to + units * L)  # that may be another thread's
+                for_writing(outputs[OUT_R] + to + units * L)  # for panel j + 1; what follows the row may be
+                for_writing(outputs[OUT_U] + to + units * L)  # another thread's
 
 
 cdef inline void candidate_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
     store **outputs
 ) noexcept nogil:
-    """From z to c, h and the new state of the step processed as number k: panel j, batch rows b0 to b1."""
+    """c, h and the new state of the step processed as number k, from z: panel j, batch rows b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[C].units
     cdef real[LF] c
     cdef real[LF] zero
@@ -155,8 +155,8 @@ cdef inline void candidate_grad_line(
     const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *carry,
     real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b, which started from the state `h_prev`, NULL for zeros: the carry plus the incoming
-    gradient to d_h, and to d_u_bar and d_c_bar in row d."""
+    """Line j of row r = t * B + b of d_u_bar and d_c_bar, to row d, and of d_h, the carried gradient plus the incoming
+    one.  `h_prev` is the state that the step started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[LF] u
     cdef real[LF] c
@@ -179,8 +179,7 @@ cdef inline void gates_grad_line(
     const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
     real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b, which started from the state `h_prev`: from d_hr to d_r_bar in row d, and to the
-    carry in d_h."""
+    """Line j of row r = t * B + b of d_r_bar, to row d, from d_hr; d_h becomes the carried gradient."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[LF] gate_r
     cdef real[LF] u

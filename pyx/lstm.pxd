@@ -126,22 +126,22 @@ cdef inline called cell_grad(
 cdef inline void store_output(
     const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t r, const real *y
 ) noexcept nogil:
-    """Line j of row r = t * B + b of one output, where that is wanted."""
+    """Store line j of row r = t * B + b of an output, unless that is NULL."""
     cdef Py_ssize_t L = line_of(y)
     cdef store *row
     if outputs[out] is not NULL:
         row = outputs[out] + r * (p.y_stride if out == OUT_H else p.H) + j * L
         store_line(row, y + out * L, p.H - j * L)
         if (j + 1) * L < p.H:
-            for_writing(row + L)  # where line j + 1 of this row will go; what follows the row may be another thread's
+            for_writing(row + L)  # for line j + 1; what follows the row may be another thread's
 
 
 cdef inline void lstm_cells(
     const Forward *p, const Lstm *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """From z, whose panels are z_panel apart, to states and outputs of the step processed as number k: lines j0 to j1,
-    batch rows b0 to b1.  First cs of all, then h of all: h waits for its cs, but not for another."""
+    """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
+    batch rows b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, l, r, t = step_at(&p.steps, k)
@@ -187,7 +187,7 @@ cdef inline void lstm_cells(
 
 
 cdef inline void load_peepholes(real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j) noexcept nogil:
-    """Line j of all of them, side by side."""
+    """Load line j of all three, side by side."""
     cdef Py_ssize_t L = line_of(peep), at = j * L
     load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
     load_line(peep + (PEEPHOLES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
@@ -199,8 +199,8 @@ cdef inline void lstm_grad_line(
     const Backward *p, const Lstm *c, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t r, const real *carry, real *d_cs, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b: the carries of h and cs plus the incoming gradients to dicfo in row d; d_cs becomes
-    the gradient of the cs that the step started from, whose row is `cs_prev`, or NULL for zeros."""
+    """Line j of row r = t * B + b of dicfo, to row d, from the carried gradients of h and cs and the incoming ones.
+    d_cs becomes the gradient of `cs_prev`, the row that the step started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[OUTS * LF] y
     cdef real[GATES * LF] dicfo
@@ -225,7 +225,7 @@ cdef inline void lstm_grad_line(
 cdef inline void peephole_grads(
     const Backward *p, const Lstm *c, const store **inputs, store **outputs, const real *d, Py_ssize_t j
 ) noexcept nogil:
-    """Line j of wci_grad and wcf_grad, summed with the cs that a step starts from, and of wco_grad, with its new cs."""
+    """Line j of wci_grad and wcf_grad, sums of products with cs before a step, and of wco_grad, with cs after it."""
     cdef Py_ssize_t at = j * line_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at

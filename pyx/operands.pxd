@@ -1,6 +1,7 @@
-"""What a call brings: its arrays, by the names that TensorFlow gives them.
+"""The arrays of a call, by TensorFlow's names.
 
-`inputs` and `outputs` are arrays of pointers with these indices; NULL stands for an array that a call does without.
+Kernels pass them on as two arrays of pointers, `inputs` and `outputs`, with these indices.  A pointer is NULL if the
+call has no such array.
 """
 
 cdef enum:  # outputs of the forward pass, and inputs of the backward pass

@@ -15,47 +15,48 @@ from tile cimport (
 
 cdef enum:
     FEW = 16  # batch rows up to which packing costs more than it gains
-    APART = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
+    THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
 cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
-    """Of rows of n values in scratch: an odd number of lines, so no power of two, which would share cache sets."""
+    """Stride of rows of n values in scratch: an odd number of lines, as rows a power of two apart share cache sets."""
     return ((n + L - 1) // L | 1) * L
 
 
 cdef inline bint splits_rows(
     Py_ssize_t B, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Whether the threads of a sequence split the batch, not the hidden units: rows for full tiles, or for parts of
-    them where the recurrent weights fit into each core's second-level cache, or nearly into its first."""
+    """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
+    tiles and the recurrent weights fit into each core's second-level cache, or nearly into its first."""
     cdef Py_ssize_t w = gates * H * H * itemsize
     return B >= 16 * threads or (B >= 4 * threads and w <= 1 << 20) or (B >= 2 * threads and w <= 1 << 16)
 
 
-cdef inline bint packs_whole(
+cdef inline bint packs_all(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Whether all of w is packed, for all threads, before any of it is used: for many steps, or where it fits into each
-    core's cache for many rows, of which each thread then keeps to its own."""
+    """Whether all of w is packed before any of it is used: for several steps, or for many rows if it fits into each
+    core's cache, since each thread can then keep to its own rows."""
     cdef Py_ssize_t w = gates * H * (I + H) * itemsize
     return T > 1 or (w <= 1 << 20 and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
 
 
 cdef inline Py_ssize_t forward_threads(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t panels, bint by_rows,
-    bint whole, Py_ssize_t threads
+    bint packs_all, Py_ssize_t threads
 ) noexcept nogil:
-    """One where waking and waiting for others costs more than they do."""
+    """1 if waking the other threads and waiting for them would cost more than they save."""
     cdef double step = 2.0 * gates * B * H * (I + H)  # floating-point operations
-    cdef double packing = 16.0 * gates * H * (I + H) if not whole else 0.0  # block by block, in as many operations
-    if step * T + packing < 1e6 or (whole and not by_rows and step < 2e5):
+    cdef double packing = 16.0 * gates * H * (I + H) if not packs_all else 0.0  # block by block, in as many operations
+    if step * T + packing < 1e6 or (packs_all and not by_rows and step < 2e5):
         return 1
     return threads if by_rows else min(threads, panels)
 
 
 cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads) noexcept nogil:
-    """Steps whose input products are computed at once, so that a thread has about 96 rows; 1: a step has enough."""
+    """How many steps have their input products computed at once, to give a thread about 96 rows; 1 if one step has
+    enough."""
     return max(<Py_ssize_t> 1, min(T, 96 // (B // threads if by_rows else B)))
 
 
@@ -68,8 +69,8 @@ cdef struct Panels:
     void *base  # the first panel
 
 
-cdef inline Panels panels_of(bint whole, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
-    """For `whole`, panels of all rows of w, else of one block at a time."""
+cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+    """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
@@ -77,7 +78,7 @@ cdef inline Panels panels_of(bint whole, Py_ssize_t I, Py_ssize_t H, Py_ssize_t 
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.column[g] = g
-    p.K = I + H if whole else min(<Py_ssize_t> BLOCK, max(I, H))
+    p.K = I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H))
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
 
@@ -93,7 +94,7 @@ cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py
 
 
 cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
-    """Columns of line u of panel j; what is above a line does not count."""
+    """How many columns there are from line u of panel j on; only a line of them is used."""
     return p.H - (j * p.units + u) * p.L
 
 
@@ -101,7 +102,8 @@ cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noe
 cdef inline void pack_block(
     const Panels *p, real *panels, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """kb <= BLOCK rows of w to row `at` of the panels j0 to j1, PACK rows at a time: each is a stream to read."""
+    """Pack kb <= BLOCK rows of w into the panels j0 to j1 from row `at` on.  PACK rows at a time, because each is a
+    separate stream for the prefetcher."""
     cdef Py_ssize_t k = 0, n, gate, j, u, g, lines
     cdef real *panel
     while k < kb:
@@ -120,7 +122,7 @@ cdef inline void pack_block(
 cdef inline void pack_panels(
     const Panels *p, real *panels, const store *w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """All of w for the panels j0 to j1; blocks begin anew where x ends and h begins."""
+    """Pack all of w into the panels j0 to j1.  A new block begins where x ends and h begins."""
     cdef Py_ssize_t k = 0, kb
     while k < I + p.H:
         kb = min(<Py_ssize_t> BLOCK, (I if k < I else I + p.H) - k)
@@ -159,7 +161,7 @@ cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t first
 ) noexcept nogil:
-    """z += a @ the K rows from `at` of panel j, for `rows` rows, whose tiles are those from number `first` on."""
+    """z += a @ (K rows of panel j, from row `at` on), for `rows` rows.  `first` is the number of the first tile."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
@@ -171,7 +173,7 @@ cdef inline void add_product(
 
 
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
-    """How many panels from j on a single row takes together."""
+    """How many panels from j on a single row is multiplied with at once."""
     return ONCE if j + ONCE <= end and units_in(p, j + ONCE - 1) == p.units else 1
 
 
@@ -179,7 +181,7 @@ cdef inline void add_row_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const real *a, real *z,
     Py_ssize_t zs
 ) noexcept nogil:
-    """z += a @ the K rows from `at` of so many panels from j on, for one row; they stand zs reals apart in z."""
+    """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
     if panels > 1:
         product_of_one(panels, z, zs, a, panel_at(p, z, j) + at * LINES * p.L, p.size, K)
     else:
@@ -190,7 +192,7 @@ cdef inline void add_input_product(
     const Panels *p, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
     Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z := b + x @ w_x for the panels j0 to j1, which stand zs reals apart in z."""
+    """z := b + x @ w_x for the panels j0 to j1, which are zs reals apart in z."""
     cdef Py_ssize_t j
     for j in range(j0, j1):
         add_bias(p, j, rows, z + j * zs)
@@ -201,11 +203,11 @@ cdef inline void add_block_unpacked(
     const Panels *p, const store *w, Py_ssize_t kb, const real *a, Py_ssize_t stride, Py_ssize_t rows,
     real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for a block of kb rows of w, PACK of them at a time.  The block's chains stand in the panels' place
-    meanwhile, gate after gate, row after row; their order of summation is the tile's."""
+    """z += a @ w for a block of kb rows of w, read as it lies, PACK rows at a time.  The memory of the panels, which is
+    not needed for weights here, holds the block's sums.  The order of summation is that of the tile."""
     cdef real[PACK * LINES * LF] wide
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first
-    cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no line at all
+    cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no lines
     cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
@@ -244,7 +246,7 @@ cdef inline void add_product_once(
     const Panels *p, const store *w, Py_ssize_t K, const real *a, Py_ssize_t stride, Py_ssize_t rows,
     real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for the panels j0 to j1, where w is used once."""
+    """z += a @ w for the panels j0 to j1, when each weight is used only once."""
     cdef Py_ssize_t k = 0, kb, j
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)

@@ -1,11 +1,11 @@
-"""How the work of a call is cut into parts, and where everything lies in scratch: for both cells, and known here alone.
+"""How the work of a call is divided into parts, and where everything is in scratch memory.  No other file knows either.
 
-A sequence splits its work over batch rows where there are enough of them, and then no part waits for another, else over
-hidden units, and then every product of a step needs what all parts made before.  A part is one thread's; there are
-never more than the plan was made for, but there may be fewer.
+Each thread has one part of the work.  If there are enough batch rows, the parts are rows, and no part has to wait for
+another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
+before.  A call may have fewer parts than its plan was made for, but never more.
 """
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
-from panels cimport APART, Panels, chunk_of, forward_threads, packs_whole, panels_of, splits_rows, stride_of
+from panels cimport THREAD_GAP, Panels, chunk_of, forward_threads, packs_all, panels_of, splits_rows, stride_of
 from real cimport real
 from steps cimport Steps, steps_of
 from team cimport share
@@ -14,7 +14,7 @@ from tile cimport LINES, ROW_BLOCK, ROWS
 cdef enum:
     PRODUCTS = 2  # in a step, at most
     PEEPHOLES = 3
-    ROWS_ALONE = 32  # from which on a part of a GRU's single step backward packs all weights and keeps to its rows
+    ROWS_ALONE = 32  # of a part, from which on a GRU's single step backward splits rows; each part packs all weights
 
 
 cdef struct Lstm:
@@ -42,7 +42,7 @@ cdef inline int products_of(const cell *c) noexcept nogil:
 
 
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
-    """Where the next so many reals of scratch begin."""
+    """Reserve `size` reals of scratch; returns where they begin."""
     total[0] += size
     return total[0] - size
 
@@ -79,14 +79,14 @@ cdef inline Forward forward_of(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
-    """The plan; `packed` panels are not part of the scratch."""
+    """The plan of a forward pass.  If the weights are `packed` already, scratch has no room for them."""
     cdef Forward p
     cdef Py_ssize_t gates = gates_of(c), rows
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.y_stride = B, I, H, H
     p.L = 64 // itemsize
     p.packed = packed
-    p.packs_all = packed or packs_whole(T, B, I, H, gates, itemsize, threads)
+    p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
     p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
@@ -101,7 +101,7 @@ cdef inline Forward forward_of(
     p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
     p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.thread_gap = APART * p.L if p.by_rows else 0
+    p.thread_gap = THREAD_GAP * p.L if p.by_rows else 0
     p.total = 0 if packed else p.panels
     rows = B * p.Hs + (p.threads - 1) * p.thread_gap
     p.h = take(&p.total, rows)
@@ -120,7 +120,7 @@ cdef inline Forward forward_of(
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
-    """They are, or will be, there."""
+    """Say where the packed weights are, or will be."""
     cdef Py_ssize_t itemsize = 64 // p.L
     cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
     p.w[0].base, p.w[1].base, p.peep = panels, second, second
@@ -148,12 +148,12 @@ cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept 
 
 
 cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept nogil:
-    """Where a part has its inputs of a chunk of steps."""
+    """Where a part keeps the x of a chunk of steps."""
     return work + part.shift + p.x + p.chunk * part.b0 * p.Is
 
 
 cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
-    """Where a part has the input products of a chunk for the step's product n, panel after panel."""
+    """Where a part keeps product n of x and the weights for a chunk of steps, panel after panel."""
     cdef Py_ssize_t row = p.chunk * LINES * p.L
     work += part.shift + p.z + (p.w[0].count + p.w[1].count) * part.b0 * row
     return work + p.w[0].count * (part.b1 - part.b0) * row if n else work
@@ -184,7 +184,7 @@ cdef inline Backward backward_of(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
     Py_ssize_t threads
 ) noexcept nogil:
-    """The plan; with `weights` for gradients of the weights too."""
+    """The plan of a backward pass; with `weights` it computes gradients of the weights and biases too."""
     cdef Backward p
     cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0
     cdef int n
@@ -194,7 +194,7 @@ cdef inline Backward backward_of(
     p.J = (H + p.L - 1) // p.L
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(gates * H, p.L)
     p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
-    p.packs_all = packs_whole(T, B, I, H, gates, itemsize, threads)
+    p.packs_all = packs_all(T, B, I, H, gates, itemsize, threads)
     if p.packs_all:
         p.by_rows = splits_rows(B, H, gates, itemsize, threads)
     else:
@@ -227,7 +227,7 @@ cdef inline Backward backward_of(
 cdef inline Backward cell_grad_plan(
     Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """That of `LSTMBlockCellGrad`, which has no product; rows of d are those of dicfo."""
+    """The plan of `LSTMBlockCellGrad`, which has no product; the rows of d are those of dicfo."""
     cdef Backward p
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H

@@ -1,7 +1,7 @@
-"""The team of threads of a call: how many they are, who does what, and where they wait for each other.
+"""The team of threads of a call: how work is shared out, and where threads wait for each other.
 
-A thread that waits looks again and again for tens of microseconds, then sleeps: whoever it waits for may need its core.
-The calling thread, which never has less to do than another one, keeps account of its time: `lost` tells by that how
+A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
+The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
 much faster it would have been alone.  Without OpenMP there is one thread.
 """
 
@@ -119,23 +119,23 @@ cdef extern from *:
 
 
 cdef inline void gather(Team *team) noexcept nogil:
-    """Of the calling thread, before the others begin."""
+    """Called by the calling thread before the others begin."""
     team.arrived = team.barrier = team.asleep = 0
     team.begun, team.begun_cpu, team.looked = nanoseconds(), cpu_nanoseconds(), 0
     team.control = control_of_thread()
 
 
 cdef inline void join(const Team *team) noexcept nogil:
-    """Of each thread: compute as the calling one does."""
+    """Called by each thread: take over the rounding mode and the treatment of subnormal numbers of the calling one."""
     control_thread(team.control)
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
-    """Of the calling thread, at the end: by how many nanoseconds all took longer than it would have needed alone, with
-    a CPU of its own.  By CPU time, since it may have shared its CPU with the others."""
+    """Called by the calling thread at the end: how many nanoseconds the team took longer than this thread would have
+    needed alone on a CPU of its own.  Uses CPU time, because the threads may have shared a CPU."""
     return nanoseconds() - team.begun - parts * (cpu_nanoseconds() - team.begun_cpu - team.looked)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
-    """Where a thread's part of n things begins; it ends where the next one begins.  None is larger than the first."""
+    """Where a part of n things begins; it ends where the next part begins.  No part is larger than the first."""
     return (n * part + parts - 1) // parts

@@ -50,13 +50,8 @@ kernels = importlib.import_module("blockcell._activations_{level}")
 {call}
 """
 BARRIER = re.compile(r"^( +)(barrier\(&team\).*)$", re.MULTILINE)  # those between which a call's threads do something
-# Which cannot be missed where another one follows before anything else does: in a file's function, how many.
-SPARE = {
-    "_gru.pyx backward_team": 4,
-    "_gru.pyx run_layer_part": 1,
-    "_lstm.pyx backward_team": 3,
-    "_lstm.pyx run_layer_part": 1,
-}
+# The last one of each driver, after which nothing follows: in a file's function, how many.
+SPARE = {"_lstm.pyx cell_grads": 1, "backward.pxd backward": 1, "forward.pxd forward": 1}
 LEFT_OUT = '''"""Whether the environment says to leave out the barrier of this number."""
 
 cdef extern from *:
