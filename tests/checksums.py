@@ -35,7 +35,7 @@ Results = dict[str, Any]
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 def sizes_of(g: Generator) -> dict[str, int]:
-    """T, B, I, H on both sides of every bound in pyx/panels.pxd and pyx/gradients.pxd, and the number of threads."""
+    """T, B, I, H on both sides of the bounds by which the kernels choose their way, and the number of threads."""
 
     def one_of(*values: Any) -> int:
         return int(g.choice(values))
