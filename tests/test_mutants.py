@@ -101,15 +101,55 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
 }
 
+ORDERS = {  # the same for the order of summation
+    "blocks of 32": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 32, ROW"}),
+    "blocks of 128": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 128, ROW"}),
+    "blocks of 128 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 128"}),
+    "blocks of 512 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 512"}),
+    "the tile from the last k to the first": (
+        "tile.pxd",
+        {
+            "p[k * nv + v] * (<const float *> a)[m * rs + k * ks]": (
+                "p[(K - 1 - k) * nv + v] * (<const float *> a)[m * rs + (K - 1 - k) * ks]"
+            ),
+            "p[k * nv + v] * (<const double *> a)[m * rs + k * ks]": (
+                "p[(K - 1 - k) * nv + v] * (<const double *> a)[m * rs + (K - 1 - k) * ks]"
+            ),
+        },
+    ),
+    "chains that begin with what there is": (
+        "tile.pxd",
+        {
+            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
+            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
+            "out[m * LINES * VECTORS + v] + acc[m * nv + v]": "acc[m * nv + v]",
+        },
+    ),
+    "blocks of 32 of weights as they lie": (
+        "panels.pxd",
+        {"min(<Py_ssize_t> BLOCK, K - k)": "min(<Py_ssize_t> 32, K - k)"},
+    ),
+    "peepholes by 32 rows": ("gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
+    "peepholes in blocks of 128": ("gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
+    "biases without blocks of rows": (
+        "gradients.pxd",
+        {
+            "    block[l] = block[l] + chain[l]\n            k0": "    sums[g * L + l] += chain[l]\n            k0",
+        },
+    ),
+}
+KERNELS = "tests/test_kernels.py", "test_formulas and float64 and base"
+ORDER = "tests/test_order.py", "base and not shows"
+
 
 def succeeds(folder: Path, *command: str) -> bool:
     environment = os.environ | {"BLOCKCELL_LEVELS": "base", "BLOCKCELL_LEVEL": "base", "PYTHONPATH": str(folder)}
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True).returncode == 0
 
 
-def build_and_test(folder: Path) -> bool:
+def build_and_test(folder: Path, file: str, tests: str) -> bool:
     assert succeeds(folder, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
-    return succeeds(folder, "-m", "pytest", "-q", "-x", "tests/test_kernels.py", "-k", "test_formulas and float64")
+    return succeeds(folder, "-m", "pytest", "-q", "-x", file, "-k", tests)
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +159,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
     setup = folder / "setup.py"
     setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
-    assert build_and_test(folder)
+    assert build_and_test(folder, *KERNELS) and build_and_test(folder, *ORDER)
     return folder
 
 
 def swapped(what: str, source: str) -> str:
     """The mutant."""
-    changes = MUTANTS[what][1]
+    changes = (MUTANTS | ORDERS)[what][1]
     for k, old in enumerate(changes):  # in two steps, so that a swap does not undo itself
         assert source.count(old) == 1, old
         source = source.replace(old, f"@{k}@")
@@ -134,20 +174,20 @@ def swapped(what: str, source: str) -> str:
     return source
 
 
-@pytest.mark.parametrize("what", MUTANTS)
+@pytest.mark.parametrize("what", MUTANTS | ORDERS)
 def test_places(what: str) -> None:
     """What a mutant changes is still there, each once."""
-    source = (ROOT / "pyx" / MUTANTS[what][0]).read_text()
+    source = (ROOT / "pyx" / (MUTANTS | ORDERS)[what][0]).read_text()
     assert swapped(what, source) != source
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", MUTANTS)
+@pytest.mark.parametrize("what", MUTANTS | ORDERS)
 def test_mutant(what: str, checkout: Path) -> None:
-    source = checkout / "pyx" / MUTANTS[what][0]
+    source = checkout / "pyx" / (MUTANTS | ORDERS)[what][0]
     original = source.read_text()
     try:
         source.write_text(swapped(what, original))
-        assert not build_and_test(checkout), "no test sees it"
+        assert not build_and_test(checkout, *(ORDER if what in ORDERS else KERNELS)), "no test sees it"
     finally:
         source.write_text(original)
