@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from . import _threads
-from .optable import DTYPES, Array, Attribute
+from .optable import DTYPE_NAMES, DTYPES, Array, Attribute
 
-DTYPE_NAMES = " or ".join([", ".join(map(str, DTYPES[:-1])), str(DTYPES[-1])])
 # Byte-swapped arrays are taken too, and converted.
 NUMBERS = {order: number for number, dtype in enumerate(DTYPES) for order in (dtype, dtype.newbyteorder())}
 ARRAY_PROTOCOLS = ("__array__", "__array_interface__", "__array_struct__")

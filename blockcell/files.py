@@ -44,7 +44,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .optable import DTYPES, GATE_ORDERS, OPS, Array, sizes_of
+from .optable import DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, sizes_of
 
 VERSION = 1
 KEY = "blockcell"
@@ -245,7 +245,7 @@ def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
     for name, shape in found.items():
         dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
         if dtype not in DTYPES:
-            raise ValueError(f"its {name} has dtype {dtype}; expected float32, float64 or float16")
+            raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")
         if dtype != expected:
             raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, that of {first}")
         if shape.startswith("I+H "):

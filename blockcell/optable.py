@@ -28,6 +28,8 @@ STORAGE: dict[np.dtype[Any], str] = {
 }
 """The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/tile.pxd``."""
 DTYPES = tuple(STORAGE)
+DTYPE_NAMES = f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
+"""For messages: ``"float32, float64 or float16"``."""
 
 
 # ------------------------------------------------------------------------------------------------------- the results

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .optable import DTYPES, Array
+from .optable import DTYPE_NAMES, DTYPES, Array
 
 __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]
 
@@ -326,8 +326,7 @@ def _arrays(caller: str, what: str, values: Mapping[str, ArrayLike]) -> Arrays:
     arrays = {name: np.asarray(value) for name, value in values.items()}
     for name, array in arrays.items():
         if array.dtype not in DTYPES:
-            expected = "expected float32, float64 or float16"
-            raise TypeError(f"{caller}: {what}[{name!r}] has dtype {array.dtype}; {expected}")
+            raise TypeError(f"{caller}: {what}[{name!r}] has dtype {array.dtype}; expected {DTYPE_NAMES}")
     return arrays
 
 

@@ -17,7 +17,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.optable import DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
+from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
 
 from . import gru, lstm
 from .loops import (
@@ -140,7 +140,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
     try:
         return DTYPES[DTYPES.index(np.dtype(dtype))]
     except (TypeError, ValueError):
-        raise ValueError(f"{caller}: dtype is {dtype!r}; expected float32, float64 or float16") from None
+        raise ValueError(f"{caller}: dtype is {dtype!r}; expected {DTYPE_NAMES}") from None
 
 
 def _not_native(c: Config) -> str:

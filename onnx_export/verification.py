@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from blockcell import ops as own_ops
 from blockcell import raw_ops
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import LETTERS, OPS, GRUStates, LSTMStates, Op, sizes_of
+from blockcell.optable import DTYPES, LETTERS, OPS, GRUStates, LSTMStates, Op, sizes_of
 
 from .build import build, config
 
@@ -25,7 +25,6 @@ KERNELS = "blockcell"  # the column of the kernels
 PROVIDERS = ("cpu", "cuda", "reference")
 CHAIN = 256  # bounds grow from here on: runtimes sum a product in one chain, which rounds with the root of its length
 SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
-DTYPES = ("float32", "float64", "float16")
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__, build_info
-from ..optable import LETTERS, OPS
+from ..optable import DTYPES, LETTERS, OPS
 from .terminal import print_json, print_table, progress
 
 RUNTIMES = {"cpu": "onnxruntime CPU", "cuda": "onnxruntime CUDA", "reference": "onnx.reference"}
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
     command = add(verify, "blockcell verify BlockLSTM block_gru --dtypes float32 --sizes T=100,B=16,I=64,H=64")
     command.add_argument("ops", nargs="*", type=_op, metavar="OP", help="names of ops (all twelve)")
-    dtypes = ["float32", "float64", "float16"]
+    dtypes = [str(dtype) for dtype in DTYPES]
     command.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="any of these (all)")
     command.add_argument("--sizes", nargs="+", type=_sizes, metavar="T=..,B=..", help="sizes to try; I and H as well")
     command.add_argument(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..layers import GRU, LSTM, Bidirectional
-from ..optable import DTYPES, Array
+from ..optable import DTYPE_NAMES, DTYPES, Array
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
     "LSTM": "icfo",  # the default of blockcell's layer
@@ -125,7 +125,7 @@ def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
         except Exception as error:  # PyTorch's, for example, for a tensor on a GPU
             raise TypeError(f"{caller}: {name} cannot be read as an array: {error}") from error
         if array.dtype not in DTYPES:
-            raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected float32, float64 or float16")
+            raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {DTYPE_NAMES}")
         first = next(iter(arrays), name)
         if arrays and array.dtype != arrays[first].dtype:
             raise TypeError(
