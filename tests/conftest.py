@@ -1,10 +1,15 @@
 """For all tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from blockcell import _team
+import blockcell
+from blockcell import _kernels, _team
+
+# Their asserts show the values that they compared, as those in test files do.
+pytest.register_assert_rewrite("convert_cases", "export_cases")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,3 +18,19 @@ def _as_many_threads_as_asked_for() -> Iterator[None]:
     _team.adapt(False)
     yield
     _team.adapt(True)
+
+
+@pytest.fixture(params=_kernels.available_levels())
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Layers that are made in the test run on the kernels of one CPU level: its name."""
+    kernels, work = _kernels.load(request.param)
+    monkeypatch.setattr(_kernels, "KERNELS", kernels)
+    monkeypatch.setattr(_kernels, "WORK", work)
+    return request.param
+
+
+@pytest.fixture
+def set_num_threads() -> Iterator[Callable[[int | None], None]]:
+    """`blockcell.set_num_threads`, undone after the test."""
+    yield blockcell.set_num_threads
+    blockcell.set_num_threads(None)

@@ -13,7 +13,7 @@ import pickle
 
 import numpy as np
 import pytest
-from bits import like, on_threads, same, zeros
+from bits import leaves, like, on_threads, same, zeros
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -390,11 +390,6 @@ class Streams(RuleBasedStateMachine):
         y = (self.stream.run if steps else self.stream.step)(Meddler())
         expected, self.model.state = self.model.after(x, self.model.state)
         assert same(y.reshape(expected.shape), expected)
-
-
-def leaves(nested):
-    """The arrays of a state."""
-    return [array for part in nested for array in leaves(part)] if isinstance(nested, (tuple, list)) else [nested]
 
 
 # -------------------------------------------------------------------------------------------------------------- layers
