@@ -1,4 +1,4 @@
-"""Random arguments for every op, drawn from the table of ops, and the golden cases.
+"""Every op's function, random arguments for it, drawn from the table of ops, and the golden cases.
 
 A saved state (``i``, ``cs``, ...) is what the op's own forward formula gives, so a gradient is tested at a point that
 exists. Every gate's columns have a scale and an offset of their own: swapping two gates, two peepholes or two states
@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from blockcell import ops, raw_ops
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op, sizes_of
 
 GOLDEN = Path(__file__).parent / "golden"
+FUNCTIONS = {name: getattr(raw_ops if op.module == "raw_ops" else ops, name) for name, op in OPS.items()}
 FORWARD = {  # the forward op whose results an op's saved states are
     "GRUBlockCellGrad": "GRUBlockCell",
     "gru_block_cell_vjp": "GRUBlockCell",

@@ -7,9 +7,10 @@ import pytest
 
 import blockcell
 from blockcell import _kernels, _team
+from blockcell.optable import OPS
 
 # Their asserts show the values that they compared, as those in test files do.
-pytest.register_assert_rewrite("convert_cases", "export_cases")
+pytest.register_assert_rewrite("calls", "convert_cases", "export_cases")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,6 +19,16 @@ def _as_many_threads_as_asked_for() -> Iterator[None]:
     _team.adapt(False)
     yield
     _team.adapt(True)
+
+
+@pytest.fixture(scope="module")
+def good_calls_afterwards() -> Iterator[None]:
+    """After all tests of a module, whatever they did, each op gives the right results."""
+    from calls import check, good
+
+    yield
+    for op in OPS:
+        check(op, good(op))
 
 
 @pytest.fixture(params=_kernels.available_levels())

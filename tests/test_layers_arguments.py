@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bits import leaves, like, zeros
 from cases import rng
+from forms import byte_swapped, read_only, strided
 from layer_cases import LAYERS, draw, run_all
 from test_kernels import DTYPES, same_bits
 
@@ -25,17 +26,7 @@ def test_any_layout_of_memory(name, dtype):
     d_y = rng("layout").standard_normal((5, 6, 4)).astype(dtype)
     expected = run_all(layer, x, state, d_y, lengths=lengths, reset=reset)
 
-    def spaced(array):
-        wide = np.zeros([2 * n for n in array.shape], array.dtype)
-        wide[tuple(slice(None, None, 2) for _ in array.shape)] = array
-        return wide[tuple(slice(None, None, 2) for _ in array.shape)]
-
-    def read_only(array):
-        array = array.copy()
-        array.flags.writeable = False
-        return array
-
-    for other in (np.asfortranarray, spaced, read_only, lambda a: a.astype(a.dtype.newbyteorder())):
+    for other in (np.asfortranarray, strided, read_only, byte_swapped):
         options = {"lengths": other(lengths), "reset": other(reset)}
         results = run_all(layer, other(x), like(state, other), other(d_y), **options)
         for one, wanted in zip(results, expected, strict=True):
