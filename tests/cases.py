@@ -90,6 +90,15 @@ def _taken(name: str, values: dict[str, Any]) -> dict[str, Any]:
     return {k: values[k] for k in names if k in values}
 
 
+def as_passed(
+    name: str, args: dict[str, Any], out: tuple[np.ndarray, ...] | None = None, num_threads: int | None = None
+) -> tuple[Any, ...]:
+    """A call's arguments in the way in which an op's function passes them to its `Call`."""
+    inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
+    attributes = tuple(args.get(attribute.name, attribute.default) for attribute in OPS[name].attributes)
+    return inputs, out, num_threads, attributes, args.get("seq_len_max")
+
+
 @cache
 def golden() -> list[dict[str, Any]]:
     """Every case of the golden files: the manifest's entry with ``inputs`` and TF's ``outputs`` filled in.

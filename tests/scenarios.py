@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 from bits import bits, like
-from cases import FUNCTIONS, arguments
+from cases import FUNCTIONS, arguments, as_passed
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell._bind import bind
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741
@@ -61,6 +62,20 @@ def of_ops() -> dict[str, Scenario]:
         found[f"{name} list"] = Scenario(  # type: ignore[misc]
             lambda args=converted: args, lambda args, call=call: call(**args), bits
         )
+    return found
+
+
+def of_first_calls() -> dict[str, Scenario]:
+    """The first call of an op after it was bound, which makes the frame that later calls use again."""
+    found = {}
+    for name in OPS:
+        for dtype in ("float32", "float16"):
+            args = as_passed(name, arguments(name, {"T": T, "B": B, "I": I, "H": H}, dtype=dtype))
+
+            def call(run: Any, args: Any = args) -> Any:
+                return run(*args)
+
+            found[f"{name} {dtype}"] = Scenario(lambda name=name: bind(OPS[name]).run, call, follow=call)  # type: ignore[misc]
     return found
 
 
@@ -222,7 +237,14 @@ def of_export() -> dict[str, Scenario]:
     return found
 
 
-GROUPS = {"ops": of_ops, "layers": of_layers, "streams": of_streams, "files": of_files, "export": of_export}
+GROUPS = {
+    "ops": of_ops,
+    "first calls": of_first_calls,
+    "layers": of_layers,
+    "streams": of_streams,
+    "files": of_files,
+    "export": of_export,
+}
 COMPUTING = ("ops", "layers", "streams")
 
 

@@ -71,6 +71,13 @@ def test_some_places(what, group, request):
     disturb(what, group, 4, request)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("what", ["allocations", "mallocs"])
+def test_every_place_of_first_calls(what, threads, request):
+    """In a first call after binding. The other tests call an op before; these are few places, so all are tried."""
+    disturb(what, "first calls", 0, request, threads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("what", "group"), PLACES)
