@@ -1,4 +1,4 @@
-"""Results and states in any nesting, compared bit for bit, and how to get one's own from a layer."""
+"""Results and states, nested in any way: compared bit for bit, taken apart, and made."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def bits(value: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     return bits(a) == bits(b)  # type: ignore[no-any-return]
+
+
+def leaves(nested: Any) -> list[np.ndarray]:
+    """The arrays of a state or of results."""
+    return [nested] if isinstance(nested, np.ndarray) else [array for part in nested for array in leaves(part)]
 
 
 def like(state: Any, function: Callable[[np.ndarray], Any]) -> Any:

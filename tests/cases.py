@@ -1,4 +1,4 @@
-"""Random arguments for every op, drawn from the table of ops, and the golden cases.
+"""Every op's function, random arguments for it, drawn from the table of ops, and the golden cases.
 
 A saved state (``i``, ``cs``, ...) is what the op's own forward formula gives, so a gradient is tested at a point that
 exists. Every gate's columns have a scale and an offset of their own: swapping two gates, two peepholes or two states
@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from blockcell import ops, raw_ops
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op, sizes_of
 
 GOLDEN = Path(__file__).parent / "golden"
+FUNCTIONS = {name: getattr(raw_ops if op.module == "raw_ops" else ops, name) for name, op in OPS.items()}
 FORWARD = {  # the forward op whose results an op's saved states are
     "GRUBlockCellGrad": "GRUBlockCell",
     "gru_block_cell_vjp": "GRUBlockCell",
@@ -86,6 +88,15 @@ def _taken(name: str, values: dict[str, Any]) -> dict[str, Any]:
     op = OPS[name]
     names = ["seq_len_max"] * op.sequence + [part.name for part in (*op.inputs, *op.attributes)]
     return {k: values[k] for k in names if k in values}
+
+
+def as_passed(
+    name: str, args: dict[str, Any], out: tuple[np.ndarray, ...] | None = None, num_threads: int | None = None
+) -> tuple[Any, ...]:
+    """A call's arguments in the way in which an op's function passes them to its `Call`."""
+    inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
+    attributes = tuple(args.get(attribute.name, attribute.default) for attribute in OPS[name].attributes)
+    return inputs, out, num_threads, attributes, args.get("seq_len_max")
 
 
 @cache

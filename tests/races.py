@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from bits import leaves
 from cases import arguments
+from layer_cases import LAYERS, draw, run_all
 from test_kernels import DTYPES, run, same_bits, sizes_of
-from test_layers import LAYERS, draw, leaves, run_all
 
 import blockcell
 from blockcell import _team

@@ -1,7 +1,7 @@
-"""Memory, threads or patience run out in the middle of a call: an error or the right bits, and nothing half done.
+"""If memory or threads run out or Ctrl-C strikes in a call, it raises or is right, and nothing is left half done.
 
-The calls are those of faults.py, which runs in children: a crash or a child that hangs is a failed test. Every place in
-a call where an allocation can fail or Ctrl-C can strike is tried, some of them here, all by `make test-faults`.
+The calls are those of scenarios.py. faults.py makes them in children, so that a crash or a child that hangs is a failed
+test. `make test-faults` tries every place where an allocation can fail or Ctrl-C can strike; the tests try a few.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ threaded = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: the
 
 
 def child(*arguments: object, minutes: float = 2, **environment: str | None) -> None:
-    """It must succeed; what it says is what this test prints.
+    """Run faults.py, which must succeed, and print what it prints.
 
-    Threads that wait do not spin, as here are more than processors; and numpy's have no part in this.
+    Threads that wait do not spin, because there are more of them than processors. numpy uses none.
     """
     environment |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
     result = script(FAULTS, *map(str, arguments), minutes=minutes, **environment)
@@ -60,8 +60,8 @@ def disturb(what, group, count, request, threads=2, minutes=2.0, only=""):
     child("disturb", what, group, count, threads, only, minutes=minutes, **environment)
 
 
-# Protobuf, which writes ONNX, crashes itself where an allocation of its own fails: it only gets to see a MemoryError of
-# the Python code around it.
+# Protobuf crashes if one of its own allocations fails. Where models are written, MemoryError comes from the Python code
+# around it instead.
 PLACES = [(what, group) for what in ("allocations", "mallocs", "interrupts") for group in GROUPS if group != "export"]
 PLACES += [("errors", "export"), ("interrupts", "export")]
 
@@ -71,18 +71,25 @@ def test_some_places(what, group, request):
     disturb(what, group, 4, request)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("what", ["allocations", "mallocs"])
+def test_every_place_of_first_calls(what, threads, request):
+    """In a first call after binding. The other tests call an op before; these are few places, so all are tried."""
+    disturb(what, "first calls", 0, request, threads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("what", "group"), PLACES)
 def test_every_place(what, group, threads, request):
-    count = 300 if group == "export" else 0  # of some ten thousand
+    count = 300 if group == "export" else 0  # of some ten thousand places; 0: all
     disturb(what, group, count, request, threads, minutes=40)
 
 
 # ------------------------------------------------------------------------------------------------------------ resources
 @linux
 @threaded
-@pytest.mark.parametrize("before", [1, 2])  # threads that run already
+@pytest.mark.parametrize("before", [1, 2])  # the threads that run already
 @pytest.mark.parametrize("limit", ["memory", "processes"])
 def test_no_more_threads(limit, before):
     child("without_threads", limit, before, OMP_STACKSIZE="64M")
@@ -110,7 +117,7 @@ def test_an_impossible_batch():
 
 @pytest.mark.parametrize("kind", [LSTM, GRU])
 def test_where_every_floating_point_warning_is_an_error(kind):
-    """New weights in float16 round some to less than a normal number, and a call's inputs may be infinite."""
+    """In float16 some new weights are subnormal, and here the inputs are, too."""
     with np.errstate(all="raise"):
         for seed in range(5):
             layer = kind.init(40, 50, seed=seed, dtype="f2")

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bits import leaves, like
 from cases import arguments
+from layer_cases import LAYERS, draw
 from test_kernels import DTYPES, LEVELS, run, same_bits, sizes_of
-from test_layers import LAYERS, draw, leaves, like
 
 import blockcell
-from blockcell import _kernels
 from blockcell.optable import OPS
 
 PAGE = mmap.PAGESIZE
@@ -84,15 +84,12 @@ def test_ops(name, dtype, level, side):
         assert same_bits(run(name, given, level, threads, out), expected), sizes
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "level")
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name, dtype, level, side, monkeypatch):
-    kernels, work = _kernels.load(level)
-    monkeypatch.setattr(_kernels, "KERNELS", kernels)
-    monkeypatch.setattr(_kernels, "WORK", work)
+def test_layers(name, dtype, side):
     guard = partial(guarded, side=side)
     for T, B, I, H in LAYER_SIZES:  # noqa: E741
         layer = LAYERS[name](I, H, DTYPES[dtype])

@@ -8,7 +8,7 @@ from functools import cache, wraps
 
 import numpy as np
 import pytest
-from cases import arguments, golden
+from cases import arguments, as_passed, golden
 
 from blockcell import _kernels
 from blockcell._bind import bind
@@ -44,10 +44,7 @@ def at_level(name, level):
 
 
 def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None):
-    op = OPS[name]
-    inputs = tuple(args[tensor.name] for tensor in op.inputs)
-    attributes = tuple(args.get(attribute.name, attribute.default) for attribute in op.attributes)
-    return (call or at_level(name, level))(inputs, out, num_threads, attributes, args.get("seq_len_max"))
+    return (call or at_level(name, level))(*as_passed(name, args, out, num_threads))
 
 
 def sizes_of(T, B, I, H):  # noqa: E741

@@ -1,16 +1,15 @@
 """What a call needs beside its inputs and results: packed weights, and at most one array of T x B x 4H."""
 
 import platform
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
 import pytest
-from cases import arguments
+from cases import FUNCTIONS, arguments
+from fresh import printed
 
 import blockcell
-from blockcell import ops, raw_ops
+from blockcell import raw_ops
 
 T, B, I, H = 40, 32, 96, 128  # noqa: E741
 SEQUENCES = ["BlockLSTM", "BlockLSTMGrad", "block_gru", "block_gru_grad"]
@@ -47,10 +46,9 @@ def allowed(itemsize, training):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequences(name, dtype):
     args = arguments(name, {"T": T, "B": B, "I": I, "H": H}, dtype=np.dtype(dtype).type)
-    op = getattr(raw_ops if hasattr(raw_ops, name) else ops, name)
     training = name.lower().endswith("grad")
     limit = allowed(8 if dtype == "float64" else 4, training)
-    used = beside_results(lambda: op(**args))
+    used = beside_results(lambda: FUNCTIONS[name](**args))
     print(f"{name} {dtype}: {used / limit:.2f} of {limit / 1e6:.1f} MB")
     assert used <= limit
 
@@ -105,6 +103,6 @@ print((faults() - before) / 10)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
 def test_calls_do_not_map_their_memory_anew():
     """11 MB pass through each of these calls, 2700 pages."""
-    result = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
-    print(result.stdout)
-    assert float(result.stdout) < 200
+    pages = float(printed(PAGES))
+    print(pages)
+    assert pages < 200

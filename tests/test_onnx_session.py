@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from bits import leaves
 from cases import SIZES, arguments
 from fresh import printed
 from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact, tells_placement
@@ -137,10 +138,6 @@ def test_native_layers_without_rows(H, lengths):
         for found, right in zip(leaves(result), leaves(expected), strict=True):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
             assert found.dtype == right.dtype
-
-
-def leaves(nested):
-    return [nested] if isinstance(nested, np.ndarray) else [leaf for part in nested for leaf in leaves(part)]
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes

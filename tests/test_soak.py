@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bits import bits, like
-from faults import Expected, everything, halved, kinds, uniform
 from fresh import script
+from scenarios import Expected, everything, halved, kinds, uniform
 
 import blockcell
 

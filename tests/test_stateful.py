@@ -13,7 +13,8 @@ import pickle
 
 import numpy as np
 import pytest
-from bits import like, on_threads, same, zeros
+from bits import leaves, like, on_threads, same, zeros
+from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -104,34 +105,15 @@ def new_weights(layer, seed):
     return {name: uniform(g, layer.weights[name].shape, layer.dtype, 0.3) for name in names}
 
 
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
-def misaligned(array):
-    block = np.empty(array.nbytes + 1, np.uint8)
-    moved = block[1:].view(array.dtype).reshape(array.shape) if array.size else array.copy()
-    moved[...] = array
-    return moved
-
-
-def strided(array):
-    wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1] + 1), array.dtype)
-    wide[..., 1::2] = array
-    return wide[..., 1::2]
-
-
 FORMS = {  # of the same numbers
     "as it is": lambda array: array,
     "list": lambda array: array.tolist(),
     "strided": strided,
-    "backwards": lambda array: array[::-1].copy()[::-1],
+    "backwards": backwards,
     "Fortran": np.asfortranarray,
     "read-only": read_only,
     "misaligned": misaligned,
-    "byte-swapped": lambda array: array.astype(array.dtype.newbyteorder()),
+    "byte-swapped": byte_swapped,
 }
 forms = st.sampled_from(["as it is", "as it is", *FORMS])
 BAD_INPUTS = {
@@ -155,7 +137,7 @@ BAD_OUTPUTS = {
     "rank": lambda y: y[None],
     "read-only": read_only,
     "other dtype": lambda y: y.astype(np.float32 if y.dtype == np.float64 else np.float64),
-    "byte-swapped": lambda y: y.astype(y.dtype.newbyteorder()),
+    "byte-swapped": byte_swapped,
     "strided": strided,
     "misaligned": misaligned,
 }
@@ -390,11 +372,6 @@ class Streams(RuleBasedStateMachine):
         y = (self.stream.run if steps else self.stream.step)(Meddler())
         expected, self.model.state = self.model.after(x, self.model.state)
         assert same(y.reshape(expected.shape), expected)
-
-
-def leaves(nested):
-    """The arrays of a state."""
-    return [array for part in nested for array in leaves(part)] if isinstance(nested, (tuple, list)) else [nested]
 
 
 # -------------------------------------------------------------------------------------------------------------- layers

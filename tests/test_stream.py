@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bits import leaves, same
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack
@@ -35,15 +36,6 @@ def resident():
 
 def inputs(dtype=np.float32, steps=T):
     return np.random.default_rng(7).normal(size=(steps, B, I)).astype(dtype)
-
-
-def arrays(state):
-    """The arrays of a state, of a stack's too."""
-    return [state] if isinstance(state, np.ndarray) else [array for part in state for array in arrays(part)]
-
-
-def same(a, b):
-    return all(np.array_equal(p, q) and p.dtype == q.dtype for p, q in zip(arrays(a), arrays(b), strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,9 +114,9 @@ def test_state(name):
     stream.run(x[:10])
     kept = stream.state
     first = stream.run(x[10:])
-    for array in arrays(stream.state):
+    for array in leaves(stream.state):
         array[:] = 9  # a copy: the stream does not see it
-    assert not any((array == 9).any() for array in arrays(stream.state))
+    assert not any((array == 9).any() for array in leaves(stream.state))
     stream.state = kept
     assert np.array_equal(stream.run(x[10:]), first)
     other = layer.stream(B)

@@ -9,25 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bits import bits
 from cases import arguments
 from fresh import printed, python
 
-import blockcell
 from blockcell import LSTM, _cpu, _team, raw_ops
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
 TASKS = Path("/proc/self/task")
 SIZES = {"T": 6, "B": 40, "I": 33, "H": 70}
-
-
-@pytest.fixture
-def set_num_threads():
-    yield blockcell.set_num_threads
-    blockcell.set_num_threads(None)
-
-
-def bits(arrays):
-    return [array.tobytes() for array in arrays]
 
 
 # -------------------------------------------------------------------------------------------------------- who does what

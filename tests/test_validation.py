@@ -1,101 +1,35 @@
-"""Good calls with every kind of argument, bad ones with every kind of mistake, all in one process.
+"""Bad calls of every op: wrong tensors, sizes and names. Each raises the right exception, which names the argument.
 
-A bad call must raise the right exception, and its message must begin with the op and the argument. Which argument that
-is follows from two rules: x fixes T, B and I, cs_prev (LSTM) or h_prev (GRU) fixes H; and the first argument that does
-not agree is named.
+Which argument is named follows from two rules: x fixes T, B and I, cs_prev (LSTM) or h_prev (GRU) fixes H; and of the
+arguments that do not agree with these, the first is named. All calls are made in one process, and good ones afterwards.
+Files of their own have conversions (`test_validation_conversion.py`), numbers and switches
+(`test_validation_numbers.py`), and ``out`` (`test_validation_out.py`).
 """
 
 from __future__ import annotations
 
-import array
 import datetime
 import inspect
 import json
 import re
-from decimal import Decimal
-from fractions import Fraction
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import SIZES, arguments
+from calls import WITH_PEEPHOLE, assert_equal, check, converted, good, refuse, resized
+from cases import FUNCTIONS, SIZES, arguments
+from forms import Raising, masked
 
-import blockcell.ops
-import blockcell.raw_ops
-from blockcell import _bind
-from blockcell.formulas import FORMULAS
-from blockcell.optable import OPS
+from blockcell.optable import OPS, sizes_of
 
-FUNCTIONS = {
-    name: getattr({"ops": blockcell.ops, "raw_ops": blockcell.raw_ops}[op.module], name) for name, op in OPS.items()
-}
-SEQUENCES = [name for name, op in OPS.items() if op.sequence]
-WITH_PEEPHOLE = [name for name, op in OPS.items() if op.attributes]
-TOLERANCE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 2e-6, np.dtype(np.float16): 4e-3}
-
-
-@cache
-def _stored(op, dtype, use_peephole):
-    return arguments(op, dtype=dtype, use_peephole=use_peephole)
-
-
-def good(op, dtype=np.float32, use_peephole=True):
-    """Good arguments: fresh copies."""
-    stored = _stored(op, dtype, use_peephole)
-    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in stored.items()}
-
-
-def check(op, given):
-    """The call's results are the formulas'."""
-    result = FUNCTIONS[op](**given)
-    formula = inspect.signature(FORMULAS[op]).parameters
-    expected = FORMULAS[op](**{name: value for name, value in given.items() if name in formula})
-    assert type(result) is OPS[op].result
-    for name, value in result._asdict().items():
-        exact = getattr(expected, name)
-        assert value.shape == exact.shape
-        bound = TOLERANCE[value.dtype] * max(1.0, np.abs(exact).max(initial=0))
-        np.testing.assert_allclose(value, exact, rtol=0, atol=bound, err_msg=name)
-    return result
-
-
-def refuse(op, given, exception, argument):
-    with pytest.raises(exception) as caught:
-        FUNCTIONS[op](**given)
-    assert type(caught.value) is exception
-    assert re.match(rf"{op}: {argument}\b", str(caught.value)), str(caught.value)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _the_process_is_well_afterwards():
-    yield
-    for op in OPS:
-        check(op, good(op))
-
-
-def sources(op):
-    return OPS[op].sources
-
-
-def blamed(op, tensor, axis, use_peephole=True):
-    """The argument that an error names when this dimension of this tensor is wrong; None where nothing disagrees."""
-    letter = tensor.shape.split()[axis]
-    if sources(op).get(letter) != tensor.name:
-        return tensor.name
-    for other in OPS[op].inputs:
-        used = use_peephole or not other.peephole
-        if used and other.name != tensor.name and letter in other.shape:
-            return other.name
-    return None
-
+pytestmark = pytest.mark.usefixtures("good_calls_afterwards")
 
 # ---------------------------------------------------------------------------- the probes that TensorFlow was tried with
 PROBES = json.loads((Path(__file__).parent / "probes.json").read_text())
 
 
 class BFloat16:
-    """What a bfloat16 tensor of another library gives numpy: two bytes of no kind that numpy knows."""
+    """Stands for a bfloat16 tensor of another library, which numpy gets as two bytes of kind void."""
 
     def __init__(self, value):
         self.value = value.view(np.uint32)
@@ -105,13 +39,12 @@ class BFloat16:
 
 
 def probe_arguments(op, description):
-    """The arguments that a probe's description stands for. Sizes, where it does not say otherwise, are `SIZES`."""
+    """The arguments that a probe's description stands for, of the sizes SIZES unless it says otherwise."""
     empty = {"batch 0": "B", "input 0": "I", "cell 0": "H", "time 0": "T"}
     if description in empty:
         given = arguments(op, {empty[description]: 0}, use_peephole=False)
-        return given | (
-            {"seq_len_max": SIZES["T"]} if OPS[op].sequence else {}
-        )  # the probe left it at 4, also for T = 0
+        # The probes left seq_len_max at 4, for T = 0 too.
+        return given | ({"seq_len_max": SIZES["T"]} if OPS[op].sequence else {})
     given = good(op, use_peephole=False)
     if match := re.fullmatch(r"(\w+) rank\+1 .*", description):
         return given | {match[1]: given[match[1]][..., None]}
@@ -136,17 +69,6 @@ def probe_arguments(op, description):
     return given | others[description]
 
 
-def converted(given, conversion):
-    return {name: conversion(value) for name, value in given.items() if isinstance(value, np.ndarray)}
-
-
-def resized(value, axis, change):
-    """The array with one more or one less along an axis."""
-    if change < 0:
-        return np.delete(value, -1, axis)
-    return np.concatenate([value, value.take([0], axis)], axis)
-
-
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: f"{probe['op']}-{probe['description']}")
 def test_probe(probe):
     given = probe_arguments(probe["op"], probe["description"])
@@ -158,18 +80,6 @@ def test_probe(probe):
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
-class Raising:
-    def __init__(self, value=None):
-        self.value = value
-
-    def __array__(self, dtype=None, copy=None):
-        raise RuntimeError("on another device")
-
-
-def _masked(value):
-    masked = np.ma.array(value)
-    masked[(0,) * value.ndim] = np.ma.masked
-    return masked
 
 
 def _structured(value):
@@ -203,7 +113,7 @@ WRONG_KINDS = {
     "structured": _structured,
     "void": lambda value: value.astype(np.float16).view("V2"),
     "bfloat16": BFloat16,
-    "masked": _masked,
+    "masked": masked,
     "raising": Raising,
     "bool scalar": lambda value: np.True_,
 }
@@ -216,7 +126,7 @@ def _tensor_cases(names):
 @pytest.mark.parametrize("kind", WRONG_KINDS)
 @pytest.mark.parametrize("op", OPS)
 def test_wrong_kind(op, kind):
-    """Of each tensor in turn, read or not."""
+    """For each tensor in turn, whether the kernel reads it or not."""
     given = good(op)
     for tensor in OPS[op].inputs:
         bad = WRONG_KINDS[kind](given[tensor.name])
@@ -244,9 +154,20 @@ def test_wrong_array(op, tensor):
         refuse(op, given | {"x": given["x"].tolist(), name: float64}, TypeError, named)
 
 
+def blamed(op, tensor, axis):
+    """The argument that an error names if this dimension of this tensor is wrong; None if no other has the letter."""
+    letter = tensor.shape.split()[axis]
+    if OPS[op].sources.get(letter) != tensor.name:
+        return tensor.name
+    for other in OPS[op].inputs:
+        if other.name != tensor.name and letter in other.shape:
+            return other.name
+    return None
+
+
 @pytest.mark.parametrize(("op", "tensor"), _tensor_cases(OPS))
 def test_wrong_size(op, tensor):
-    """One more, one less, zero, and 2**40 of it, which no memory holds: a view with stride 0."""
+    """One more, one less, none, and more than fits into memory, by a stride of 0."""
     given, name = good(op), tensor.name
     for axis in range(tensor.rank):
         argument = blamed(op, tensor, axis)
@@ -296,136 +217,6 @@ def test_peephole_weights(op):
         refuse(op, unused | {name: "none"}, TypeError, name)
 
 
-# ------------------------------------------------------------------------------------------------ arrays of other kinds
-class Protocol:
-    """Nothing but ``__array__``."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __array__(self, dtype=None, copy=None):
-        return self.value
-
-
-class Interface:
-    """Nothing but ``__array_interface__``."""
-
-    def __init__(self, value):
-        self.value = value
-        self.__array_interface__ = value.__array_interface__
-
-
-class Subclass(np.ndarray):
-    pass
-
-
-def _unaligned(value):
-    memory = np.zeros(value.nbytes + 1, np.uint8)
-    view = memory[1:].view(value.dtype).reshape(value.shape)
-    view[...] = value
-    return view
-
-
-def _read_only(value):
-    value.flags.writeable = False
-    return value
-
-
-def _strided(value):
-    wide = np.zeros((*value.shape, 2), value.dtype)
-    wide[..., 1] = value
-    return wide[..., 1]
-
-
-def _reversed(value):
-    return np.ascontiguousarray(value[::-1])[::-1]
-
-
-def _memmap(value, folder):
-    mapped = np.memmap(folder / str(len(list(folder.iterdir()))), value.dtype, "w+", shape=value.shape)
-    mapped[...] = value
-    return mapped
-
-
-SAME_VALUES = {
-    "Fortran": np.asfortranarray,
-    "strided": _strided,
-    "reversed": _reversed,
-    "read-only": _read_only,
-    "byte-swapped": lambda value: value.astype(value.dtype.newbyteorder()),
-    "unaligned": _unaligned,
-    "subclass": lambda value: value.view(Subclass),
-    "unmasked": np.ma.array,
-    "__array__": Protocol,
-    "__array_interface__": Interface,
-    "memoryview": memoryview,
-    "array.array": lambda value: array.array(value.dtype.char, value) if value.ndim == 1 else value,
-    "matrix": lambda value: value.view(np.matrix) if value.ndim == 2 else value,
-}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_same_values_same_bits(op, dtype, tmp_path):
-    given = good(op, dtype)
-    expected = check(op, given)
-    kinds = {**SAME_VALUES, "memmap": lambda value: _memmap(value, tmp_path)}
-    if dtype is np.float16:
-        del kinds["array.array"]  # which has no half
-    for kind, conversion in kinds.items():
-        for result in (
-            FUNCTIONS[op](**given | converted(good(op, dtype), conversion)),
-            FUNCTIONS[op](**given | {"h_prev": conversion(good(op, dtype)["h_prev"])}),
-        ):
-            for name, value in result._asdict().items():
-                assert type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
-                np.testing.assert_array_equal(value, getattr(expected, name), err_msg=f"{kind}: {name}")
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("op", OPS)
-def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
-    """Also with ``out`` and without peepholes. Those too large for the fast way go the other."""
-    calls = []
-    read = _bind.Converter.read
-    monkeypatch.setattr(_bind.Converter, "read", lambda *args: calls.append(args) or read(*args))
-    for peephole in (True, False) if OPS[op].attributes else (True,):
-        given = good(op, dtype, peephole)
-        out = tuple(FUNCTIONS[op](**given))
-        FUNCTIONS[op](**given, out=out)
-        if not peephole:
-            FUNCTIONS[op](**given | dict.fromkeys(("wci", "wcf", "wco")))
-    assert not calls
-    if dtype is np.float32:
-        check(op, arguments(op, {"T": 2, "B": 1, "I": 2**19 + 1, "H": 1}))
-        assert calls
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("op", OPS)
-def test_lists_take_the_dtype_of_the_first_array(op, dtype):
-    given = good(op, dtype)
-    expected = FUNCTIONS[op](**given)
-    lists = converted(given, np.ndarray.tolist)
-    for tensor in OPS[op].inputs:
-        result = FUNCTIONS[op](**given | lists | {tensor.name: given[tensor.name]})
-        for name, value in result._asdict().items():
-            assert value.dtype == dtype
-            np.testing.assert_array_equal(value, getattr(expected, name), err_msg=name)
-    if dtype is np.float32:
-        rows = {name: tuple(value) for name, value in lists.items()}
-        for result in (FUNCTIONS[op](**given | lists), FUNCTIONS[op](**given | rows)):
-            for name, value in result._asdict().items():
-                assert value.dtype == np.float32
-                np.testing.assert_array_equal(value, getattr(expected, name), err_msg=name)
-
-
-def test_list_of_integers():
-    given = {"x": [[1]], "h_prev": [[0]], "w_ru": [[1, 2], [3, 4]], "w_c": [[1], [2]], "b_ru": [0, 0], "b_c": [0]}
-    assert check("GRUBlockCell", given).h.dtype == np.float32
-
-
 # ---------------------------------------------------------------------------------------------------------------- sizes
 @pytest.mark.parametrize("letters", ["T", "B", "I", "H", "BI", "BH", "IH", "BIH", "TBIH"])
 @pytest.mark.parametrize("op", OPS)
@@ -434,16 +225,15 @@ def test_zero_sizes(op, letters):
         result = check(op, arguments(op, dict.fromkeys(letters, 0), dtype=dtype))
         filled = tuple(np.full_like(value, 7) for value in result)
         again = FUNCTIONS[op](**arguments(op, dict.fromkeys(letters, 0), dtype=dtype), out=filled)
-        for value, expected in zip(again, result, strict=True):
-            np.testing.assert_array_equal(value, expected)
+        assert_equal(again, result)
 
 
 def _empty(op, sizes):
-    """Arguments of any size at no memory: every tensor is a view of one number with strides 0."""
+    """Arguments of any size in no memory: every tensor is a view of one number with strides of 0."""
     number = np.zeros(1, np.float32)
     given = {}
     for tensor in OPS[op].inputs:
-        shape = blockcell.optable.sizes_of(tensor.shape, sizes)
+        shape = sizes_of(tensor.shape, sizes)
         given[tensor.name] = np.lib.stride_tricks.as_strided(number, shape, [0] * len(shape), writeable=False)
     given |= {"seq_len_max": 0} if OPS[op].sequence else {}
     return given | ({"use_peephole": True} if OPS[op].attributes else {})
@@ -451,275 +241,19 @@ def _empty(op, sizes):
 
 @pytest.mark.parametrize("op", OPS)
 def test_huge_sizes_of_nothing(op):
-    """2**60 of what has no elements is a shape like any other."""
+    """Sizes of 2**58 are fine in arrays without elements."""
     for sizes in ({"T": 1, "B": 0, "I": 2**58, "H": 0}, {"T": 2**58, "B": 0, "I": 0, "H": 0}):
         result = FUNCTIONS[op](**_empty(op, sizes))
         for tensor, value in zip(OPS[op].outputs, result, strict=True):
-            assert value.shape == blockcell.optable.sizes_of(tensor.shape, sizes)
+            assert value.shape == sizes_of(tensor.shape, sizes)
             assert value.size == 0
 
 
 @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMV2", "block_gru"])
 def test_results_that_no_address_reaches(op):
-    """The inputs agree and are empty, but numpy has no such shape for the results."""
+    """The inputs agree and are empty, but the results' shape is too large for numpy."""
     given = _empty(op, {"T": 2**50, "B": 0, "I": 0, "H": 2**20})
     refuse(op, given, ValueError, OPS[op].outputs[0].name)
-
-
-# -------------------------------------------------------------------------------------------------------------- numbers
-class Index:
-    def __init__(self, value):
-        self.value = value
-
-    def __index__(self):
-        return self.value
-
-
-@pytest.mark.parametrize("op", SEQUENCES)
-def test_seq_len_max(op):
-    given = good(op)
-    steps = SIZES["T"]
-    for value in (0, 1, 3, steps):
-        expected = check(op, given | {"seq_len_max": value})
-        kinds = (np.int8, np.uint64, np.array, lambda v: np.array(v, ">i4"), Index, lambda v: Protocol(np.array(v)))
-        for kind in kinds:
-            for a, b in zip(FUNCTIONS[op](**given | {"seq_len_max": kind(value)}), expected, strict=True):
-                np.testing.assert_array_equal(a, b)
-    for a, b in zip(
-        FUNCTIONS[op](**given | {"seq_len_max": True}), FUNCTIONS[op](**given | {"seq_len_max": 1}), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)  # as everywhere in Python, True is the integer 1
-
-    not_integers = [
-        3.0,
-        np.float64(3),
-        np.array(3.0),
-        "3",
-        b"3",
-        3j,
-        None,
-        [3],
-        (3,),
-        {},
-        object(),
-        np.True_,
-        np.array(True),
-    ]
-    not_integers += [
-        np.array([3.0]),
-        np.array("3"),
-        np.array(None),
-        np.ma.masked,
-        np.ma.array(3, mask=True),
-        Decimal(3),
-    ]
-    not_integers += [Fraction(3), np.datetime64(3, "s"), Raising(), int]
-    for value in not_integers:
-        refuse(op, given | {"seq_len_max": value}, TypeError, "seq_len_max")
-    for value in (-1, steps + 1, 2**31, 2**63, 2**70, -(2**70), np.int64(-1), np.uint64(2**63), np.array(-1), Index(9)):
-        refuse(op, given | {"seq_len_max": value}, ValueError, "seq_len_max")
-    for value in (np.array([3]), np.array([[3]]), np.array([1, 2, 3]), np.zeros(0, int), np.zeros((13, 11, 0), int)):
-        refuse(op, given | {"seq_len_max": value}, ValueError, "seq_len_max")
-    refuse(
-        op, converted(given, np.asfortranarray) | {"seq_len_max": steps + 1} | _switch(op), ValueError, "seq_len_max"
-    )
-
-
-def _switch(op):
-    return {"use_peephole": True} if OPS[op].attributes else {}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("op", SEQUENCES)
-def test_nothing_past_seq_len_max_is_read_and_all_is_zero(op, dtype):
-    given = good(op, dtype) | {"seq_len_max": 2}
-    expected = FUNCTIONS[op](**given)
-    for tensor in OPS[op].inputs:
-        if tensor.shape.startswith("T "):
-            given[tensor.name][2:] = np.nan
-    out = tuple(np.full_like(value, np.nan) for value in expected)
-    for result in (FUNCTIONS[op](**given), FUNCTIONS[op](**given, out=out)):
-        for tensor, value, clean in zip(OPS[op].outputs, result, expected, strict=True):
-            np.testing.assert_array_equal(value, clean)
-            if tensor.shape.startswith("T "):
-                assert (value[2:] == 0).all() and (value[:2] != 0).any()
-
-
-REAL = [1, True, 0.5, np.float16(0.5), np.float32(0.5), np.int8(1), Fraction(1, 2), -2.0, np.uint64(2**63)]
-NOT_REAL = ["1", b"1", None, 1j, np.complex64(1), [1.0], (1.0,), {}, object(), Decimal(1), float]
-NOT_REAL += [np.array(1.0), np.array([1.0]), np.datetime64(1, "s")]
-
-
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [(op, part.name) for op in OPS for part in OPS[op].attributes if part.name in ("forget_bias", "cell_clip")],
-)
-def test_number(op, name):
-    given = good(op)
-    for value in REAL:
-        expected = check(op, given | {name: float(value)})
-        for a, b in zip(FUNCTIONS[op](**given | {name: value}), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-    for value in NOT_REAL:
-        refuse(op, given | {name: value}, TypeError, name)
-    refuse(op, given | {name: 10**400}, ValueError, name)
-    if name == "cell_clip":
-        off = check(op, given | {name: 0.0})
-        for value in (np.nan, -1.0, -np.inf, np.inf, np.float32("nan"), -0.0):
-            result = FUNCTIONS[op](**given | {name: value})
-            for a, b in zip(result, off, strict=True):
-                np.testing.assert_array_equal(a, b)
-    half = good(op, np.float16)
-    with np.errstate(over="ignore"):
-        rounded = float(np.float16(0.1)), float(np.float16(1e30))
-    for value, same in zip((0.1, 1e30), rounded, strict=True):
-        for a, b in zip(FUNCTIONS[op](**half | {name: value}), FUNCTIONS[op](**half | {name: same}), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("op", WITH_PEEPHOLE)
-def test_use_peephole(op):
-    for value in (True, False):
-        given = good(op, use_peephole=value)
-        check(op, given | {"use_peephole": np.bool_(value)})
-    for value in (None, 0, 1, 1.0, "True", np.int64(1), np.array(True), [], [True], object()):
-        refuse(op, given | {"use_peephole": value}, TypeError, "use_peephole")
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_num_threads(op):
-    given = good(op)
-    expected = FUNCTIONS[op](**given)
-    for value in (None, 1, 2, 3, np.int8(2), True, Index(2), 2**40):
-        for a, b in zip(FUNCTIONS[op](**given, num_threads=value), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-    for value in (0, -1, np.int64(0), -(2**70), False):
-        refuse(op, given | {"num_threads": value}, ValueError, "num_threads")
-    for value in (1.5, 2.0, "2", b"2", [1], (1,), {}, np.float32(1), np.array([1]), np.array(1.0), object(), 1j):
-        refuse(op, given | {"num_threads": value}, TypeError, "num_threads")
-
-
-# ------------------------------------------------------------------------------------------------------------------ out
-def _filled(op, given):
-    return [np.full_like(value, 7) for value in FUNCTIONS[op](**given)]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("op", OPS)
-def test_out_is_filled_and_returned(op, dtype, tmp_path):
-    for peephole in (True, False) if OPS[op].attributes else (True,):
-        given = good(op, dtype, peephole)
-        expected = FUNCTIONS[op](**given)
-        kinds = (np.array, lambda value: value.view(Subclass), lambda value: _memmap(value, tmp_path))
-        for inputs in (given, given | converted(given, np.asfortranarray)):
-            for kind in kinds:
-                out = tuple(kind(value) for value in _filled(op, given))
-                for given_as in (out, OPS[op].result(*out)):
-                    result = FUNCTIONS[op](**inputs, out=given_as)
-                    assert type(result) is OPS[op].result
-                    assert all(a is b for a, b in zip(result, out, strict=True))
-                    for a, b in zip(result, expected, strict=True):
-                        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_neighbours_do_not_overlap(op):
-    """Results in one block of memory, and inputs beside them."""
-    given = good(op)
-    expected = FUNCTIONS[op](**given)
-    block = np.zeros(sum(value.size for value in (*expected, given["x"])), np.float32)
-    parts, start = [], 0
-    for value in (*expected, given["x"]):
-        parts.append(block[start : start + value.size].reshape(value.shape))
-        start += value.size
-    parts[-1][...] = given["x"]
-    result = FUNCTIONS[op](**given | {"x": parts[-1]}, out=tuple(parts[:-1]))
-    for a, b in zip(result, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_wrong_out(op):
-    given = good(op)
-    out = _filled(op, given)
-    for bad in (list(out), out[0], "out", 1, {}, iter(out), np.zeros((len(out), 3, 5), "f")):
-        refuse(op, given | {"out": bad}, TypeError, "out")
-    for bad in ((), tuple(out[:-1]), (*out, out[0].copy()), (out[0],)):
-        refuse(op, given | {"out": bad}, ValueError, "out")
-
-
-@pytest.mark.parametrize(("op", "k"), [(op, k) for op in OPS for k in range(len(OPS[op].outputs))])
-def test_wrong_array_in_out(op, k):
-    """Also where the inputs have to be converted."""
-    for given in (good(op), good(op) | {"x": good(op)["x"].tolist()}):
-        _refuse_arrays_in_out(op, given, k)
-
-
-def _refuse_arrays_in_out(op, given, k):
-    out = _filled(op, given)
-    right = out[k]
-    name = rf"out\[{k}\] \({OPS[op].outputs[k].name}"
-
-    def bad(array, exception):
-        refuse(op, given | {"out": (*out[:k], array, *out[k + 1 :])}, exception, name)
-
-    for value in (
-        None,
-        right.tolist(),
-        0.5,
-        "out",
-        memoryview(right),
-        Protocol(right),
-        np.ma.array(right),
-        _masked(right),
-    ):
-        bad(value, TypeError)
-    for dtype in (np.float64, np.float16, np.int32, np.complex64, object, right.dtype.newbyteorder()):
-        bad(right.astype(dtype), TypeError)
-    for axis in range(right.ndim):
-        bad(resized(right, axis, 1), ValueError)
-        bad(resized(right, axis, -1), ValueError)
-    for reshaped in (right[None], right[..., None], right.reshape(-1)[:0], right.reshape(-1)[0, ...]):
-        bad(reshaped, ValueError)
-    bad(_read_only(right.copy()), ValueError)
-    bad(_strided(right), ValueError)
-    bad(_unaligned(right), ValueError)
-    if right.ndim > 1:
-        bad(np.asfortranarray(right), ValueError)
-    # its first number is the last one of an input, or of another output
-    for tensor in OPS[op].inputs:
-        if isinstance(given[tensor.name], np.ndarray):
-            memory = np.zeros(given[tensor.name].size + right.size, np.float32)
-            shared = memory[: given[tensor.name].size].reshape(given[tensor.name].shape)
-            shared[...] = given[tensor.name]
-            last = memory[shared.size - 1 : shared.size - 1 + right.size].reshape(right.shape)
-            overlapping = given | {tensor.name: shared, "out": (*out[:k], last, *out[k + 1 :])}
-            refuse(op, overlapping, ValueError, name)
-    for m, other in enumerate(out):
-        if m < k:
-            memory = np.zeros(other.size + right.size, np.float32)
-            first = memory[: other.size].reshape(other.shape)
-            second = memory[other.size - 1 : other.size - 1 + right.size].reshape(right.shape)
-            twice = list(out)
-            twice[m], twice[k] = first, second
-            refuse(op, given | {"out": tuple(twice)}, ValueError, name)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_out_between_the_elements_of_an_input(op):
-    """The bounds overlap and the memory does not: allowed, because no byte is both."""
-    given = good(op)
-    expected = FUNCTIONS[op](**given)
-    memory = np.zeros((2, *given["h_prev"].shape), np.float32)
-    out = _filled(op, given)
-    k = next(k for k, value in enumerate(out) if value.shape == given["h_prev"].shape or value.ndim == 3)
-    if out[k].ndim == 3:
-        return
-    strided = np.lib.stride_tricks.as_strided(memory, given["h_prev"].shape, memory.strides[1:])
-    strided[...] = given["h_prev"]
-    out[k] = memory[1]
-    for a, b in zip(FUNCTIONS[op](**given | {"h_prev": strided}, out=tuple(out)), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 # ----------------------------------------------------------------------------------------------------------- signatures

@@ -1,0 +1,132 @@
+"""Layers to export, and calls of them with the results that their models must give."""
+
+from __future__ import annotations
+
+import numpy as np
+from bits import like, zeros
+from cases import rng
+from graphs import FLOAT64, checked, on_onnxruntime
+
+import onnx_export
+from blockcell import GRU, LSTM, Bidirectional, Stack
+
+T, B, I = 6, 5, 3  # noqa: E741
+LENGTHS = np.array([3, 0, 6, 1, 5])
+LOOPS = ["scan", "unroll", "loop"]
+DTYPES = ["float64", "float32", "float16"]
+
+
+# --------------------------------------------------------------------------------------------------------- the layers
+def lstm(size, dtype, inputs=I, **options):
+    return drawn(LSTM.init(inputs, size, seed=size, dtype=dtype, **options))
+
+
+def gru(size, dtype, inputs=I):
+    return drawn(GRU.init(inputs, size, seed=size, dtype=dtype))
+
+
+def drawn(layer):
+    """The layer with noise added to all weights, so that its biases differ."""
+    g = rng(repr(layer))
+    moved = {name: (w + 0.3 * g.standard_normal(w.shape)).astype(w.dtype) for name, w in layer.weights.items()}
+    layer.set_weights(**moved)
+    return layer
+
+
+LAYERS = {
+    "LSTM": lambda dtype: lstm(5, dtype),
+    "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, cell_clip=0.4, gate_order="ifco"),
+    "GRU": lambda dtype: gru(4, dtype),
+    "Bidirectional": lambda dtype: Bidirectional(lstm(5, dtype, use_peephole=True), gru(5, dtype)),
+    "Stack": lambda dtype: Stack(
+        [
+            Bidirectional(gru(2, dtype), lstm(2, dtype, gate_order="ifco", forget_bias=1.0)),
+            lstm(3, dtype, 4, cell_clip=0.3),
+            Bidirectional(
+                Stack([gru(4, dtype), lstm(2, dtype, 4)]),
+                Stack([lstm(5, dtype), Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5))]),  # both ways, backwards
+            ),
+        ]
+    ),
+}
+DEPTH = {"Stack": 4}
+STREAMING = {
+    **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU")},
+    "Stack": lambda dtype: Stack([lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), lstm(4, dtype, 3)])]),
+}
+
+
+# -------------------------------------------------------------------------------------------- calls and their names
+def flat(layer, state, prefix=""):
+    """A state by the names of its parts."""
+    if isinstance(layer, Stack):
+        parts = [flat(part, of, f"{prefix}{k}.") for k, (part, of) in enumerate(zip(layer.layers, state, strict=True))]
+    elif isinstance(layer, Bidirectional):
+        parts = [flat(layer.fw, state[0], f"{prefix}fw."), flat(layer.bw, state[1], f"{prefix}bw.")]
+    else:
+        return {prefix + name: array for name, array in state._asdict().items()}
+    return {name: array for part in parts for name, array in part.items()}
+
+
+def random_state(layer, g, batch=B):
+    return like(zeros(layer, batch), lambda array: g.uniform(-1, 1, array.shape).astype(array.dtype))
+
+
+class Case:
+    """A call of a layer: by name, the inputs of a model of it and the outputs expected. Padding is NaN."""
+
+    def __init__(self, layer, *, lengths=True, reset=False, state=True, train=False, seed=0):
+        g = rng(repr(layer), lengths, reset, train, seed)
+        dtype = layer.dtype
+        past = (np.arange(T)[:, None] >= LENGTHS) & lengths
+        x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(dtype)
+        x[past] = np.nan
+        self.options = {"lengths": lengths, "reset": reset, "state": state, "train": train}
+        given = {"lengths": LENGTHS} if lengths else {}
+        given |= {"reset": g.random((T, B)) < 0.3} if reset else {}
+        first = random_state(layer, g) if state else None
+        self.feeds = {"x": x, **given}
+        if state:
+            self.feeds |= {f"{name}_prev": array for name, array in flat(layer, first).items()}
+        exact = self.exactly(layer)
+        y, last, tape = exact.forward(*self.double(x, first), **given)
+        self.expected = {"y": y} | flat(layer, last)
+        if train:
+            d_y = g.uniform(-1, 1, y.shape).astype(dtype)
+            d_y[past] = np.nan
+            d_last = random_state(layer, g) if state else None
+            d_x, d_first, grads = exact.backward(tape, *self.double(d_y, d_last))
+            self.feeds |= {"d_y": d_y} | layer.weights
+            self.expected["d_x"] = d_x
+            if state:
+                self.feeds |= {f"d_{name}": array for name, array in flat(layer, d_last).items()}
+                self.expected |= {f"d_{name}_prev": array for name, array in flat(layer, d_first).items()}
+            self.expected |= {f"d_{name}": grad for name, grad in grads.items()}
+
+    @staticmethod
+    def exactly(layer):
+        """The layer in float64, with the same weights."""
+        if isinstance(layer, Stack):
+            return Stack([Case.exactly(part) for part in layer.layers])
+        if isinstance(layer, Bidirectional):
+            return Bidirectional(Case.exactly(layer.fw), Case.exactly(layer.bw))
+        return type(layer)(**layer._arguments() | {name: w.astype(np.float64) for name, w in layer.weights.items()})
+
+    @staticmethod
+    def double(*values):
+        """Arrays and states in float64."""
+        return [value if value is None else like(value, lambda a: a.astype(np.float64)) for value in values]
+
+    def check(self, model, run=on_onnxruntime, limit=FLOAT64, dtype=np.float64):
+        assert {value.name for value in model.graph.input} == self.feeds.keys()
+        assert [value.name for value in model.graph.output] == list(self.expected)
+        for (name, right), result in zip(self.expected.items(), run(model, self.feeds), strict=True):
+            assert result.dtype == dtype and result.shape == right.shape, name
+            error, largest = np.abs(result - right).max(initial=0), np.abs(right).max(initial=0)
+            assert error <= limit * largest, f"{name}: {error / (largest or 1):.2e} > {limit:.2e}"
+
+
+def exported(layer, case=None, **options):
+    if options.get("loop") == "unroll":
+        options["sizes"] = {"T": T, **options.get("sizes", {})}
+    return checked(onnx_export.export(layer, None, **(case.options if case else {}), **options))

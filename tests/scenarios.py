@@ -1,0 +1,276 @@
+"""Calls of every kind, and the results that each must have.
+
+A scenario makes an object, does one thing with it, looks at it, and goes on with it. `Expected` has the results of all
+that when nothing goes wrong, and checks those of a call that was disturbed.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bits import bits, like
+from cases import FUNCTIONS, arguments, as_passed
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell._bind import bind
+from blockcell.optable import OPS
+
+T, B, I, H = 6, 16, 32, 64  # noqa: E741
+# Two threads share these rows.
+
+
+def nothing(thing: Any = None) -> None:
+    return None
+
+
+@dataclass
+class Scenario:
+    make: Callable[[], Any]
+    act: Callable[[Any], Any]
+    seen: Callable[[Any], Any] = nothing
+    """What can be seen of the object, which looking does not change."""
+    follow: Callable[[Any], Any] = nothing
+    """What the object does next."""
+
+
+def uniform(*shape: int, dtype: Any = np.float32, seed: int = 0, width: float = 1.0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).uniform(-width, width, shape).astype(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ scenarios
+def of_ops() -> dict[str, Scenario]:
+    found = {}
+    for name, op in OPS.items():
+        args = arguments(name, {"T": T, "B": B, "I": I, "H": H})
+        call = FUNCTIONS[name]
+        converted = args | {op.inputs[0].name: args[op.inputs[0].name].tolist()}
+
+        def into(out: Any, call: Any = call, args: Any = args) -> Any:
+            return call(**args, out=out)
+
+        found[name] = Scenario(lambda args=args: args, lambda args, call=call: call(**args), bits)  # type: ignore[misc]
+        found[f"{name} out"] = Scenario(lambda call=call, args=args: call(**args), into)  # type: ignore[misc]
+        found[f"{name} list"] = Scenario(  # type: ignore[misc]
+            lambda args=converted: args, lambda args, call=call: call(**args), bits
+        )
+    return found
+
+
+def of_first_calls() -> dict[str, Scenario]:
+    """The first call of an op after it was bound, which makes the frame that later calls use again."""
+    found = {}
+    for name in OPS:
+        for dtype in ("float32", "float16"):
+            args = as_passed(name, arguments(name, {"T": T, "B": B, "I": I, "H": H}, dtype=dtype))
+
+            def call(run: Any, args: Any = args) -> Any:
+                return run(*args)
+
+            found[f"{name} {dtype}"] = Scenario(lambda name=name: bind(OPS[name]).run, call, follow=call)  # type: ignore[misc]
+    return found
+
+
+def kinds() -> dict[str, Any]:
+    return {
+        "LSTM": LSTM.init(I, H, seed=0, use_peephole=True, cell_clip=0.5),
+        "LSTM half": LSTM.init(I, H, seed=0, dtype=np.float16),
+        "GRU": GRU.init(I, H, seed=1),
+        "stack": Stack([LSTM.init(I, H, seed=2), Stack([GRU.init(H, 40, seed=3), LSTM.init(40, H, seed=4)])]),
+        "bidirectional": Stack(
+            [Bidirectional(GRU.init(I, H, seed=5), LSTM.init(I, H, seed=6)), LSTM.init(2 * H, H, seed=7)]
+        ),
+    }
+
+
+def halved(layer: Any) -> dict[str, np.ndarray]:
+    return {name: array * array.dtype.type(0.5) for name, array in layer.weights.items()}
+
+
+def of_layers() -> dict[str, Scenario]:
+    found = {}
+    for name, layer in kinds().items():
+        x, d_y = uniform(T, B, I, dtype=layer.dtype), uniform(T, B, layer.output_size, dtype=layer.dtype)
+        state = like(layer(x)[1], np.copy)
+        lists = x.tolist(), like(state, np.ndarray.tolist)
+        rows = {"lengths": np.arange(B) % (T + 1), "reset": np.arange(T * B).reshape(T, B) % 5 == 0}
+        new = halved(layer)
+        tapes = layer.forward(x, state)[2], layer.forward(x, **rows)[2]
+
+        def trained(layer: Any, x: Any = x, d_y: Any = d_y, **options: Any) -> Any:
+            y, last, tape = layer.forward(x, **options)
+            return y, last, layer.backward(tape, d_y)
+
+        acts = {
+            "call": lambda layer, x=x: layer(x),
+            "call state": lambda layer, x=x, state=state: layer(x, state),
+            "call rows": lambda layer, x=x, rows=rows: layer(x, **rows),
+            "call list": lambda layer, lists=lists: layer(*lists),
+            "call strided": lambda layer, x=x: layer(x[::-1]),
+            "forward": lambda layer, x=x: layer.forward(x)[:2],
+            "forward rows": lambda layer, x=x, state=state, rows=rows: layer.forward(x, state, **rows)[:2],
+            "both": trained,
+            "both rows": partial(trained, **rows),
+            "backward": lambda layer, tape=tapes[0], d_y=d_y, state=state: tape.layer.backward(tape, d_y, state),
+            "backward rows": lambda layer, tape=tapes[1], d_y=d_y: tape.layer.backward(tape, d_y[::-1]),
+            "set_weights": lambda layer, new=new: layer.set_weights(**new),
+            "copy": lambda layer: copy.copy(layer).weights,
+            "pickle": lambda layer: pickle.loads(pickle.dumps(layer)).weights,
+        }
+        for what, act in acts.items():
+            make = partial(copy.copy, layer) if what == "set_weights" else lambda layer=layer: layer
+            found[f"{name}: {what}"] = Scenario(make, act, lambda layer, x=x: (layer.weights, layer(x)), trained)
+    for kind in (LSTM, GRU):
+        found[f"{kind.__name__}: init"] = Scenario(nothing, lambda _, kind=kind: kind.init(5, 7, seed=0).weights)  # type: ignore[misc]
+    return found
+
+
+def of_streams() -> dict[str, Scenario]:
+    found = {}
+    streamed = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
+    # These are so large that a single step uses threads.
+    wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
+    for name, layer in (streamed | wide).items():
+        x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
+        states = like(layer(x)[1], np.copy)
+        lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
+        new = layer.weights if name in wide else halved(layer)
+
+        def make(layer: Any = layer, x: Any = x) -> Any:
+            stream = layer.stream(B)
+            stream.run(x[:2])
+            return stream
+
+        def with_new_weights(layer: Any = layer, make: Any = make, new: Any = new) -> Any:
+            stream = make(copy.copy(layer))
+            stream.layer.set_weights(**new)
+            return stream
+
+        def go_on(stream: Any, x: Any = x) -> Any:
+            return stream.step(x[0]), stream.run(x), stream.state, stream.step(x[1]), stream.state
+
+        def seen(stream: Any, go_on: Any = go_on) -> Any:
+            return stream.state, go_on(copy.copy(stream))
+
+        def out(*steps: int, layer: Any = layer) -> np.ndarray:
+            return np.empty((*steps, B, layer.output_size), layer.dtype)
+
+        acts = {
+            "step": lambda stream, x=x: stream.step(x[0]),
+            "step out": lambda stream, x=x, out=out: stream.step(x[0], out=out()),
+            "step list": lambda stream, x=lists: stream.step(x[0]),
+            "step strided": lambda stream, x=x: stream.step(x[0, ::-1]),
+            "run": lambda stream, x=x: stream.run(x[:2]),
+            "run longer": lambda stream, x=x: stream.run(x),
+            "run out": lambda stream, x=x, out=out: stream.run(x[:T], out=out(T)),
+            "run list": lambda stream, x=lists: stream.run(x),
+            "state": lambda stream: stream.state,
+            "set state": lambda stream, states=states: setattr(stream, "state", states),
+            "set state list": lambda stream, states=states_list: setattr(stream, "state", states),
+            "reset": lambda stream: stream.reset(),
+            "reset rows": lambda stream: stream.reset([1, -1]),
+            "reset mask": lambda stream: stream.reset([k % 2 == 0 for k in range(B)]),
+            "refresh": lambda stream: stream.refresh(),
+            "copy": lambda stream: copy.copy(stream).state,
+            "pickle": lambda stream: pickle.loads(pickle.dumps(stream)).state,
+            "new": lambda stream: stream.layer.stream(B).state,
+        }
+        for what, act in acts.items():
+            if name not in wide or what in ("step", "step out", "run"):
+                begin = with_new_weights if what == "refresh" else make
+                found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
+    return found
+
+
+def of_files() -> dict[str, Scenario]:
+    found = {}
+    folder = Path(tempfile.mkdtemp(prefix="blockcell-faults-"))
+    old, layer = GRU.init(3, 4, seed=0), kinds()["bidirectional"]
+    for suffix in (".npz", ".safetensors"):
+        path = folder / f"a{suffix}"
+
+        def make(layer: Any, path: Path = path) -> Path:
+            layer.save(path)
+            return path
+
+        def read(path: Path) -> Any:
+            return blockcell.load(path).weights
+
+        found[f"load {suffix}"] = Scenario(partial(make, layer), read, read)
+        found[f"save {suffix}"] = Scenario(partial(make, old), layer.save, read, read)
+    return found
+
+
+def of_export() -> dict[str, Scenario]:
+    import onnx_export
+
+    folder = Path(tempfile.mkdtemp(prefix="blockcell-faults-"))
+    layers = {name: layer for name, layer in kinds().items() if name in ("LSTM", "bidirectional")}
+
+    def content(model: Any) -> bytes:
+        return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+    def old() -> Path:
+        path = folder / "a.onnx"
+        path.write_bytes(b"old")
+        return path
+
+    found = {
+        f"export {name}": Scenario(nothing, lambda _, layer=layer: content(onnx_export.export(layer, None)))  # type: ignore[misc]
+        for name, layer in layers.items()
+    }
+    found["export to a file"] = Scenario(
+        old,
+        lambda path: content(onnx_export.export(layers["LSTM"], path, streaming=True)),
+        lambda path: path.read_bytes() if path.read_bytes() == b"old" else len(path.read_bytes()),
+    )
+    for name in ("BlockLSTM", "block_gru_grad"):
+        found[f"build {name}"] = Scenario(nothing, lambda _, name=name: content(onnx_export.build(name)))  # type: ignore[misc]
+    return found
+
+
+GROUPS = {
+    "ops": of_ops,
+    "first calls": of_first_calls,
+    "layers": of_layers,
+    "streams": of_streams,
+    "files": of_files,
+    "export": of_export,
+}
+COMPUTING = ("ops", "layers", "streams")
+
+
+def everything(groups: Any = COMPUTING) -> Iterator[tuple[str, Scenario]]:
+    for group in groups:
+        yield from GROUPS[group]().items()
+
+
+class Expected:
+    """A scenario's results when nothing goes wrong."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        thing = scenario.make()
+        self.before = bits(scenario.seen(thing))
+        self.after_before = bits(scenario.follow(thing))
+        thing = scenario.make()
+        self.result = bits(scenario.act(thing))
+        self.after = bits(scenario.seen(thing))
+        self.after_after = bits(scenario.follow(thing))
+
+    def check(self, thing: Any, failed: bool, result: Any) -> None:
+        """A call that failed has changed the object wholly or not at all; the object goes on as it should then."""
+        if not failed:
+            assert bits(result) == self.result, "there is no error, but the result is wrong"
+        seen = bits(self.scenario.seen(thing))
+        assert seen == self.after or (failed and seen == self.before), "what is left is neither old nor new"
+        after = self.after_after if seen == self.after else self.after_before
+        assert bits(self.scenario.follow(thing)) == after, "the result of what it does next is wrong"

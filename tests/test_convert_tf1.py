@@ -1,0 +1,187 @@
+"""Cells from the checkpoints of TensorFlow 1, by the names of its classes' variables, against the float64 formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from convert_cases import RESET_AFTER, B, H, I, T, rng
+
+from blockcell import convert
+from blockcell.convert import ConversionError
+from blockcell.convert.tf1 import FORGET_BIAS
+from blockcell.formulas import FORMULAS
+from blockcell.layers import Bidirectional
+
+NEW_DIAGONALS, OLD_DIAGONALS = ([f"{w}_{gate}_diag" for gate in gates] for w, gates in (("w", "ifo"), ("W", "IFO")))
+
+
+def tf1_lstm(scope="rnn/lstm_cell/", peephole=False, names=("kernel", "bias", *NEW_DIAGONALS)):
+    g = rng()
+    shapes = [(I + H, 4 * H), (4 * H,), *([(H,)] * 3 if peephole else [])]
+    return {scope + name: g.uniform(-1, 1, s).astype(np.float32) for name, s in zip(names, shapes, strict=False)}
+
+
+def tf1_gru(scope="rnn/gru_cell/", names=("w_ru", "w_c", "b_ru", "b_c")):
+    g = rng()
+    shapes = (I + H, 2 * H), (I + H, H), (2 * H,), (H,)
+    return {scope + name: g.uniform(-1, 1, s).astype(np.float32) for name, s in zip(names, shapes, strict=True)}
+
+
+def noise(scope):
+    """Other variables that a checkpoint may have."""
+    kernel = np.ones((H, 8), np.float32)
+    optimizer = {f"{scope}{leaf}/{slot}": kernel for leaf in ("kernel", "w_ru") for slot in ("Adam", "Adam_1")}
+    averages = {f"{scope}kernel/ExponentialMovingAverage": kernel}
+    dense = {
+        "dense/kernel": kernel,
+        "dense/bias": kernel[0],
+        "global_step": np.int64(7),
+        "beta1_power": np.float32(0.9),
+    }
+    return optimizer | averages | dense | {f"{scope}bias_cudnn_0": kernel[0], f"{scope}bias_cudnn_1": kernel[0]}
+
+
+def expected_lstm(variables, x, forget_bias, cell_clip=0.0):
+    """The h of BlockLSTM's formula, from the variables in the order w, b, wci, wcf, wco."""
+    w, b, *peepholes = variables.values()
+    wci, wcf, wco = peepholes or (None,) * 3
+    zeros, weights = np.zeros((B, H)), {"w": w, "b": b, "wci": wci, "wcf": wcf, "wco": wco}
+    options = {"forget_bias": forget_bias, "cell_clip": cell_clip, "use_peephole": bool(peepholes)}
+    return FORMULAS["BlockLSTM"](seq_len_max=T, x=x, cs_prev=zeros, h_prev=zeros, **weights, **options).h
+
+
+def x32():
+    return rng().standard_normal((T, B, I)).astype(np.float32)
+
+
+@pytest.mark.parametrize("peephole", [False, True])
+@pytest.mark.parametrize(
+    ("scope", "names", "default"),
+    [
+        ("rnn/lstm_cell/", ("kernel", "bias", *NEW_DIAGONALS), 1.0),
+        ("input/lstm_fused_cell/", ("kernel", "bias", *NEW_DIAGONALS), 1.0),
+        ("rnn/basic_lstm_cell_2/", ("kernel", "bias", *NEW_DIAGONALS), 1.0),
+        ("rnn/multi_rnn_cell/cell_0/cudnn_compatible_lstm_cell/", ("kernel", "bias", *NEW_DIAGONALS), 0.0),
+        ("", ("kernel", "bias", *NEW_DIAGONALS), 1.0),
+        ("RNN/LSTMCell/", ("weights", "biases", *NEW_DIAGONALS), 1.0),
+        ("RNN/LSTMCell/", ("W_0", "B", *OLD_DIAGONALS), 1.0),
+        ("RNN/BasicLSTMCell/", ("Linear/Matrix", "Linear/Bias", *NEW_DIAGONALS), 1.0),
+    ],
+)
+def test_tf1_lstm(scope, names, default, peephole):
+    variables = tf1_lstm(scope, peephole, names)
+    x, everything = x32(), (noise(scope) if scope else {}) | variables
+    for forget_bias in (0.0, 0.5):
+        layer = convert.from_tf1(everything, forget_bias=forget_bias, cell_clip=0.5)
+        np.testing.assert_allclose(layer(x)[0], expected_lstm(variables, x, forget_bias, 0.5), rtol=0, atol=1e-6)
+        assert layer.forget_bias == forget_bias and layer.cell_clip == 0.5
+    with pytest.warns(UserWarning, match=f"checkpoints do not hold forget_bias; {default} is taken"):
+        layer = convert.from_tf1(everything)
+    np.testing.assert_allclose(layer(x)[0], expected_lstm(variables, x, default), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("cell", "default"), [*FORGET_BIAS.items(), ("CudnnCompatibleLSTM", 0.0)])
+def test_tf1_class(cell, default):
+    with pytest.warns(UserWarning, match="checkpoints do not hold forget_bias"):
+        assert convert.from_tf1(tf1_lstm("my/cell/"), cell=cell).forget_bias == default
+
+
+def test_tf1_class_and_name_disagree():
+    """DeepSpeech gives its LSTMBlockFusedCell the scope and the forget_bias of a CudnnCompatibleLSTMCell."""
+    variables = tf1_lstm("cell_0/cudnn_compatible_lstm_cell/")
+    with pytest.raises(ValueError, match=r"which has forget_bias 0.0, but cell is LSTMBlockFusedCell, which has 1.0"):
+        convert.from_tf1(variables, cell="LSTMBlockFusedCell")
+    assert convert.from_tf1(variables, cell="LSTMBlockFusedCell", forget_bias=0.0).forget_bias == 0
+
+
+GRU_NAMES = [
+    ("w_ru", "w_c", "b_ru", "b_c"),
+    ("gates/kernel", "candidate/kernel", "gates/bias", "candidate/bias"),
+    ("gates/weights", "candidate/weights", "gates/biases", "candidate/biases"),
+    ("Gates/Linear/Matrix", "Candidate/Linear/Matrix", "Gates/Linear/Bias", "Candidate/Linear/Bias"),
+    ("w_c", "w_ru", "b_ru", "b_c"),  # in one build of TensorFlow
+    ("w_c", "w_ru", "b_c", "b_ru"),
+]
+
+
+@pytest.mark.parametrize("cell", [None, "GRUBlockCell", "GRUBlockCellV2", "GRUCell"])
+@pytest.mark.parametrize("names", GRU_NAMES)
+def test_tf1_gru(names, cell):
+    variables, x = tf1_gru(names=names), x32()
+    w_ru, w_c, b_ru, b_c = variables.values()
+    weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
+    expected = FORMULAS["block_gru"](seq_len_max=T, x=x, h_prev=np.zeros((B, H)), **weights).h
+    layer = convert.from_tf1(
+        {f"{name}:0": value for name, value in (variables | noise("rnn/gru_cell/")).items()}, cell=cell
+    )
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-6)
+
+
+def test_tf1_scopes():
+    """Of several cells in one checkpoint, each has its scope."""
+    variables = {}
+    for k, direction in enumerate(("fw", "bw")):
+        variables |= {key: value * (k + 1) for key, value in tf1_lstm(f"net/{direction}/lstm_cell/").items()}
+    fw, bw = (convert.from_tf1(variables, scope=f"net/{d}/lstm_cell", forget_bias=1.0) for d in ("fw", "bw"))
+    np.testing.assert_array_equal(2 * fw.weights["w"], bw.weights["w"])
+    assert Bidirectional(fw, bw).output_size == 2 * H
+    with pytest.raises(
+        ValueError, match=r"expected one cell, found \['net/fw/lstm_cell', 'net/bw/lstm_cell'\]; say which"
+    ):
+        convert.from_tf1(variables)
+    with pytest.raises(ValueError, match="expected one cell in the scope 'net'"):
+        convert.from_tf1(variables, scope="net/")
+
+
+def cudnn_gru():
+    names = ["gates/kernel", "gates/bias", "candidate/input_projection/kernel", "candidate/hidden_projection/kernel"]
+    return {f"cudnn_compatible_gru_cell/{name}": np.ones((4, 4), np.float32) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "message"),
+    [
+        (cudnn_gru(), {}, f"a CudnnCompatibleGRUCell. .*{RESET_AFTER}"),
+        ({}, {"cell": "CudnnCompatibleGRUCell"}, f"is no GRUBlockCell. .*{RESET_AFTER}"),
+        ({}, {"cell": "NASCell"}, "cell is 'NASCell'; expected one of LSTMBlockCell"),
+        (tf1_lstm() | {"rnn/lstm_cell/projection/kernel": np.ones((H, 2))}, {}, "has a projection .num_proj."),
+        (tf1_lstm("a/coupled_input_forget_gate_lstm_cell/"), {}, "couples its input gate to the forget gate"),
+        (
+            tf1_lstm() | {f"rnn/lstm_cell/w_{g}_diag": np.ones(H, np.float32) for g in "fo"},
+            {},
+            "couples its input gate",
+        ),
+        (
+            {
+                "layer_norm_basic_lstm_cell/kernel": np.ones((7, 16)),
+                "layer_norm_basic_lstm_cell/input/gamma": np.ones(4),
+            },
+            {},
+            "layer normalization",
+        ),
+    ],
+)
+def test_tf1_refused(variables, options, message):
+    with pytest.raises(ConversionError, match=f"^from_tf1: .*{message}"):
+        convert.from_tf1(variables, forget_bias=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "error", "message"),
+    [
+        ([], {}, TypeError, "variables is of type list; expected names and arrays"),
+        ({}, {}, ValueError, "Of these there are none"),
+        ({3: np.ones(1)}, {}, TypeError, "there is a name of type int; expected those of type str"),
+        ({"a/kernel": np.ones(1)}, {}, ValueError, r"there are \['a/kernel'\]"),
+        (tf1_gru(), {"forget_bias": 1.0}, ValueError, "is a GRU, which has no forget_bias"),
+        (tf1_gru(), {"cell": "LSTMCell"}, ValueError, "expected one cell"),
+        ({f"{name}/part_0": value for name, value in tf1_lstm().items()}, {}, ValueError, "variables are in parts"),
+        (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(15, np.float32)}, {}, ValueError, r"a bias of \(15,\)"),
+        (tf1_lstm() | {"rnn/lstm_cell/w_i_diag": np.ones(H, np.float32)}, {}, ValueError, r"only \['wci'\]"),
+        (tf1_gru() | {"rnn/gru_cell/b_c": np.ones(3, np.float32)}, {}, ValueError, r"b_c has shape \(3,\)"),
+        (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(16)}, {}, TypeError, "has dtype float64; expected float32"),
+    ],
+)
+def test_tf1_errors(variables, options, error, message):
+    with pytest.raises(error, match=f"^from_tf1: .*{message}"):
+        convert.from_tf1(variables, **options)

@@ -1,0 +1,141 @@
+"""What a layer's ONNX model is made of: names, nodes and functions, and where its nodes run on CUDA."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import onnxruntime
+import pytest
+from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
+from placement import fallbacks, refused_by_cuda_graphs, sizes_left
+
+import onnx_export
+from blockcell import Bidirectional, Stack, __version__
+
+
+def test_names():
+    layer = Stack([Bidirectional(lstm(2, "float32"), gru(2, "float32")), gru(3, "float32", 4)])
+    model = exported(layer, train=True, reset=True)
+    states = ["0.fw.cs", "0.fw.h", "0.bw.h", "1.h"]
+    weights = ["0.fw.w", "0.fw.b", *(f"{p}.{w}" for p in ("0.bw", "1") for w in ("w_ru", "w_c", "b_ru", "b_c"))]
+    first = [f"{name}_prev" for name in states]
+    d_last = [f"d_{name}" for name in states]
+    inputs = ["x", "lengths", "reset", *first, *weights, "d_y", *d_last]
+    outputs = ["y", *states, "d_x", *(f"d_{name}" for name in first), *(f"d_{name}" for name in weights)]
+    assert [value.name for value in model.graph.input] == inputs
+    assert [value.name for value in model.graph.output] == outputs
+    assert list(layer.weights) == weights and not model.graph.initializer
+    shapes = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+        )
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    kind = onnx.TensorProto
+    assert shapes["x"] == shapes["d_x"] == (kind.FLOAT, ["T", "B", 3])
+    assert shapes["y"] == shapes["d_y"] == (kind.FLOAT, ["T", "B", 3])
+    assert shapes["lengths"] == (kind.INT64, ["B"])
+    assert shapes["reset"] == (kind.BOOL, ["T", "B"])
+    assert shapes["0.fw.cs_prev"] == shapes["d_0.fw.cs"] == (kind.FLOAT, ["B", 2])
+    assert shapes["1.w_c"] == shapes["d_1.w_c"] == (kind.FLOAT, [7, 3])
+
+
+def test_the_file_is_the_model(tmp_path):
+    layer = LAYERS["Stack"]("float32")
+    model = onnx_export.export(layer, tmp_path / "layer.onnx")
+    assert onnx.load(tmp_path / "layer.onnx") == model
+    assert [path.name for path in tmp_path.iterdir()] == ["layer.onnx"]
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert facts["blockcell.version"] == model.producer_version == __version__
+    assert json.loads(facts["blockcell.layer"])["type"] == "Stack"
+    assert facts["blockcell.loop"] == "scan"
+    assert model.ir_version == 8
+    assert {(entry.domain, entry.version) for entry in model.opset_import} == {("", 18), ("blockcell", 1)}
+
+
+def test_cells_that_are_alike_share_a_function():
+    same, other = lstm(4, "float32", 4), lstm(4, "float32", 4, cell_clip=0.5)
+    model = exported(Stack([same, same, other, gru(4, "float32", 4)]))
+    assert [made.name for made in model.functions] == ["LSTM", "LSTM_2", "GRU"]
+    calls = [node.op_type for node in model.graph.node if node.domain == "blockcell"]
+    assert calls == ["LSTM", "LSTM", "LSTM_2", "GRU"]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_nodes_alone(train):
+    layer = LAYERS["Stack"]("float64")
+    case = Case(layer, train=train)
+    model = exported(layer, case, functions=False)
+    assert not model.functions
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
+    case.check(model)
+
+
+@pytest.mark.parametrize("opset", [15, 17, 19, 21])
+def test_opsets(opset):
+    layer = LAYERS["Bidirectional"]("float64")
+    case = Case(layer, train=True, reset=True)
+    case.check(exported(layer, case, opset=opset))
+
+
+def test_inference_hands_out_no_more_than_it_must():
+    """Of all steps the loop keeps h alone, and with lengths also cs; it never keeps the gates."""
+    for lengths, collected in ((False, 1), (True, 2)):
+        model = exported(lstm(4, "float32"), lengths=lengths, functions=False)
+        (scan,) = (node for node in model.graph.node if node.op_type == "Scan")
+        assert len(scan.output) == 2 + collected
+
+
+@pytest.mark.parametrize(("lengths", "turn"), [(False, "Slice"), (True, "Gather")])
+def test_layers_of_a_backward_direction_are_turned_once(lengths, turn):
+    """x is reversed before the first layer and y after the last; nothing is reversed in between."""
+    tower = Stack([gru(4, "float32"), gru(4, "float32", 4), gru(4, "float32", 4)])
+    model = exported(Bidirectional(gru(4, "float32"), tower), lengths=lengths)
+    turns = [node for node in model.graph.node if node.op_type == turn]
+    assert len(turns) == 2 + (4 if lengths else 0)  # and, with lengths, each cell's final state
+
+
+def test_nothing_is_left_of_what_is_not_asked_for():
+    kinds = {node.op_type for node in exported(lstm(4, "float32"), lengths=False).graph.node}
+    assert kinds == {"LSTM"}
+
+
+# -------------------------------------------------------------------------------------------------------------- on CUDA
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_node_falls_back(name, train, loop):
+    layer = LAYERS[name]("float16" if loop == "scan" else "float32")
+    options = {"train": train, "loop": loop, "reset": True}
+    model = exported(layer, sizes={"T": T, "B": B}, **options)
+    assert fallbacks(model) == []
+    assert sizes_left(model) == []
+    if loop == "unroll":
+        assert refused_by_cuda_graphs(model) == []
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_no_node_of_a_step_falls_back(name):
+    model = exported(STREAMING[name]("float32"), streaming=True, sizes={"B": B})
+    assert refused_by_cuda_graphs(model) == []
+
+
+def test_onnx_own_lstm_is_on_the_gpu():
+    model = exported(lstm(4, "float32"), loop="native", sizes={"T": T, "B": B})
+    assert fallbacks(model) == sizes_left(model) == []
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu and a GPU"
+)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_a_gpu(name, train):
+    layer = LAYERS[name]("float64")
+    case = Case(layer, train=train, reset=True)
+    session = onnx_export.Session(exported(layer, case), provider="cuda")
+    running = session._running_for({"T": T, "B": B})
+    case.check(session.model, lambda model, feeds: running.run(None, feeds), limit=1e-12)
