@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ def child(*arguments: object, minutes: float = 2, **environment: str | None) -> 
 
     Threads that wait do not spin, because there are more of them than processors. numpy uses none.
     """
-    environment |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
-    result = script(FAULTS, *map(str, arguments), minutes=minutes, **environment)
+    with tempfile.TemporaryDirectory() as folder:
+        environment |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1", "TMPDIR": folder}
+        result = script(FAULTS, *map(str, arguments), minutes=minutes, **environment)
     print(result.stdout)
     print(result.stderr[-6000:])
     assert result.returncode == 0, f"{arguments}: {result.stderr[-3000:]}"

@@ -13,12 +13,12 @@ import stat
 import struct
 import subprocess
 import sys
-import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from traced import peak
 
 import blockcell
 from blockcell import files
@@ -482,15 +482,14 @@ def test_safetensors_that_are_none(content, message, tmp_path):
         blockcell.load(tmp_path / "a.safetensors")
 
 
-def peak(path):
-    """The bytes that it takes at most to refuse a file."""
-    tracemalloc.start()
-    try:
+def refusal(path):
+    """The most bytes allocated at once until a file is refused."""
+
+    def refused():
         with pytest.raises(ValueError, match="cannot be read as a layer"):
             blockcell.load(path)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+
+    return peak(refused)[1]
 
 
 def test_what_a_file_may_take(tmp_path, monkeypatch):
@@ -502,13 +501,13 @@ def test_what_a_file_may_take(tmp_path, monkeypatch):
     for suffix in FORMATS:
         for case, more in {"many": many, "large": {"x": large}, "large weights": {"b_c": large}}.items():
             write(tmp_path / f"a{suffix}", json.dumps(GRU_TEXT), WEIGHTS | more)
-            found[suffix, case] = peak(tmp_path / f"a{suffix}")
+            found[suffix, case] = refusal(tmp_path / f"a{suffix}")
     np.savez_compressed(tmp_path / "a.npz", blockcell=np.array(json.dumps(GRU_TEXT)), **WEIGHTS, x=large)
-    found["a bomb"] = peak(tmp_path / "a.npz")
+    found["a bomb"] = refusal(tmp_path / "a.npz")
     with open(tmp_path / "a.safetensors", "wb") as file:  # most of it on no disk
         file.write(tensors(GRU_HEADER | {"w": {"dtype": "F32", "shape": [2**36], "data_offsets": [0, 2**38]}}))
         file.truncate(file.tell() + 2**38)
-    found["sparse"] = peak(tmp_path / "a.safetensors")
+    found["sparse"] = refusal(tmp_path / "a.safetensors")
     print(found)
     assert max(found.values()) < 2**22
 

@@ -1,12 +1,12 @@
 """What a call needs beside its inputs and results: packed weights, and at most one array of T x B x 4H."""
 
 import platform
-import tracemalloc
 
 import numpy as np
 import pytest
 from cases import FUNCTIONS, arguments
 from fresh import printed
+from traced import peak
 
 import blockcell
 from blockcell import raw_ops
@@ -25,13 +25,9 @@ def sizes(nested):
 
 def beside_results(call):
     """The bytes that a call has allocated at its peak, beyond those of its results."""
-    call()  # whatever is made once
-    tracemalloc.start()
-    try:
-        results = call()
-        return tracemalloc.get_traced_memory()[1] - sizes(results)
-    finally:
-        tracemalloc.stop()
+    call()  # what is made once is made here
+    results, most = peak(call)
+    return most - sizes(results)
 
 
 def allowed(itemsize, training):
