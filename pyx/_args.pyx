@@ -110,7 +110,7 @@ cdef class Frame:
     def __init__(self, int number, list arguments, list places):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
         self.arguments, self.views = arguments[:], []
-        for place in places[:-1]:
+        for place in places[: len(places) - 1]:
             view = None if place is None else TYPED_VIEW[number](VIEWED[number])
             self.views.append(view)
         self.views.append(scratch)

@@ -2,14 +2,14 @@
 
 One step; the reset gate acts before the product, and u near 1 keeps the old state:
 
-    r = sigmoid([x, h_prev] @ w_r + b_r)           u = sigmoid([x, h_prev] @ w_u + b_u)
-    c = tanh([x, h_prev * r] @ w_c + b_c)          h = u * (h_prev - c) + c
+    [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
+    c_bar = [x, h_prev * r] @ w_c + b_c            c = tanh(c_bar)        h = u * (h_prev - c) + c
 
-and its gradient, from d_h to those of the three pre-activations, with d_hr = d_c_bar @ w_c.T of the rows for h:
+Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
 
     d_u_bar = d_h * (h_prev - c) * u * (1 - u)     d_c_bar = d_h * (1 - u) * (1 - c^2)
     d_r_bar = d_hr * h_prev * r * (1 - r)
-    d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T of the rows for h
+    d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T, of the rows of w_ru for h
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
@@ -26,10 +26,8 @@ from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, rou
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C
 
-cdef enum:  # the lines of the first, and the columns of a row of gradients, in units of H
-    Z_R, Z_U
-    Z_C
-    GATES
+cdef enum:  # the lines of z of the first, and the columns of a row of gradients, in units of H
+    R_BAR, U_BAR, C_BAR
 
 
 cdef inline Gru gru_of() noexcept nogil:
@@ -45,8 +43,8 @@ cdef inline called gates(
     """From z to r, u and hr = h_prev * r."""
     cdef Py_ssize_t l, L = line_of(z)
     for l in range(L):
-        r[l] = sigmoid(z[Z_R * L + l])
-        u[l] = sigmoid(z[Z_U * L + l])
+        r[l] = sigmoid(z[R_BAR * L + l])
+        u[l] = sigmoid(z[U_BAR * L + l])
         hr[l] = h_prev[l] * r[l]
 
 
@@ -171,8 +169,8 @@ cdef inline void candidate_grad_line(
     load_line(c, inputs[OUT_C] + at, n)
     load_state(h, h_prev, j, n)
     candidate_grad(u, c, h, d_h, d_u_bar, d_c_bar)
-    store_line(d + Z_U * p.H + j * L, d_u_bar, n)
-    store_line(d + Z_C * p.H + j * L, d_c_bar, n)
+    store_line(d + U_BAR * p.H + j * L, d_u_bar, n)
+    store_line(d + C_BAR * p.H + j * L, d_c_bar, n)
 
 
 cdef inline void gates_grad_line(
@@ -190,4 +188,4 @@ cdef inline void gates_grad_line(
     load_line(u, inputs[OUT_U] + at, n)
     load_state(h, h_prev, j, n)
     gates_grad(gate_r, u, h, d_hr, d_h, d_r_bar)
-    store_line(d + Z_R * p.H + j * L, d_r_bar, n)
+    store_line(d + R_BAR * p.H + j * L, d_r_bar, n)

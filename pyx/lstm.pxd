@@ -1,19 +1,20 @@
 """The LSTM's cell: its equations, its gradient, and where a step finds their operands.
 
-One step, with z = [x, h_prev] @ w + b in the four parts z_i, z_ci, z_f, z_o, and terms in [ ] with peepholes only:
+One step, with terms in [ ] if there are peepholes:
 
-    i  = sigmoid(z_i [+ cs_prev * wci])            ci = tanh(z_ci)
-    f  = sigmoid(z_f + forget_bias [+ cs_prev * wcf])
+    [i_bar, ci_bar, f_bar, o_bar] = [x, h_prev] @ w + b
+    i  = sigmoid(i_bar [+ cs_prev * wci])          ci = tanh(ci_bar)
+    f  = sigmoid(f_bar + forget_bias [+ cs_prev * wcf])
     cs = clip(ci * i + f * cs_prev)                co = tanh(cs)
-    o  = sigmoid(z_o [+ cs * wco])                 h  = o * co
+    o  = sigmoid(o_bar [+ cs * wco])               h  = o * co
 
-and its gradient, from h_grad and cs_grad to those of the z, which are dicfo = [d_i, d_ci, d_f, d_o]:
+Its gradient, from h_grad and cs_grad to dicfo = [d_i_bar, d_ci_bar, d_f_bar, d_o_bar]:
 
-    d_o  = h_grad * co * o * (1 - o)
-    d_cs = h_grad * o * (1 - co^2) + cs_grad [+ d_o * wco]
-    d_i  = d_cs * ci * i * (1 - i)                 d_ci = d_cs * i * (1 - ci^2)
-    d_f  = d_cs * cs_prev * f * (1 - f)
-    cs_prev_grad = d_cs * f [+ d_i * wci + d_f * wcf]
+    d_o_bar = h_grad * co * o * (1 - o)
+    d_cs    = h_grad * o * (1 - co^2) + cs_grad [+ d_o_bar * wco]
+    d_i_bar = d_cs * ci * i * (1 - i)              d_ci_bar = d_cs * i * (1 - ci^2)
+    d_f_bar = d_cs * cs_prev * f * (1 - f)
+    cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
@@ -29,8 +30,8 @@ from real cimport real
 from steps cimport ENDED, FRESH, marked, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
 
-cdef enum:  # the lines of z and of dicfo
-    Z_I, Z_CI, Z_F, Z_O
+cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
+    I_BAR, CI_BAR, F_BAR, O_BAR
     GATES
 
 cdef enum:  # the lines of the peepholes
@@ -41,7 +42,7 @@ cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bi
     cdef Lstm c
     c.gates[0], c.gates[1] = GATES, 0
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
-    c.column[Z_I], c.column[Z_CI], c.column[Z_F], c.column[Z_O] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
+    c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
     return c
 
 
@@ -52,18 +53,18 @@ cdef inline called cell_state(
     """From z to the new cs, and to i, f, ci, cs in y."""
     cdef Py_ssize_t l, L = line_of(y)
     cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip
-    cdef real[LF] zi, zf, s
+    cdef real[LF] i_bar, f_bar, s
     for l in range(L):
-        zi[l] = z[Z_I * L + l]
-        zf[l] = z[Z_F * L + l] + forget_bias
+        i_bar[l] = z[I_BAR * L + l]
+        f_bar[l] = z[F_BAR * L + l] + forget_bias
     if c.peephole:
         for l in range(L):
-            zi[l] = zi[l] + cs_state[l] * peep[PEEP_I * L + l]
-            zf[l] = zf[l] + cs_state[l] * peep[PEEP_F * L + l]
+            i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
+            f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
     for l in range(L):
-        y[OUT_I * L + l] = sigmoid(zi[l])
-        y[OUT_F * L + l] = sigmoid(zf[l])
-        y[OUT_CI * L + l] = tanh(z[Z_CI * L + l])
+        y[OUT_I * L + l] = sigmoid(i_bar[l])
+        y[OUT_F * L + l] = sigmoid(f_bar[l])
+        y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
         s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     if clip > 0:
         for l in range(L):
@@ -80,14 +81,14 @@ cdef inline called cell_output(
 ) noexcept nogil:
     """From z and the new cs to the new h, and to o, co, h in y."""
     cdef Py_ssize_t l, L = line_of(y)
-    cdef real[LF] zo
+    cdef real[LF] o_bar
     for l in range(L):
-        zo[l] = z[Z_O * L + l]
+        o_bar[l] = z[O_BAR * L + l]
     if c.peephole:
         for l in range(L):
-            zo[l] = zo[l] + cs_state[l] * peep[PEEP_O * L + l]
+            o_bar[l] = o_bar[l] + cs_state[l] * peep[PEEP_O * L + l]
     for l in range(L):
-        y[OUT_O * L + l] = sigmoid(zo[l])
+        y[OUT_O * L + l] = sigmoid(o_bar[l])
         y[OUT_CO * L + l] = tanh(cs_state[l])
         y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
         h_state[l] = y[OUT_H * L + l]
@@ -104,21 +105,21 @@ cdef inline called cell_grad(
     cdef real[LF] d_cs
     for l in range(L):
         o, co = y[OUT_O * L + l], y[OUT_CO * L + l]
-        dicfo[Z_O * L + l] = h_grad[l] * co * o * (one - o)
+        dicfo[O_BAR * L + l] = h_grad[l] * co * o * (one - o)
         d_cs[l] = h_grad[l] * o * (one - co * co) + cs_grad[l]
     if c.peephole:
         for l in range(L):
-            d_cs[l] = d_cs[l] + dicfo[Z_O * L + l] * peep[PEEP_O * L + l]
+            d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
     for l in range(L):
         i, f, ci = y[OUT_I * L + l], y[OUT_F * L + l], y[OUT_CI * L + l]
-        dicfo[Z_I * L + l] = d_cs[l] * ci * i * (one - i)
-        dicfo[Z_CI * L + l] = d_cs[l] * i * (one - ci * ci)
-        dicfo[Z_F * L + l] = d_cs[l] * cs_prev[l] * f * (one - f)
+        dicfo[I_BAR * L + l] = d_cs[l] * ci * i * (one - i)
+        dicfo[CI_BAR * L + l] = d_cs[l] * i * (one - ci * ci)
+        dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f * (one - f)
         cs_grad[l] = d_cs[l] * f
     if c.peephole:
         for l in range(L):
             cs_grad[l] = (
-                cs_grad[l] + dicfo[Z_I * L + l] * peep[PEEP_I * L + l] + dicfo[Z_F * L + l] * peep[PEEP_F * L + l]
+                cs_grad[l] + dicfo[I_BAR * L + l] * peep[PEEP_I * L + l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
             )
 
 
@@ -229,6 +230,6 @@ cdef inline void peephole_grads(
     cdef Py_ssize_t at = j * line_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at
-    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[Z_I] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
-    peephole_sum(outputs[WCF_GRAD] + at, d + c.column[Z_F] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
-    peephole_sum(outputs[WCO_GRAD] + at, d + c.column[Z_O] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs, p.H, n)
+    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
+    peephole_sum(outputs[WCF_GRAD] + at, d + c.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
+    peephole_sum(outputs[WCO_GRAD] + at, d + c.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs, p.H, n)

@@ -15,15 +15,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = {  # what is swapped: the source, and every place that changes
-    "lstm i and f": ("lstm.pxd", {"sigmoid(zi[l])": "sigmoid(zf[l])", "sigmoid(zf[l])": "sigmoid(zi[l])"}),
+    "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
     "lstm i and ci": (
         "lstm.pxd",
-        {"zi[l] = z[Z_I * L + l]": "zi[l] = z[Z_CI * L + l]", "tanh(z[Z_CI * L + l])": "tanh(z[Z_I * L + l])"},
+        {
+            "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
+            "tanh(z[CI_BAR * L + l])": "tanh(z[I_BAR * L + l])",
+        },
     ),
-    "lstm f and o": ("lstm.pxd", {"zf[l] = z[Z_F": "zf[l] = z[Z_O", "zo[l] = z[Z_O": "zo[l] = z[Z_F"}),
+    "lstm f and o": (
+        "lstm.pxd",
+        {"f_bar[l] = z[F_BAR": "f_bar[l] = z[O_BAR", "o_bar[l] = z[O_BAR": "o_bar[l] = z[F_BAR"},
+    ),
     "lstm ci and o": (
         "lstm.pxd",
-        {"tanh(z[Z_CI * L + l])": "tanh(z[Z_O * L + l])", "zo[l] = z[Z_O * L + l]": "zo[l] = z[Z_CI * L + l]"},
+        {
+            "tanh(z[CI_BAR * L + l])": "tanh(z[O_BAR * L + l])",
+            "o_bar[l] = z[O_BAR * L + l]": "o_bar[l] = z[CI_BAR * L + l]",
+        },
     ),
     "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
     "lstm wci and wcf": (
@@ -51,15 +60,15 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm d_i and d_f": (
         "lstm.pxd",
         {
-            "dicfo[Z_I * L + l] = d_cs": "dicfo[Z_F * L + l] = d_cs",
-            "dicfo[Z_F * L + l] = d_cs": "dicfo[Z_I * L + l] = d_cs",
+            "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
+            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
         },
     ),
     "lstm d_ci and d_o": (
         "lstm.pxd",
         {
-            "dicfo[Z_O * L + l] = h_grad": "dicfo[Z_CI * L + l] = h_grad",
-            "dicfo[Z_CI * L + l] = d_cs": "dicfo[Z_O * L + l] = d_cs",
+            "dicfo[O_BAR * L + l] = h_grad": "dicfo[CI_BAR * L + l] = h_grad",
+            "dicfo[CI_BAR * L + l] = d_cs": "dicfo[O_BAR * L + l] = d_cs",
         },
     ),
     "lstm h_grad and cs_grad": (
@@ -72,8 +81,8 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm wci and wcf in the gradient": (
         "lstm.pxd",
         {
-            "dicfo[Z_I * L + l] * peep[PEEP_I": "dicfo[Z_I * L + l] * peep[PEEP_F",
-            "dicfo[Z_F * L + l] * peep[PEEP_F": "dicfo[Z_F * L + l] * peep[PEEP_I",
+            "dicfo[I_BAR * L + l] * peep[PEEP_I": "dicfo[I_BAR * L + l] * peep[PEEP_F",
+            "dicfo[F_BAR * L + l] * peep[PEEP_F": "dicfo[F_BAR * L + l] * peep[PEEP_I",
         },
     ),
     "lstm wci_grad and wcf_grad": (
@@ -82,14 +91,17 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "gru r and u": (
         "gru.pxd",
-        {"sigmoid(z[Z_R * L + l])": "sigmoid(z[Z_U * L + l])", "sigmoid(z[Z_U * L + l])": "sigmoid(z[Z_R * L + l])"},
+        {
+            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
+            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+        },
     ),
     "gru c and h_prev": ("gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
     "gru d_r_bar and d_u_bar": (
         "gru.pxd",
         {
-            "d + Z_U * p.H + j * L, d_u_bar": "d + Z_R * p.H + j * L, d_u_bar",
-            "d + Z_R * p.H + j * L, d_r_bar": "d + Z_U * p.H + j * L, d_r_bar",
+            "d + U_BAR * p.H + j * L, d_u_bar": "d + R_BAR * p.H + j * L, d_u_bar",
+            "d + R_BAR * p.H + j * L, d_r_bar": "d + U_BAR * p.H + j * L, d_r_bar",
         },
     ),
     "gru r and u in the gradient": (
