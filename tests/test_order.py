@@ -1,4 +1,4 @@
-"""The order of summation, a promise (docs/mathematics.md, "Arithmetic"), kept by every path at every CPU level.
+"""The order of summation, a promise (docs/mathematics.md, "Order of summation"), kept by every path at every CPU level.
 
 Each result is compared, bit for bit, with one that numpy sums up in the promised order, addition by addition.  The data
 make any other order show.  Nearly every term of a sum has a mate elsewhere in it, of the same size and of the opposite
