@@ -90,13 +90,13 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     from cases import arguments
 
     import onnx_export
-    from onnx_export.session import PROVIDERS
+    from onnx_export.runtime import PROVIDERS
 
     loop = form.split(",")[0]
     attrs = {"cell_clip": 0.0, "use_peephole": False} if op == "BlockLSTM" else {}
     args = arguments(op, sizes, seq_len_max=sizes["T"], **{"use_peephole": False, **attrs})
     model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop=loop, static=True)
-    name, given = PROVIDERS[provider]
+    name, given = PROVIDERS[provider].name, dict(PROVIDERS[provider].options)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if provider == "cuda":

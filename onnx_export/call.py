@@ -99,11 +99,11 @@ class LayerCall:
         sizes: dict[str, int] = {}
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
 
-    def without_rows(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """What a forward model gives where B is 0."""
-        sizes = dict(zip("TB", feeds["x"].shape, strict=False))
+    def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
+        """What the model gives where B is 0, of these sizes: nothing, and gradients of zero."""
+        kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
         shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
-        return [np.zeros([sizes.get(d.dim_param, d.dim_value) for d in shape], feeds["x"].dtype) for shape in shapes]
+        return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
 
     def result(self, outputs: Iterable[Array]) -> Any:
         """The layer's results."""

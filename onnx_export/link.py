@@ -56,7 +56,7 @@ def link(model: ModelProto) -> ModelProto:
         raise TypeError(f"model is of type {type(model).__name__}; expected an onnx.ModelProto")
     linked = _inlined(model)
     with_body = {(made.domain, made.name) for made in linked.functions}
-    found = [each for graph, _ in _graphs(linked.graph) for each in graph.node if _is_block_op(each, with_body)]
+    found = [each for graph, _ in graphs(linked.graph) for each in graph.node if _is_block_op(each, with_body)]
     if not found:
         return linked
     opset = _opset(linked, found[0])
@@ -72,7 +72,7 @@ def link(model: ModelProto) -> ModelProto:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
         with _by_onnx("infer the types of"):
             inferred = shape_inference.infer_shapes(linked)
-        for (graph, _), (_, types) in zip(_graphs(linked.graph), _graphs(inferred.graph), strict=True):
+        for (graph, _), (_, types) in zip(graphs(linked.graph), graphs(inferred.graph), strict=True):
             for each in graph.node:
                 if each.domain == WAITING and (kind := _kind(each, types)):
                     _complete(linked, each, _config(each, kind, opset), names)
@@ -84,14 +84,14 @@ def link(model: ModelProto) -> ModelProto:
 
 
 # ------------------------------------------------------------------------------------------------------ finding nodes
-def _bodies(each: NodeProto) -> Iterator[GraphProto]:
+def bodies(each: NodeProto) -> Iterator[GraphProto]:
     for attribute in each.attribute:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
 
 
-def _graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[GraphProto, Types]]:
+def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[GraphProto, Types]]:
     """The graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
     types = dict(outer or {})
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -101,15 +101,15 @@ def _graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[Gra
             types[value.name] = kind
     yield graph, types
     for each in graph.node:
-        for body in _bodies(each):
-            yield from _graphs(body, types)
+        for body in bodies(each):
+            yield from graphs(body, types)
 
 
 def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """The nodes and those in their bodies."""
     for each in nodes:
         yield each
-        for body in _bodies(each):
+        for body in bodies(each):
             yield from _nodes(body.node)
 
 

@@ -1,17 +1,15 @@
-"""Running graphs on onnxruntime. The only module that imports it."""
+"""Models that are called with arrays, like the op or the layer that they are of."""
 
 from __future__ import annotations
 
 import os
 from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
@@ -20,21 +18,7 @@ from blockcell.optable import LETTERS, OPS, Op, sizes_of
 
 from .build import LOOPS, arguments_of, build, checked_attributes
 from .call import KINDS, LayerCall
-
-Array = NDArray[Any]
-Running = Any  # an onnxruntime.InferenceSession, which has no types
-PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
-    "cpu": ("CPUExecutionProvider", {}),
-    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),  # TF32 has ten bits of fraction
-}
-
-
-class Placed(NamedTuple):
-    """A node of the graph that onnxruntime made of the model, and the provider that runs it."""
-
-    op_type: str
-    name: str
-    provider: str
+from .runtime import PROVIDERS, Array, Placed, Running, why_no_dtype, why_not
 
 
 class Session:
@@ -45,20 +29,23 @@ class Session:
     op_or_model : str, path_like or onnx.ModelProto
         The name of an op, for which `build` makes the model; a model; or the path of one, a str that ends in ``.onnx``
         or a path object.
-    provider : {"cpu", "cuda"}
-        Where it runs. With "cuda", a node that the CUDA provider cannot run is an error instead of a silent detour
-        over the CPU, and float32 products are computed in float32, not TF32. An op gets a graph of its own for every
-        set of sizes it is called with, so that no sizes are left to compute, and so does a layer's model.
+    provider : {"cpu", "cuda", "webgpu"}
+        Where it runs: on the CPU; on a GPU of NVIDIA's with the package onnxruntime-gpu; on any GPU with one of the
+        packages onnxruntime-ep-webgpu and onnxruntime-webgpu, which has no float64. On a GPU, a node that the provider
+        cannot run is an error instead of a silent detour over the CPU (WebGPU leaves control flow and what has no
+        floats to the CPU); float32 products are computed in float32, not TF32; and an op gets a graph of its own for
+        every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model.
     **build_options
-        For an op: what `build` takes, such as ``dtype`` and ``attrs``.
+        For an op: what `build` takes, such as ``dtype`` and ``attrs``. Without ``loop``, the form of a sequence is
+        "scan"; on WebGPU it is "native" where that is exact, else "unroll".
 
     Raises
     ------
     TypeError
         ``op_or_model`` is neither a name nor a path nor a model, or there are options for a model.
     ValueError
-        The provider is unknown, `build` cannot make the model, or a model is damaged or its metadata are not those of
-        `build` and `export`.
+        The provider is unknown or has no numbers of this kind, `build` cannot make the model, or a model is damaged or
+        its metadata are not those of `build` and `export`.
     OSError
         The model cannot be read.
     RuntimeError
@@ -70,12 +57,8 @@ class Session:
     ) -> None:
         if provider not in PROVIDERS:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
-        if not has(provider):
-            available = ", ".join(onnxruntime.get_available_providers())
-            raise RuntimeError(
-                f"provider is {provider!r}, but onnxruntime {onnxruntime.__version__} has only {available} "
-                "here; the package onnxruntime-gpu has CUDA"
-            )
+        if reason := why_not(provider):
+            raise RuntimeError(f"provider is {provider!r}, but {reason}")
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
             op_or_model = _loaded(op_or_model)
         if isinstance(op_or_model, str):
@@ -100,27 +83,26 @@ class Session:
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
+        self._forms = (build_options["loop"],) if "loop" in build_options else PROVIDERS[provider].forms
         self._running: dict[tuple[tuple[str, int], ...], Running] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
+        if reason := why_no_dtype(provider, self.dtype):
+            raise ValueError(f"{self._name}: dtype is {self.dtype} and provider {provider!r}, but {reason}")
         if provider == "cpu" or not (self._rebuilt or self._layer):
-            self._running[()] = _started(self.model, provider)
+            self._running[()] = Running(self.model, provider)
 
     def __repr__(self) -> str:
         return f"<Session of {self._name} on {self.provider}>"
 
     @property
     def placement(self) -> list[Placed]:
-        """Where every node runs, those in loops too. On CUDA, an op must have been called once before."""
+        """Where every node runs, those in loops too. On a GPU, an op or layer must have been called once before."""
         if not self._running:
-            raise RuntimeError(f"{self._name}: on CUDA there is a graph for every set of sizes; call the session first")
-        if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
-            raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
-        return [
-            Placed(node.op_type, node.name, part.ep_name)
-            for part in [*self._running.values()][-1].get_provider_graph_assignment_info()
-            for node in part.get_nodes()
-        ]
+            raise RuntimeError(
+                f"{self._name}: on a GPU there is a graph for every set of sizes; call the session first"
+            )
+        return [*self._running.values()][-1].placement()
 
     def __call__(self, **arguments: Any) -> Any:
         """Run it.
@@ -145,45 +127,44 @@ class Session:
         ValueError
             A rank, size or range is wrong, or an attribute is not the model's.
         """
+        trusted = self.provider == "cpu" and not self._native  # with sizes of 0: some of the others end the process
         if self._layer:
             feeds = self._layer.feeds(arguments)
-            if self._native and feeds["x"].shape[1] == 0:  # for which onnxruntime's own LSTM and GRU end the process
-                return self._layer.result(self._layer.without_rows(feeds))
-            return self._layer.result(self._run(feeds, self._free_sizes(feeds)))
+            sizes = self._free_sizes(feeds)
+            if sizes.get("B") == 0 and not trusted:
+                return self._layer.result(self._layer.without_rows(sizes))
+            return self._layer.result(self._running_for(sizes).run(feeds))
         self._check_names(arguments)
         feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
         sizes = self._check_sizes(feeds)
-        if self.op and (sizes.get("T") == 0 or (self._native and 0 in (sizes.get("B"), sizes.get("H")))):
-            # onnxruntime's Scan cannot run no steps, and its own LSTM and GRU end the process where there are no rows.
+        if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and not trusted)):
+            # onnxruntime's Scan cannot run no steps.
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
-            return self._result(*_started(sizes_only, "cpu").run(None, {}))
-        return self._result(*self._run(feeds, sizes))
-
-    def _run(self, feeds: Mapping[str, Array], sizes: dict[str, int]) -> list[Array]:
-        running = self._running_for(sizes)
-        if self.provider == "cpu":
-            return running.run(None, feeds)  # type: ignore[no-any-return]
-        bound = running.io_binding()
-        for name, array in feeds.items():
-            if array.ndim == 0:
-                bound.bind_cpu_input(name, array)
-            else:
-                bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0))
-        for value in self.model.graph.output:
-            bound.bind_output(value.name, self.provider)
-        running.run_with_iobinding(bound)
-        return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
+            return self._result(*Running(sizes_only, "cpu").run({}))
+        return self._result(*self._running_for(sizes).run(feeds))
 
     def _running_for(self, sizes: dict[str, int]) -> Running:
         if () in self._running:
             return self._running[()]
         key = tuple(sorted(sizes.items()))
-        if key not in self._running and self._rebuilt:
-            model = build(**{**self._rebuilt, "sizes": sizes, "static": True})
-            self._running[key] = _started(model, self.provider)
-        elif key not in self._running:
-            self._running[key] = _started(self.model, self.provider, sizes)
+        if key not in self._running:
+            self._running[key] = (
+                self._rebuilt_for(sizes) if self._rebuilt else Running(self.model, self.provider, sizes)
+            )
         return self._running[key]
+
+    def _rebuilt_for(self, sizes: dict[str, int]) -> Running:
+        """The op of these sizes, in the first form that is exact and that the provider runs."""
+        *others, last = self._forms
+        for loop in others:
+            try:
+                return Running(self._build(loop, sizes), self.provider)
+            except (RuntimeError, ValueError):
+                continue
+        return Running(self._build(last, sizes), self.provider)
+
+    def _build(self, loop: str, sizes: dict[str, int]) -> ModelProto:
+        return build(**{**(self._rebuilt or {}), "loop": loop, "sizes": sizes, "static": True})
 
     def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
         """What the model leaves open of the sizes, as it is here."""
@@ -262,11 +243,6 @@ class Session:
         return sizes
 
 
-def has(provider: str) -> bool:
-    """Whether onnxruntime has the provider here."""
-    return PROVIDERS[provider][0] in onnxruntime.get_available_providers()
-
-
 def _loaded(path: str | os.PathLike[str]) -> ModelProto:
     try:
         return onnx.load(path)
@@ -331,31 +307,3 @@ def _check_model(op: Op, model: ModelProto) -> None:
         right = TensorProto.INT64 if value.name == "seq_len_max" else kind
         if kind not in KINDS or found_type.elem_type != right or len(found_type.shape.dim) != known[value.name]:
             raise ValueError(f"its input {value.name} has another dtype or rank than the op's")
-
-
-def _started(model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> Running:
-    options = onnxruntime.SessionOptions()
-    for name, size in (sizes or {}).items():
-        options.add_free_dimension_override_by_name(name, size)
-    options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if provider == "cuda":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        if hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()
-    try:
-        running = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[provider]])
-    except Exception as error:  # onnxruntime's own classes
-        if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
-            raise ValueError(f"onnxruntime cannot load the model {short(model.graph.name)}: {error}") from error
-        if "fallback to CPU EP" not in str(error):
-            raise
-        raise RuntimeError(
-            f"provider is {provider!r}, but it has no kernel for a part of {model.graph.name}; expected a model of "
-            "opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has kernels for LSTMs without "
-            f"peephole alone (onnxruntime: {error})"
-        ) from error
-    active = running.get_providers()
-    if active[0] != PROVIDERS[provider][0]:
-        raise RuntimeError(f"provider is {provider!r}, but onnxruntime fell back to {', '.join(active)}")
-    return running

@@ -22,7 +22,7 @@ from .build import build, config
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
 KERNELS = "blockcell"  # the column of the kernels
-PROVIDERS = ("cpu", "cuda", "reference")
+PROVIDERS = ("cpu", "cuda", "webgpu", "reference")
 CHAIN = 256  # bounds grow from here on: runtimes sum a product in one chain, which rounds with the root of its length
 SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
 
@@ -68,8 +68,8 @@ class Report:
             found.setdefault(key, []).append(row)
         lines: list[list[str | bool]] = []
         for key, rows in found.items():
-            worst = [max((r for r in rows if r.provider == p), key=_severity) for p in self.providers]
-            cells = [f"{row.error:.2f} {row.output}[{','.join(map(str, row.at))}]" for row in worst]
+            worst = [max((r for r in rows if r.provider == p), key=_severity, default=None) for p in self.providers]
+            cells = [f"{row.error:.2f} {row.output}[{','.join(map(str, row.at))}]" if row else "" for row in worst]
             lines.append([*key, f"{rows[0].bound:.0f}", *cells, all(row.ok for row in rows)])
         return lines
 
@@ -138,8 +138,9 @@ def verify(
     sizes : dict or sequence of dict
         Values of T, B, I and H; those missing are 12, 5, 24 and 40.
     providers : str or iterable of str, optional
-        What to ask beside the kernels: ``"cpu"`` and ``"cuda"``, onnxruntime's providers, and ``"reference"``,
-        `onnx.reference`. None: all of these that are here.
+        What to ask beside the kernels: ``"cpu"``, ``"cuda"`` and ``"webgpu"``, onnxruntime's providers, and
+        ``"reference"``, `onnx.reference`. None: all of these that are here. WebGPU has no float64, and on some GPUs no
+        float16: the report has no rows of them.
     tell : callable
         Is called with what is being done, how much of it is done, and of how much.
 
@@ -153,7 +154,7 @@ def verify(
     Raises
     ------
     ValueError
-        An op, dtype, letter or provider is unknown.
+        An op, dtype, letter or provider is unknown, or a provider has none of the dtypes.
     RuntimeError
         A provider is not here.
     """
@@ -164,20 +165,35 @@ def verify(
     for provider in asked:
         if provider not in PROVIDERS:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
+    able = {provider: _dtypes_of(provider, kinds) for provider in asked}
     rows = []
     points = [(name, dtype, one) for name in names for dtype in kinds for one in chosen]
     for done, (name, dtype, one) in enumerate(points):
         tell("verifying", done, len(points))
-        rows += _rows(name, dtype, one, asked)
+        rows += _rows(name, dtype, one, [provider for provider in asked if dtype in able[provider]])
     tell("verifying", len(points), len(points))
     return Report(rows)
 
 
 def available() -> list[str]:
     """The providers that are here."""
-    from .session import has
+    from .runtime import has
 
     return [name for name in PROVIDERS if name == "reference" or has(name)]
+
+
+def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]:
+    """Those of the dtypes that a runtime has; at least one of them."""
+    if provider == "reference":
+        return kinds
+    from .runtime import why_no_dtype, why_not
+
+    if reason := why_not(provider):
+        raise RuntimeError(f"provider is {provider!r}, but {reason}")
+    reasons = {dtype: why_no_dtype(provider, dtype) for dtype in kinds}
+    if kinds and all(reasons.values()):
+        raise ValueError(f"provider is {provider!r}, but {reasons[kinds[0]]}")
+    return [dtype for dtype in kinds if not reasons[dtype]]
 
 
 def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
@@ -186,10 +202,10 @@ def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Seq
     return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
 
 
-def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], loop: str = "scan") -> list[Row]:
+def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **options: str) -> list[Row]:
     """An op on these arguments, attributes among them: a row for every output on the kernels and on runtimes.
 
-    ``loop`` is the form of a sequence on onnxruntime; onnx.reference gets every step written out.
+    ``options`` are those of `build` for onnxruntime, ``loop`` above all; onnx.reference gets every step written out.
     """
     op = OPS[name]
     dtype = values[op.inputs[0].name].dtype
@@ -202,7 +218,7 @@ def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], loop
     bound *= max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
     rows = []
     for provider in providers:
-        results = _results(provider, op, dtype, {"sizes": sizes, "attrs": attrs, "loop": loop}, values)
+        results = _results(provider, op, dtype, {"sizes": sizes, "attrs": attrs, **options}, values)
         for tensor, result, right in zip(op.outputs, results, exact, strict=True):
             rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, right, eps), bound))
     return rows

@@ -413,10 +413,10 @@ def session() -> Callable[[Generator], bool]:
         def __init__(self, model: Any, *_: Any) -> None:
             self.results = [np.zeros(1, np.float32)] * len(model.graph.output)
 
-        def run(self, _: Any, feeds: Any) -> list[Any]:
+        def run(self, feeds: Any) -> list[Any]:
             return self.results
 
-    vars(module)["_started"] = Runtime
+    vars(module)["Running"] = Runtime
     layer = Stack([Bidirectional(LSTM.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), LSTM.init(6, 2, seed=2)])
     cell = onnx_export.build("LSTMBlockCell", attrs={"cell_clip": 0.5})
     lstm = onnx_export.export(layer.layers[1], None, train=True, reset=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
-from onnx_export.link import _bodies, _graphs
+from onnx_export.link import bodies, graphs
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}
@@ -47,7 +47,7 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
     """The nodes that are left after folding, those in bodies too, each with why it has no kernel, if so."""
     model = shape_inference.infer_shapes(inliner.inline_local_functions(model), strict_mode=True)
     (opset,) = (entry.version for entry in model.opset_import if entry.domain == "")
-    scopes = (types for _, types in _graphs(model.graph))  # in the order in which bodies are examined
+    scopes = (types for _, types in graphs(model.graph))  # in the order in which bodies are examined
 
     def examined(graph: GraphProto, constants: set[str]) -> Iterator[tuple[NodeProto, str]]:
         types = next(scopes)
@@ -60,7 +60,7 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
                 constants.update(each.output)
                 continue
             yield each, _why_not(each, types, opset)
-            for body in _bodies(each):
+            for body in bodies(each):
                 yield from examined(body, constants)
 
     return examined(model.graph, set())

@@ -99,7 +99,7 @@ def test_mistakes():
         onnx_export.verify("LSTM")
     with pytest.raises(ValueError, match="dtype is 'int32'; expected float32"):
         onnx_export.verify(dtypes=["int32"])
-    with pytest.raises(ValueError, match="provider is 'tpu'; expected one of cpu, cuda, reference"):
+    with pytest.raises(ValueError, match="provider is 'tpu'; expected one of cpu, cuda, webgpu, reference"):
         onnx_export.verify(providers=["tpu"])
     with pytest.raises(ValueError, match="sizes has 'N'"):
         onnx_export.verify("GRUBlockCell", sizes={"N": 3})

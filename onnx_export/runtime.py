@@ -1,0 +1,255 @@
+"""Models on onnxruntime and its providers. The only module that imports it."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
+
+from blockcell._read import short
+
+from .link import graphs
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One of onnxruntime's execution providers."""
+
+    name: str
+    forms: tuple[str, ...]
+    """The form of a sequence, as `build` takes it, where nobody chooses one: the first of these that is possible."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+PROVIDERS = {
+    "cpu": Provider("CPUExecutionProvider", ("scan",)),
+    # TF32 has ten bits of fraction.  It cannot be turned off in cuDNN's LSTM, so that is not the form to choose.
+    "cuda": Provider("CUDAExecutionProvider", ("scan",), {"use_tf32": "0"}),
+    # A Scan or Loop is run by the CPU, which fetches the states from the GPU at every step.
+    "webgpu": Provider("WebGpuExecutionProvider", ("native", "unroll")),
+}
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+# What WebGPU may leave to the CPU beside control flow: lengths, masks and indices, for which it has few kernels.
+NO_FLOATS = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64}
+HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[1] a) => (float[1] b) { b = Cast <to = 1> (a) }'
+ANY = '<ir_version: 8, opset_import: ["": 18]> any (float[1] a) => (float[1] b) { b = Tanh (a) }'
+
+
+class Placed(NamedTuple):
+    """A node of the graph that onnxruntime made of the model, and the provider that runs it."""
+
+    op_type: str
+    name: str
+    provider: str
+
+
+class Running:
+    """A model that onnxruntime has made ready on a provider, which must be here.
+
+    ``sizes`` are the values of sizes that the model leaves open.
+
+    Raises
+    ------
+    ValueError
+        onnxruntime cannot load the model.
+    RuntimeError
+        The provider cannot run all of it.
+    """
+
+    def __init__(self, model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> None:
+        self.provider = provider
+        self._sizes = sizes or {}
+        # WebGPU's nodes are looked up in the model, so their names have to be those that onnxruntime will use.
+        self._model = inliner.inline_local_functions(model) if provider == "webgpu" else model
+        self._outputs = [value.name for value in model.graph.output]
+        self._session = self._started(self._options())
+        if provider == "webgpu" and (odd := self._floats_on_the_cpu()):
+            nodes = ", ".join(f"{node.op_type} {node.name}" for node in odd[:3])
+            raise RuntimeError(
+                f"provider is 'webgpu', but onnxruntime {onnxruntime.__version__} would run {nodes} of "
+                f"{model.graph.name} on the CPU; expected a model without them or, of an op or a layer, another `loop`"
+            )
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs, in the model's order."""
+        # Python has no way to the GPU's memory of the WebGPU provider that is built in.
+        if self.provider == "cpu" or (self.provider == "webgpu" and _plugin() is None):
+            return self._session.run(None, feeds)  # type: ignore[no-any-return]
+        bound = self._session.io_binding()
+        for name, array in feeds.items():
+            # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them.
+            if array.ndim == 0 or (self.provider == "webgpu" and array.dtype.kind != "f"):
+                bound.bind_cpu_input(name, array)
+            else:
+                bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0))
+        for name in self._outputs:
+            bound.bind_output(name, self.provider)
+        self._session.run_with_iobinding(bound)
+        return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
+
+    def placement(self) -> list[Placed]:
+        """Where every node runs, those of bodies too."""
+        told = self._told()
+        if self.provider != "webgpu" or _plugin() is not None:
+            return told
+        # The provider that is built into onnxruntime does not tell its nodes, so they are what is left in the graph.
+        with tempfile.TemporaryDirectory() as folder:
+            options = self._options()
+            options.optimized_model_filepath = str(Path(folder) / "model.onnx")
+            self._started(options)
+            model = onnx.load(options.optimized_model_filepath)
+        known = {node.name for node in told}
+        found = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in known)
+        return [*told, *(Placed(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in found)]
+
+    # ---------------------------------------------------------------------------------------------------------- private
+    def _options(self) -> Any:
+        options = onnxruntime.SessionOptions()
+        for name, size in self._sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if self.provider == "cuda":
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            if hasattr(onnxruntime, "preload_dlls"):
+                onnxruntime.preload_dlls()
+        return options
+
+    def _started(self, options: Any) -> Any:
+        """An onnxruntime.InferenceSession, which has no types."""
+        about, content = PROVIDERS[self.provider], self._model.SerializeToString()
+        try:
+            if self.provider == "webgpu" and (device := _plugin()) is not None:
+                options.add_provider_for_devices([device], {})
+                session = onnxruntime.InferenceSession(content, options, enable_fallback=0)
+            else:
+                chosen = [(about.name, dict(about.options))]
+                session = onnxruntime.InferenceSession(content, options, providers=chosen, enable_fallback=0)
+        except Exception as error:  # onnxruntime's own classes
+            if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
+                name = short(self._model.graph.name)
+                raise ValueError(f"onnxruntime cannot load the model {name}: {error}") from error
+            if "fallback to CPU EP" not in str(error):
+                raise
+            raise RuntimeError(
+                f"provider is {self.provider!r}, but it has no kernel for a part of {self._model.graph.name}; expected "
+                "a model of opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has kernels for "
+                f"LSTMs without peephole alone (onnxruntime: {error})"
+            ) from error
+        active = session.get_providers()
+        if active[0] != about.name:
+            raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
+        return session
+
+    def _told(self) -> list[Placed]:
+        """The nodes of which onnxruntime tells where they run."""
+        if not hasattr(self._session, "get_provider_graph_assignment_info"):
+            raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
+        return [
+            Placed(node.op_type, node.name, part.ep_name)
+            for part in self._session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+
+    def _floats_on_the_cpu(self) -> list[Placed]:
+        on_cpu = [node for node in self._told() if node.provider == PROVIDERS["cpu"].name]
+        suspects = {node.name for node in on_cpu if node.op_type not in CONTROL_FLOW}
+        if not suspects:
+            return []
+        inferred = shape_inference.infer_shapes(self._model)
+        harmless = {
+            node.name
+            for graph, types in graphs(inferred.graph)
+            for node in graph.node
+            if node.name in suspects and all(types.get(name) in NO_FLOATS for name in (*node.input, *node.output))
+        }
+        return [node for node in on_cpu if node.name in suspects - harmless]
+
+
+# ------------------------------------------------------------------------------------------------------ what is here
+def has(provider: str) -> bool:
+    """Whether the provider can run models here."""
+    return not why_not(provider)
+
+
+def why_not(provider: str) -> str:
+    """What a provider lacks here, and what to install; empty if it can run models."""
+    available = onnxruntime.get_available_providers()
+    if provider == "webgpu":
+        return _why_no_webgpu()
+    if PROVIDERS[provider].name not in available:
+        return (
+            f"onnxruntime {onnxruntime.__version__} has only {', '.join(available)} here; the package onnxruntime-gpu "
+            "has CUDA"
+        )
+    return ""
+
+
+def why_no_dtype(provider: str, dtype: np.dtype[Any]) -> str:
+    """Why a provider that is here has no numbers of this kind; empty if it has them."""
+    if provider == "webgpu" and dtype == np.float64:
+        return "WebGPU has no float64; expected float32 or float16"
+    if provider == "webgpu" and dtype == np.float16 and not _has_half():
+        return "this GPU or its driver has no float16 (WebGPU's shader-f16); expected float32"
+    return ""
+
+
+@cache
+def _why_no_webgpu() -> str:
+    try:
+        Running(parser.parse_model(ANY), "webgpu")
+    except Exception as error:  # of which there are many, in onnxruntime's own words
+        said = str(error).strip().splitlines()[-1]
+        if "Failed to get a WebGPU adapter" not in said:
+            return said
+        return (
+            "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and the GPU's driver, or "
+            "one that computes on the CPU (Debian: chromium-common) and name its ICD file in VK_ICD_FILENAMES"
+        )
+    return ""
+
+
+@cache
+def _has_half() -> bool:
+    try:
+        Running(parser.parse_model(HALF), "webgpu").run({"a": np.ones(1, np.float16)})
+    except Exception:  # onnxruntime's own class, when it makes the shader
+        return False
+    return True
+
+
+@cache
+def _plugin() -> Any:
+    """The device of the plugin, a package of its own; None if onnxruntime has the provider built in."""
+    name = PROVIDERS["webgpu"].name
+    if name in onnxruntime.get_available_providers():
+        return None
+    if not hasattr(onnxruntime, "register_execution_provider_library"):
+        raise RuntimeError(f"onnxruntime {onnxruntime.__version__} takes no plugins; 1.24.4 does")
+    if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
+        raise RuntimeError("the package onnxruntime-ep-webgpu is missing: pip install 'blockcell[webgpu]'")
+    import onnxruntime_ep_webgpu
+
+    def devices() -> list[Any]:
+        return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
+
+    if not devices():
+        onnxruntime.register_execution_provider_library("blockcell", onnxruntime_ep_webgpu.get_library_path())
+    if not devices():
+        raise RuntimeError(
+            "onnxruntime finds no GPU; install its driver and the Vulkan loader (Debian: libvulkan1); for a Vulkan driver "
+            "that computes on the CPU set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
+        )
+    return devices()[0]
