@@ -254,6 +254,8 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         scan_outputs=sorted(writes(inside) & (reads(behind) | wanted)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
+        rows=c.sizes.get("B"),
+        static=c.static,
         distinct_outputs=c.inlined and (c.static or c.loop == "native"),
     )
     nodes += [*Live.LENGTH, *before, *ahead]
@@ -264,7 +266,8 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     def run(live: Live) -> tuple[Nodes, dict[str, str]]:
         """The loop and what comes after it, and the outputs' names."""
         nodes = [] if live.known else [*Live.CONDITIONS]
-        nodes += LOOPS[c.loop](loop_body, live, c.sizes.get("T", 0)) if inside else []
+        form = unroll if c.loop == "native" and c.static and "T" in c.sizes else LOOPS[c.loop]
+        nodes += form(loop_body, live, c.sizes.get("T", 0)) if inside else []
         nodes += behind
         for each in after:
             nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
@@ -387,7 +390,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
         "int_0": 0,
         "int_1": 1,
     }
-    sizes = {"T_1": "T", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
+    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
     sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_4H": "T B 4H"}
     return [
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
@@ -459,7 +462,9 @@ def build(
         The version of ONNX's operators, 15 or newer.
     static : bool
         A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
-        zero what lies past ``seq_len_max``. True: only the other, for runtimes that know no If.
+        zero what lies past ``seq_len_max``; and steps that are written out read their arrays from one Split. True: for
+        runtimes that do without: only the other version, in "native" a loop only where T is free, and no Split with
+        more than 7 outputs, which WebGPU needs.
 
     Returns
     -------

@@ -107,7 +107,7 @@ def export(
         T and B where they are to be fixed. Otherwise they are free; T must be at least 1 then.
     functions, opset, static
         As in `build`: cells are functions that the model brings along, or plain nodes; the version of ONNX's operators;
-        with plain nodes, Scans as tract demands them.
+        Scans as tract demands them, with plain nodes, and no Split with more outputs than WebGPU lets it have.
 
     Returns
     -------

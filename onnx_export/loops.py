@@ -12,6 +12,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 node = helper.make_node
 Nodes = list[NodeProto]
+SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class LoopBody:
     """Whether the last step runs first. Then scan inputs are zero past seq_len_max, where no gradient comes from."""
     dtype: int
     """ONNX's number of the values' type."""
+    rows: int | None
+    """B, if it is fixed."""
+    static: bool
+    """Whether a Split may have few outputs only."""
     distinct_outputs: bool
     """Whether each output is a copy that no node of the body reads, as tract demands of a Scan."""
 
@@ -232,26 +237,60 @@ def loop(body: LoopBody, live: Live, T: int) -> Nodes:
 
 
 def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
-    """The nodes of all steps, one step after the other, on arrays of one row."""
-    rows = helper.make_tensor("rows_value", TensorProto.INT64, [T], [1] * T)
-    nodes = [node("Constant", [], ["rows"], value=rows)]
+    """The nodes of all steps, one step after the other, on the arrays' rows [B, ...]."""
+    order = [*range(T)[::-1]] if body.reverse else [*range(T)]
+    before = dict(zip(order[1:], order, strict=False))
+
+    def value_at(name: str, t: int) -> str:
+        if name in body.carried:
+            return value_at(body.carried[name], before[t]) if t in before else name
+        return last(name) if name in body.carried.values() and t == order[-1] else f"{name}_{t}"
+
+    nodes: Nodes = []
     for name in body.scan_inputs:
         array = name
         if body.reverse:
             array = f"{name}_live"
             nodes += live(name, array)
-        nodes.append(node("Split", [array, "rows"], [f"{name}_{t}" for t in range(T)], axis=0))
-    order = [*range(T)[::-1]] if body.reverse else [*range(T)]
-    previous = dict(zip(order, ["first", *order], strict=False))
-    nodes += [node("Unsqueeze", [name, "at_0"], [f"{after}_first"]) for name, after in body.carried.items()]
+        nodes += _cut(array, [value_at(name, t) for t in range(T)], body)
     for t in order:
+        nodes += body.named(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
+    for name in body.scan_outputs:
+        flat, width, shape = (f"{name}_{word}" for word in "flat width shape".split())
+        nodes.append(node("Concat", [value_at(name, t) for t in range(T)], [flat], axis=0))
+        if body.rows is None:
+            nodes.append(node("Shape", [flat], [width], start=1, end=2))
+            nodes.append(node("Concat", ["T_1", "B_1", width], [shape], axis=0))
+        else:
+            nodes.append(node("Constant", [], [shape], value_ints=[T, body.rows, -1]))
+        nodes.append(node("Reshape", [flat, shape], [name], allowzero=1))
+    return nodes
 
-        def name_at(name: str, t: int = t) -> str:
-            return f"{body.carried[name]}_{previous[t]}" if name in body.carried else f"{name}_{t}"
 
-        nodes += [part for each in body.named(name_at) for part in of_any_rank(each)]
-    nodes += [node("Squeeze", [f"{name}_{order[-1]}", "at_0"], [last(name)]) for name in body.carried.values()]
-    nodes += [node("Concat", [f"{name}_{t}" for t in range(T)], [name], axis=0) for name in body.scan_outputs]
+def _cut(array: str, steps: list[str], body: LoopBody) -> Nodes:
+    """The steps [B, ...] of an array [T, B, ...]; slices of a few of them where no Split may have them all."""
+    nodes = []
+    most = SPLIT_MOST if body.static else len(steps)
+    for start in range(0, len(steps), most):
+        part, some = steps[start : start + most], array
+        begin, end, flat, count, sizes = (f"{array}_{word}_{start}" for word in "begin end flat count sizes".split())
+        if len(part) < len(steps):
+            some = f"{array}_some_{start}"
+            nodes += [
+                node("Constant", [], [begin], value_ints=[start]),
+                node("Constant", [], [end], value_ints=[start + len(part)]),
+                node("Slice", [array, begin, end], [some]),
+            ]
+        if len(part) == 1:
+            nodes.append(node("Flatten", [some], part, axis=-1))
+            continue
+        nodes.append(node("Flatten", [some], [flat], axis=-1))
+        if body.rows is None:
+            nodes.append(node("Constant", [], [count], value_ints=[len(part)]))
+            nodes.append(node("Expand", ["B_1", count], [sizes]))
+        else:
+            nodes.append(node("Constant", [], [sizes], value_ints=[body.rows] * len(part)))
+        nodes.append(node("Split", [flat, sizes], part, axis=0))
     return nodes
 
 

@@ -84,6 +84,17 @@ class Running:
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs, in the model's order."""
+        try:
+            return self._ran(feeds)
+        except Exception as error:  # onnxruntime's own class
+            if "Too many storage buffers" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{self._model.graph.name}: a node has more inputs and outputs than WebGPU lets it have; expected a "
+                f"model that is built or exported with static=True (onnxruntime: {error})"
+            ) from error
+
+    def _ran(self, feeds: Mapping[str, Array]) -> list[Array]:
         # Python has no way to the GPU's memory of the WebGPU provider that is built in.
         if self.provider == "cpu" or (self.provider == "webgpu" and _plugin() is None):
             return self._session.run(None, feeds)  # type: ignore[no-any-return]
@@ -215,8 +226,8 @@ def _why_no_webgpu() -> str:
         if "Failed to get a WebGPU adapter" not in said:
             return said
         return (
-            "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and the GPU's driver, or "
-            "one that computes on the CPU (Debian: chromium-common) and name its ICD file in VK_ICD_FILENAMES"
+            "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and the GPU's driver, "
+            "or one that computes on the CPU (Debian: chromium-common) and name its ICD file in VK_ICD_FILENAMES"
         )
     return ""
 
@@ -249,7 +260,7 @@ def _plugin() -> Any:
         onnxruntime.register_execution_provider_library("blockcell", onnxruntime_ep_webgpu.get_library_path())
     if not devices():
         raise RuntimeError(
-            "onnxruntime finds no GPU; install its driver and the Vulkan loader (Debian: libvulkan1); for a Vulkan driver "
-            "that computes on the CPU set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
+            "onnxruntime finds no GPU; install its driver and the Vulkan loader (Debian: libvulkan1); for a Vulkan "
+            "driver that computes on the CPU set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
         )
     return devices()[0]
