@@ -71,8 +71,7 @@ class Running:
     def __init__(self, model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> None:
         self.provider = provider
         self._sizes = sizes or {}
-        # WebGPU's nodes are looked up in the model, so their names have to be those that onnxruntime will use.
-        self._model = inliner.inline_local_functions(model) if provider == "webgpu" else model
+        self._model = _with_names(model) if provider == "webgpu" else model
         self._outputs = [value.name for value in model.graph.output]
         self._session = self._started(self._options())
         if provider == "webgpu" and (odd := self._floats_on_the_cpu()):
@@ -176,17 +175,24 @@ class Running:
 
     def _floats_on_the_cpu(self) -> list[Placed]:
         on_cpu = [node for node in self._told() if node.provider == PROVIDERS["cpu"].name]
-        suspects = {node.name for node in on_cpu if node.op_type not in CONTROL_FLOW}
+        suspects = [node for node in on_cpu if node.op_type not in CONTROL_FLOW]
         if not suspects:
             return []
-        inferred = shape_inference.infer_shapes(self._model)
-        harmless = {
-            node.name
-            for graph, types in graphs(inferred.graph)
-            for node in graph.node
-            if node.name in suspects and all(types.get(name) in NO_FLOATS for name in (*node.input, *node.output))
-        }
-        return [node for node in on_cpu if node.name in suspects - harmless]
+        floats: dict[str, bool] = {}  # by the nodes' names
+        for graph, types in graphs(shape_inference.infer_shapes(self._model).graph):
+            for node in graph.node:
+                names = filter(None, (*node.input, *node.output))
+                floats[node.name] = floats.get(node.name, False) or any(types.get(n) not in NO_FLOATS for n in names)
+        return [node for node in suspects if floats.get(node.name, True)]
+
+
+def _with_names(model: ModelProto) -> ModelProto:
+    """The model with the names that nodes have in onnxruntime: without functions, and none of them empty."""
+    inlined: ModelProto = inliner.inline_local_functions(model)
+    for graph, _ in graphs(inlined.graph):
+        for node in graph.node:
+            node.name = node.name or next(filter(None, node.output))
+    return inlined
 
 
 # ------------------------------------------------------------------------------------------------------ what is here
@@ -226,8 +232,8 @@ def _why_no_webgpu() -> str:
         if "Failed to get a WebGPU adapter" not in said:
             return said
         return (
-            "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and the GPU's driver, "
-            "or one that computes on the CPU (Debian: chromium-common) and name its ICD file in VK_ICD_FILENAMES"
+            "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and a driver; "
+            "one that computes on the CPU (Debian: chromium-common) needs its ICD file's name in VK_ICD_FILENAMES"
         )
     return ""
 

@@ -27,6 +27,7 @@ from graphs import (
 import onnx_export
 from blockcell import __version__
 from blockcell.optable import OPS
+from onnx_export.loops import SPLIT_MOST
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
@@ -118,6 +119,21 @@ def test_every_seq_len_max(op, loop, static):
         for tensor, result in zip(OPS[op].outputs, results, strict=True):
             if tensor.shape.startswith("T "):
                 assert (result[n:] == 0).all()
+
+
+@pytest.mark.parametrize("rows", ["free", "fixed"])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *NATIVE[:1]])
+def test_steps_that_are_cut_off(op, loop, static, rows):
+    """A few at once, or all by one Split; numbers of steps around multiples of what a static Split gives."""
+    for T in (1, 2, 7, 8, 15, 50):
+        sizes = SIZES | {"T": T}
+        args = arguments(op, sizes, dtype=np.float32, seq_len_max=T - 1, use_peephole=False, cell_clip=0.0)
+        fixed = sizes if rows == "fixed" else {letter: sizes[letter] for letter in "TH"}
+        model = onnx_export.build(op, attrs=attributes(op, args), sizes=fixed, loop=loop, static=static)
+        compare(op, on_onnxruntime(model, poisoned(op, args)), exact(op, args), bound(op, np.float32))
+        most = max(len(node.output) for node in model.functions[0].node if node.op_type == "Split")
+        assert most <= SPLIT_MOST if static or loop == "native" else most >= T
 
 
 @pytest.mark.parametrize("loop", LOOPS)

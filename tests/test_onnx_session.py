@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +19,7 @@ from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact, tells_
 import onnx_export
 from blockcell import GRU, LSTM, Bidirectional, Stack
 from blockcell.optable import OPS
+from onnx_export import runtime
 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -382,6 +385,133 @@ def test_a_node_without_a_kernel_on_cuda(monkeypatch):
     model = onnx_export.build("GRUBlockCell", opset=21)
     with pytest.raises(RuntimeError, match="kernel for a part of GRUBlockCell; expected a model of opset 15 to 20 and"):
         onnx_export.Session(model, provider="cuda")
+
+
+# --------------------------------------------------------------------------------------------- WebGPU, without a GPU
+def kinds(placed):
+    return {place.op_type for place in placed}
+
+
+@tells_placement
+@pytest.mark.parametrize("loop", ["scan", "loop", "unroll"])
+def test_nodes_with_floats_are_told_from_others(loop):
+    """All of them are on the CPU here, with the bodies of loops."""
+    layer = Stack([LSTM.init(3, 4, seed=0), Bidirectional(GRU.init(4, 4, seed=1), GRU.init(4, 4, seed=2))])
+    sizes = {"T": 9, "B": 2}
+    options = {"lengths": True, "reset": True, "train": True, "functions": False, "static": True}
+    running = runtime.Running(onnx_export.export(layer, None, loop=loop, sizes=sizes, **options), "cpu")
+    odd = running._floats_on_the_cpu()
+    assert {"Tanh", "Sigmoid", "Gemm", "Where", "Split", "Slice"} <= kinds(odd)
+    others = [place for place in running.placement() if place not in odd]
+    assert {"Less", "Greater"} <= kinds(others)
+    assert kinds(others) <= {"Add", "Cast", "Concat", "Equal", "Expand", "Flatten", "Gather", "Greater", "Identity",
+                             "Less", "Loop", "Mul", "Range", "Scan", "Slice", "Split", "Sub", "Unsqueeze"}  # fmt: skip
+
+
+@tells_placement
+def test_a_node_with_floats_on_the_cpu_is_named(monkeypatch):
+    webgpu = runtime.Provider("CPUExecutionProvider", ("scan",))
+    monkeypatch.setattr(runtime, "PROVIDERS", {"cpu": webgpu, "webgpu": webgpu})
+    monkeypatch.setattr(runtime, "_plugin", lambda: None)
+    with pytest.raises(RuntimeError, match=r"would run Tanh b of any on the CPU; expected a model without them or"):
+        runtime.Running(onnx.parser.parse_model(runtime.ANY), "webgpu")
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "able", "expected"),
+    [
+        ("block_gru", {}, {"native"}, "native"),
+        ("block_gru", {}, set(), "unroll"),
+        ("BlockLSTM", {"cell_clip": 0.0}, {"native"}, "native"),
+        ("BlockLSTM", {"cell_clip": 3.0}, {"native"}, "unroll"),
+        ("BlockLSTMGrad", {"use_peephole": True}, {"native"}, "unroll"),
+        ("GRUBlockCell", {}, {"native"}, "unroll"),
+    ],
+)
+def test_the_form_on_webgpu(monkeypatch, op, attrs, able, expected):
+    """ONNX's own LSTM or GRU where it is exact and the provider has it, else all steps."""
+    made = []
+
+    class Runtime:
+        def __init__(self, model, provider, sizes=None):
+            made.append({entry.key: entry.value for entry in model.metadata_props}["blockcell.loop"])
+            if made[-1] not in {*able, "unroll"}:
+                raise RuntimeError("onnxruntime would run GRU on the CPU")
+            self.run = runtime.Running(model, "cpu").run
+
+    monkeypatch.setattr("onnx_export.session.why_not", lambda provider: "")
+    monkeypatch.setattr("onnx_export.session.Running", Runtime)
+    args = arguments(op, **attrs)
+    ready = onnx_export.Session(op, provider="webgpu", attrs=attributes(op, args))
+    compare(op, ready(**args), exact(op, args), bound(op, np.float32))
+    assert made[-1] == expected
+    ready(**args)
+    assert made[-1] == expected and len(made) <= 2
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Failed to get a WebGPU adapter: No supported adapters", "there is no GPU with a Vulkan driver; install the "),
+        ("something else", "something else"),
+    ],
+)
+def test_webgpu_where_there_is_no_gpu(monkeypatch, said, expected):
+    def refuse(*args, **options):
+        raise RuntimeError(f"onnxruntime's sources\n{said}")
+
+    monkeypatch.setattr(runtime, "_plugin", lambda: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    monkeypatch.setattr(runtime, "_why_no_webgpu", runtime._why_no_webgpu.__wrapped__)
+    with pytest.raises(RuntimeError, match=f"^provider is 'webgpu', but {expected}"):
+        onnx_export.Session("GRUBlockCell", provider="webgpu")
+
+
+@pytest.mark.parametrize(
+    ("version", "plugins", "found", "expected"),
+    [
+        ("1.23.0", False, True, "onnxruntime 1.23.0 takes no plugins; 1.24.4 does"),
+        ("1.31.1", True, False, "the package onnxruntime-ep-webgpu is missing: pip install 'blockcell[webgpu]'"),
+        ("1.31.1", True, True, "onnxruntime finds no GPU; install its driver and the Vulkan loader"),
+    ],
+)
+def test_webgpu_without_its_package(monkeypatch, version, plugins, found, expected):
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", list, raising=False)
+    monkeypatch.setattr(onnxruntime, "register_execution_provider_library", lambda *_: None, raising=False)
+    if not plugins:
+        monkeypatch.delattr(onnxruntime, "register_execution_provider_library")
+    if found:
+        monkeypatch.setitem(sys.modules, "onnxruntime_ep_webgpu", SimpleNamespace(
+            get_library_path=lambda: "webgpu.so", __spec__=object()))  # fmt: skip
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(runtime, "_plugin", runtime._plugin.__wrapped__)
+    monkeypatch.setattr(runtime, "_why_no_webgpu", runtime._why_no_webgpu.__wrapped__)
+    assert runtime.why_not("webgpu").startswith(expected)
+    with pytest.raises(RuntimeError, match=f"provider is 'webgpu', but {re.escape(expected)}"):
+        onnx_export.Session("GRUBlockCell", provider="webgpu")
+
+
+def test_dtypes_on_webgpu(monkeypatch):
+    monkeypatch.setattr("onnx_export.session.why_not", lambda provider: "")
+    monkeypatch.setattr(runtime, "_has_half", lambda: False)
+    with pytest.raises(ValueError, match="GRUBlockCell: dtype is float64 and provider 'webgpu', but WebGPU has no"):
+        onnx_export.Session("GRUBlockCell", dtype="float64", provider="webgpu")
+    with pytest.raises(ValueError, match="dtype is float16 and provider 'webgpu', but this GPU or its driver has no"):
+        onnx_export.Session(onnx_export.export(GRU.init(2, 3, seed=0), None, dtype="float16"), provider="webgpu")
+
+
+def test_too_many_arrays_for_webgpu(monkeypatch):
+    ready = onnx_export.Session(OTHER)
+
+    def refuse(feeds):
+        raise Exception("Too many storage buffers in shader. Current: 13, Max is 12")
+
+    monkeypatch.setattr(ready._running[()], "_ran", refuse)
+    with pytest.raises(RuntimeError, match=r"g: a node has more .* expected a model that is built or exported with st"):
+        ready(a=np.float32([1]))
 
 
 @pytest.mark.skipif(CUDA, reason="there is a CUDA provider")
