@@ -73,44 +73,72 @@ def random_state(layer, g, batch=B):
 
 
 class Case:
-    """A call of a layer: by name, the inputs of a model of it and the outputs expected. Padding is NaN."""
+    """A call of a layer: the inputs of a model of it and the outputs expected, by name, and the arguments of a session
+    of the model. Padding is NaN. ``sizes`` are T and B; the lengths are `LENGTHS` where they fit, else random.
+    """
 
-    def __init__(self, layer, *, lengths=True, reset=False, state=True, train=False, seed=0):
+    def __init__(self, layer, *, lengths=True, reset=False, state=True, train=False, seed=0, sizes=(T, B)):
         g = rng(repr(layer), lengths, reset, train, seed)
         dtype = layer.dtype
-        past = (np.arange(T)[:, None] >= LENGTHS) & lengths
-        x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(dtype)
+        ends = LENGTHS if sizes == (T, B) else g.integers(0, sizes[0] + 1, sizes[1])
+        past = (np.arange(sizes[0])[:, None] >= ends) & lengths
+        x = g.uniform(-1, 1, (*sizes, layer.input_size)).astype(dtype)
         x[past] = np.nan
+        self.layer = layer
         self.options = {"lengths": lengths, "reset": reset, "state": state, "train": train}
-        given = {"lengths": LENGTHS} if lengths else {}
-        given |= {"reset": g.random((T, B)) < 0.3} if reset else {}
-        first = random_state(layer, g) if state else None
-        self.feeds = {"x": x, **given}
+        self.given = {"lengths": ends} if lengths else {}
+        self.given |= {"reset": g.random(sizes) < 0.3} if reset else {}
+        self.arguments = {"x": x, **self.given}
+        self.feeds = {"x": x, **self.given}
         if state:
+            first = self.arguments["state"] = random_state(layer, g, sizes[1])
             self.feeds |= {f"{name}_prev": array for name, array in flat(layer, first).items()}
-        exact = self.exactly(layer)
-        y, last, tape = exact.forward(*self.double(x, first), **given)
-        self.expected = {"y": y} | flat(layer, last)
         if train:
-            d_y = g.uniform(-1, 1, y.shape).astype(dtype)
+            d_y = g.uniform(-1, 1, (*sizes, layer.output_size)).astype(dtype)
             d_y[past] = np.nan
-            d_last = random_state(layer, g) if state else None
-            d_x, d_first, grads = exact.backward(tape, *self.double(d_y, d_last))
+            self.arguments |= {"d_y": d_y, "weights": layer.weights}
             self.feeds |= {"d_y": d_y} | layer.weights
-            self.expected["d_x"] = d_x
             if state:
+                d_last = self.arguments["d_state"] = random_state(layer, g, sizes[1])
                 self.feeds |= {f"d_{name}": array for name, array in flat(layer, d_last).items()}
-                self.expected |= {f"d_{name}_prev": array for name, array in flat(layer, d_first).items()}
-            self.expected |= {f"d_{name}": grad for name, grad in grads.items()}
+        self.expected = self.computed()
+
+    def computed(self, change=lambda array: array):
+        """The layer's results in float64, by name; of other numbers if ``change`` makes some of the given ones."""
+        layer = self.exactly(self.layer, change)
+        x, first, d_y, d_last = (
+            value if value is None else like(value, lambda array: change(array.astype(np.float64)))
+            for value in map(self.arguments.get, ("x", "state", "d_y", "d_state"))
+        )
+        y, last, tape = layer.forward(x, first, **self.given)
+        found = {"y": y} | flat(layer, last)
+        if self.options["train"]:
+            d_x, d_first, grads = layer.backward(tape, d_y, d_last)
+            found["d_x"] = d_x
+            if self.options["state"]:
+                found |= {f"d_{name}_prev": array for name, array in flat(layer, d_first).items()}
+            found |= {f"d_{name}": grad for name, grad in grads.items()}
+        return found
+
+    def by_name(self, results):
+        """A session's results by the names of the model's outputs."""
+        found = {"y": results.y} | flat(self.layer, results.state)
+        if self.options["train"]:
+            found["d_x"] = results.d_x
+            if self.options["state"]:
+                found |= {f"d_{name}_prev": array for name, array in flat(self.layer, results.d_state).items()}
+            found |= {f"d_{name}": grad for name, grad in results.grads.items()}
+        return found
 
     @staticmethod
-    def exactly(layer):
-        """The layer in float64, with the same weights."""
+    def exactly(layer, change=lambda array: array):
+        """The layer in float64, with the same weights, or changed ones."""
         if isinstance(layer, Stack):
-            return Stack([Case.exactly(part) for part in layer.layers])
+            return Stack([Case.exactly(part, change) for part in layer.layers])
         if isinstance(layer, Bidirectional):
-            return Bidirectional(Case.exactly(layer.fw), Case.exactly(layer.bw))
-        return type(layer)(**layer._arguments() | {name: w.astype(np.float64) for name, w in layer.weights.items()})
+            return Bidirectional(Case.exactly(layer.fw, change), Case.exactly(layer.bw, change))
+        weights = {name: change(w.astype(np.float64)) for name, w in layer.weights.items()}
+        return type(layer)(**layer._arguments() | weights)
 
     @staticmethod
     def double(*values):

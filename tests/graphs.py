@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from blockcell.formulas import FORMULAS
@@ -90,3 +91,20 @@ def poisoned(op, args):
             dirty[tensor.name] = args[tensor.name].copy()
             dirty[tensor.name][n:] = np.nan
     return dirty
+
+
+def converted(op, args):
+    """A model with the op as a converter leaves it, which `onnx_export.link` completes."""
+    names = ["seq_len_max"] * OPS[op].sequence + [tensor.name for tensor in OPS[op].inputs]
+    attrs = {name: int(value) if isinstance(value, bool) else value for name, value in attributes(op, args).items()}
+    kinds = {np.dtype(np.float32): onnx.TensorProto.FLOAT, np.dtype(np.int64): onnx.TensorProto.INT64}
+    inputs = [
+        helper.make_tensor_value_info(name, kinds[np.asarray(args[name]).dtype], np.shape(args[name])) for name in names
+    ]
+    results = [
+        helper.make_tensor_value_info(tensor.name, onnx.TensorProto.FLOAT, [None] * tensor.rank)
+        for tensor in OPS[op].outputs
+    ]
+    node = helper.make_node(op, names, OPS[op].result._fields, name="cell", **attrs)
+    graph = helper.make_graph([node], "model", inputs, results)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
-from graphs import CELLS, SEQUENCES, attributes, bound, compare, exact, tells_placement
+from graphs import CELLS, SEQUENCES, attributes, bound, compare, converted, exact, tells_placement
 from onnx import helper
 from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_graphs, sizes_left
 
@@ -101,17 +101,7 @@ def test_onnx_own_gru_is_not_cudnns():
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
 def test_linked_models(op):
-    args = arguments(op)
-    names = ["seq_len_max"] * OPS[op].sequence + [tensor.name for tensor in OPS[op].inputs]
-    attrs = {name: int(value) if isinstance(value, bool) else value for name, value in attributes(op, args).items()}
-    kinds = {np.dtype(np.float32): onnx.TensorProto.FLOAT, np.dtype(np.int64): onnx.TensorProto.INT64}
-    inputs = [helper.make_tensor_value_info(name, kinds[np.asarray(args[name]).dtype], np.shape(args[name]))
-              for name in names]  # fmt: skip
-    results = [helper.make_tensor_value_info(tensor.name, onnx.TensorProto.FLOAT, [None] * tensor.rank)
-               for tensor in OPS[op].outputs]  # fmt: skip
-    node = helper.make_node(op, names, OPS[op].result._fields, name="cell", **attrs)
-    graph = helper.make_graph([node], "model", inputs, results)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = converted(op, arguments(op))
     assert fallbacks(onnx_export.link(model)) == []
     assert fallbacks(model) == [f"{op} cell: no kernel for it is known"]
 
