@@ -1,26 +1,32 @@
-"""All there is to check on a machine with a GPU, without a network: results, placement, and times beside cuDNN's.
+"""All there is to check on a machine with a GPU, without a network: results, and times beside cuDNN's where it runs.
 
-    make gpu-check PYTHON=python3              # what runs is that Python's onnxruntime-gpu, and torch if it is there
+    make gpu-check PYTHON=python3              # on what that Python has: CUDA, else WebGPU; and torch if it is there
     python benchmarks/gpu_check.py --provider cpu --output FILE [--steps T] [--quick]    # the same steps, without a GPU
 
 Results: every op, dtype and form through `onnx_export.Session`, which makes a node on the CPU an error, against the
 formulas in float64; the exit status is 1 when one is out of bounds.  Times: forward with all outputs, everything on the
 device, T steps a call; the median of rounds, each of calls for about 0.2 s that end with one synchronisation.  Products
-of float32 are computed in float32, not TF32, by all.  Writes docs/benchmarks/gpu.md; with another provider than CUDA it
-has to be told where to write, because that page is for figures of a GPU.
+of float32 are computed in float32, not TF32, by all.  Writes docs/benchmarks/gpu.md for CUDA and webgpu.md for WebGPU;
+without a GPU, or with one that is made of software, it has to be told where to write: those pages are for a GPU's
+figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,7 +34,10 @@ import onnxruntime
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-PAGE = ROOT / "docs" / "benchmarks" / "gpu.md"
+PAGES = {
+    provider: ROOT / "docs" / "benchmarks" / name for provider, name in [("cuda", "gpu.md"), ("webgpu", "webgpu.md")]
+}
+TITLES = {"cuda": "a GPU, by CUDA", "webgpu": "a GPU, by WebGPU", "cpu": "the CPU"}
 SIZES = {"T": 7, "B": 5, "I": 6, "H": 16}
 GRID = [(H, B) for H in (128, 512) for B in (1, 64)]
 CAPTURED = "unroll, CUDA graph"
@@ -40,32 +49,53 @@ Run = Callable[[], object]
 
 # ------------------------------------------------------------------------------------------------------------- results
 def results(provider: str) -> tuple[list[list[str]], bool]:
-    """A row for every op, dtype and form, and whether all are within bounds."""
+    """A row for every op, dtype and form that runs there, and whether all are within bounds."""
+    from blockcell.optable import OPS
+    from onnx_export.runtime import why_no_dtype
+
+    rows = []
+    for op in OPS:
+        for dtype in ("float64", "float32", "float16"):
+            if not why_no_dtype(provider, np.dtype(dtype)):
+                for loop in forms(op, dtype, provider):
+                    rows.append([op, dtype, loop, *compared(op, dtype, loop, provider)])
+                    print(*rows[-1], flush=True)
+    return rows, all(row[-1].startswith(("ok", "refused")) for row in rows)
+
+
+def compared(op: str, dtype: str, loop: str, provider: str) -> tuple[str, str, str]:
+    """The largest error, in which output it is, and the verdict."""
     from cases import arguments
 
     from blockcell.optable import OPS
     from onnx_export.verification import compare
 
-    rows, ok = [], True
-    for op, table in OPS.items():
-        for dtype in ("float64", "float32", "float16"):
-            eps = np.finfo(dtype).eps
-            for loop in ["scan", "unroll", "loop"] if table.sequence else ["scan"]:
-                args = arguments(op, SIZES, dtype=np.dtype(dtype), seq_len_max=5 if table.sequence else None)
-                error, where, verdict = "", "", "ok"
-                try:
-                    found = compare(op, args, [provider], loop)
-                    worst = max(found, key=lambda row: (np.isnan(row.error), row.error))
-                    limit = 1e-12 / eps if dtype == "float64" else worst.bound
-                    error, where = f"{worst.error * eps:.1e}", worst.output
-                    if not worst.error <= limit:
-                        verdict = f"above {limit * eps:.1e}"
-                except Exception as failure:  # one that fails must not keep the others from being tried
-                    verdict = f"{type(failure).__name__}: {str(failure).splitlines()[0]}"
-                ok &= verdict == "ok"
-                rows.append([op, dtype, loop, error, where, verdict])
-                print(*rows[-1], flush=True)
-    return rows, ok
+    plain = {"cell_clip": 0.0} if loop == "native" else {}  # ONNX's own LSTM has no such clip
+    args = arguments(op, SIZES, dtype=np.dtype(dtype), seq_len_max=5 if OPS[op].sequence else None, **plain)
+    eps = np.finfo(dtype).eps
+    try:
+        found = compare(op, args, [provider], loop=loop)
+    except Exception as failure:  # one that fails must not keep the others from being tried
+        refused = loop == "native" and type(failure) is RuntimeError  # where the provider has no kernel for it
+        return "", "", f"refused: {failure}" if refused else said(failure)
+    worst = max(found, key=lambda row: (np.isnan(row.error), row.error))
+    limit = 1e-12 / eps if dtype == "float64" else worst.bound
+    verdict = "ok" if worst.error <= limit else f"above {limit * eps:.1e}"
+    return f"{worst.error * eps:.1e}", worst.output, verdict
+
+
+def said(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
+
+
+def forms(op: str, dtype: str, provider: str) -> list[str]:
+    """Those to compare. cuDNN's LSTM is left out, because it computes in TF32."""
+    from blockcell.optable import OPS
+
+    if not OPS[op].sequence:
+        return ["scan"]
+    native = "grad" not in OPS[op].kernel and dtype == "float32" and provider != "cuda"
+    return ["scan", "unroll", "loop", *["native"] * native]
 
 
 # --------------------------------------------------------------------------------------------------------------- times
@@ -90,31 +120,56 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     from cases import arguments
 
     import onnx_export
-    from onnx_export.runtime import PROVIDERS
+    from onnx_export.runtime import Running
 
     loop = form.split(",")[0]
     attrs = {"cell_clip": 0.0, "use_peephole": False} if op == "BlockLSTM" else {}
     args = arguments(op, sizes, seq_len_max=sizes["T"], **{"use_peephole": False, **attrs})
     model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop=loop, static=True)
-    name, given = PROVIDERS[provider].name, dict(PROVIDERS[provider].options)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if provider == "cuda":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        if form == CAPTURED:
-            given = {**given, "enable_cuda_graph": "1"}
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[(name, given)])
-    if session.get_providers()[0] != name:
-        raise RuntimeError(f"onnxruntime fell back to {', '.join(session.get_providers())}")
-    bound = session.io_binding()
-    for value in model.graph.input:
-        array = np.ascontiguousarray(args[value.name])
-        bound.bind_ortvalue_input(value.name, onnxruntime.OrtValue.ortvalue_from_numpy(array, provider, 0))
+    feeds = {value.name: np.asarray(args[value.name], order="C") for value in model.graph.input}
+    captured = {"enable_cuda_graph": "1"} if form == CAPTURED else {}
+    running = Running(model, provider, provider_options=captured)
+    if provider == "webgpu":
+        return on_webgpu(running, feeds)
+    session, bound = running.session, running.session.io_binding()
+    for name, array in feeds.items():
+        bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, provider, 0))
     for value in model.graph.output:  # at fixed addresses, which a captured graph writes to
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         result = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, provider, 0)
         bound.bind_ortvalue_output(value.name, result)
     return lambda: session.run_with_iobinding(bound), bound.synchronize_outputs
+
+
+def on_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
+    """The same. Not every package lets Python put arrays on a GPU, but a session's outputs can stay there and be the
+    inputs of another; and `synchronize_outputs` does not wait there, but an output that is fetched does."""
+    from onnx_export.runtime import Running
+
+    def ready(session: Any, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        bound = session.io_binding()
+        for name, value in inputs.items():
+            if isinstance(value, np.ndarray):
+                bound.bind_cpu_input(name, value)
+            else:
+                bound.bind_ortvalue_input(name, value)
+        for output in session.get_outputs():
+            bound.bind_output(output.name, "webgpu")
+        session.run_with_iobinding(bound)
+        return bound, bound.get_outputs()
+
+    floats = {name: array for name, array in feeds.items() if array.ndim}  # seq_len_max is read by the CPU
+    shapes = {name: ", ".join(map(str, array.shape)) for name, array in floats.items()}
+    inputs, outputs = (", ".join(f"float[{shapes[name]}] {name}{end}" for name in floats) for end in ("", "_kept"))
+    nodes = "".join(f"{name}_kept = Identity ({name})\n" for name in floats)
+    text = f'<ir_version: 8, opset_import: ["": 18]> copy ({inputs}) => ({outputs}) {{ {nodes} }}'
+    copy = Running(onnx.parser.parse_model(text), "webgpu")
+    _, arrays = ready(copy.session, floats)
+    bound, results = ready(running.session, feeds | dict(zip(floats, arrays, strict=True)))
+    for output, result in zip(running.session.get_outputs(), results, strict=True):
+        bound.bind_ortvalue_output(output.name, result)
+    least = min(results, key=lambda result: np.prod(result.shape()))
+    return lambda: (running.session.run_with_iobinding(bound), copy), least.numpy
 
 
 def with_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
@@ -166,7 +221,9 @@ def times(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[s
         row = [op, form]
         for H, B in grid:
             sizes = {"T": steps, "B": B, "I": H, "H": H}
-            if candidate is with_torch and importlib.util.find_spec("torch") is None:
+            if candidate is with_torch and provider == "webgpu":
+                row.append("torch has no WebGPU")
+            elif candidate is with_torch and importlib.util.find_spec("torch") is None:
                 row.append("no torch here")
             elif form == CAPTURED and provider != "cuda":
                 row.append("needs CUDA")
@@ -177,7 +234,7 @@ def times(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[s
                     made = candidate(*([op] if op else []), form, sizes, provider)
                     row.append(f"{seconds(*made) / steps * 1e6:.2f}")
                 except Exception as failure:  # the others are still wanted
-                    row.append(f"{type(failure).__name__}: {str(failure).splitlines()[0]}")
+                    row.append(said(failure))
         rows.append(row)
         print(*row, flush=True)
     return rows
@@ -191,9 +248,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def machine(provider: str) -> str:
     """What it ran on."""
-    versions = [f"Python {platform.python_version()}", f"onnxruntime {onnxruntime.__version__}",
-                f"onnx {onnx.__version__}"]  # fmt: skip
-    if importlib.util.find_spec("torch"):
+    versions = [f"Python {platform.python_version()}", f"onnxruntime {onnxruntime.__version__}"]
+    for package in ["onnxruntime-webgpu", "onnxruntime-ep-webgpu"] if provider == "webgpu" else []:
+        if any(metadata.distributions(name=package)):
+            versions.append(f"{package} {metadata.version(package)}")
+    versions.append(f"onnx {onnx.__version__}")
+    if provider != "webgpu" and importlib.util.find_spec("torch"):
         import torch
 
         versions.append(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
@@ -201,35 +261,69 @@ def machine(provider: str) -> str:
     if provider == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         where = "GPU and driver: " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    elif provider == "webgpu":
+        where = f"Vulkan device: {adapter()[0]}"
     return f"{where}; {', '.join(versions)}"
+
+
+def adapter() -> tuple[str, bool | None]:
+    """What WebGPU computes on, and whether that is software; None if nothing tells."""
+    if tool := shutil.which("vulkaninfo"):
+        told = subprocess.run([tool, "--summary"], capture_output=True, text=True).stdout
+        if found := devices(told):
+            return found
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        if driver := os.environ.get(variable):
+            return driver, True if re.search("swiftshader|lvp", driver) else None
+    return "unknown: install vulkan-tools", None
+
+
+def devices(summary: str) -> tuple[str, bool] | None:
+    """The same by the summary of vulkaninfo: the GPUs, or devices made of software if there is nothing else."""
+    found = [
+        dict(re.findall(r"(\w+) += (.*)", part)) for part in re.split(r"^GPU\d+:$", summary, flags=re.MULTILINE)[1:]
+    ]
+    hardware = [facts for facts in found if not facts["deviceType"].endswith("_CPU")]
+    texts = [
+        f"{facts['deviceName']}, {facts['driverName']} {facts['driverInfo']}".strip() for facts in hardware or found
+    ]
+    return (" or ".join(texts), not hardware) if found else None
+
+
+def chosen(asked: str | None) -> str:
+    """The provider, which has to run here."""
+    from onnx_export.runtime import has, why_not
+
+    choices = [asked] if asked else ["cuda", "webgpu"]
+    for provider in filter(has, choices):
+        return provider
+    sys.exit("\n".join(f"provider {provider!r}: {why_not(provider)}" for provider in choices))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--provider", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument(
-        "--output", type=Path, help="the page to write; by default docs/benchmarks/gpu.md, for CUDA only"
+        "--provider", choices=["cuda", "webgpu", "cpu"], help="the first of them that runs, but not cpu"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the page to write; by default one in docs/benchmarks, for a GPU only"
     )
     parser.add_argument("--steps", type=int, default=100, help="T (default: 100)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     given = parser.parse_args()
-    output = given.output or (PAGE if given.provider == "cuda" else None)
+    provider = chosen(given.provider)
+    what, software = adapter() if provider == "webgpu" else ("", provider == "cpu")
+    output = given.output or (PAGES[provider] if software is False else None)
     if output is None:
-        parser.error("--output is needed with --provider cpu")
-    if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()
-    available = onnxruntime.get_available_providers()
-    if given.provider == "cuda" and "CUDAExecutionProvider" not in available:
-        sys.exit(
-            f"onnxruntime {onnxruntime.__version__} has only {', '.join(available)} here; onnxruntime-gpu has CUDA"
-        )
-    checked, ok = results(given.provider)
+        parser.error(f"--output is needed where no GPU is known to compute; here it is {what or 'the CPU'}")
+    checked, ok = results(provider)
     grid = GRID[:1] if given.quick else GRID
-    timed = times(given.steps, grid, given.provider)
+    timed = times(given.steps, grid, provider)
+    warning = "**This device is made of software: its times mean nothing.**\n\n" if what and software else ""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
-        f"# On {'a GPU' if given.provider == 'cuda' else 'the CPU'}\n\n"
-        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {machine(given.provider)}.\n\n"
+        f"# On {TITLES[provider]}\n\n"
+        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {machine(provider)}.\n\n{warning}"
         f"## Time per step in microseconds, forward, T = {given.steps}, I = H, float32\n\n"
         + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], timed)
         + "\n## Largest error, relative to the output's largest entry\n\n"

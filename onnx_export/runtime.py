@@ -58,7 +58,8 @@ class Placed(NamedTuple):
 class Running:
     """A model that onnxruntime has made ready on a provider, which must be here.
 
-    ``sizes`` are the values of sizes that the model leaves open.
+    ``sizes`` are the values of sizes that the model leaves open. ``settings``, attributes of onnxruntime's
+    SessionOptions, and ``provider_options`` come on top of what a `Session` needs. ``session`` is onnxruntime's own.
 
     Raises
     ------
@@ -68,12 +69,19 @@ class Running:
         The provider cannot run all of it.
     """
 
-    def __init__(self, model: ModelProto, provider: str, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        provider: str,
+        sizes: Mapping[str, int] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        provider_options: Mapping[str, str] | None = None,
+    ) -> None:
         self.provider = provider
-        self._sizes = sizes or {}
+        self._sizes, self._settings, self._provider_options = sizes or {}, settings or {}, provider_options or {}
         self._model = _with_names(model) if provider == "webgpu" else model
         self._outputs = [value.name for value in model.graph.output]
-        self._session = self._started(self._options())
+        self.session = self._started(self._options())
         if provider == "webgpu" and (odd := self._floats_on_the_cpu()):
             nodes = ", ".join(f"{node.op_type} {node.name}" for node in odd[:3])
             raise RuntimeError(
@@ -96,8 +104,8 @@ class Running:
     def _ran(self, feeds: Mapping[str, Array]) -> list[Array]:
         # Python has no way to the GPU's memory of the WebGPU provider that is built in.
         if self.provider == "cpu" or (self.provider == "webgpu" and _plugin() is None):
-            return self._session.run(None, feeds)  # type: ignore[no-any-return]
-        bound = self._session.io_binding()
+            return self.session.run(None, feeds)  # type: ignore[no-any-return]
+        bound = self.session.io_binding()
         for name, array in feeds.items():
             # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them.
             if array.ndim == 0 or (self.provider == "webgpu" and array.dtype.kind != "f"):
@@ -106,7 +114,7 @@ class Running:
                 bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0))
         for name in self._outputs:
             bound.bind_output(name, self.provider)
-        self._session.run_with_iobinding(bound)
+        self.session.run_with_iobinding(bound)
         return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
     def placement(self) -> list[Placed]:
@@ -131,6 +139,8 @@ class Running:
             options.add_free_dimension_override_by_name(name, size)
         options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        for name, value in self._settings.items():
+            setattr(options, name, value)
         if self.provider == "cuda":
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             if hasattr(onnxruntime, "preload_dlls"):
@@ -142,10 +152,10 @@ class Running:
         about, content = PROVIDERS[self.provider], self._model.SerializeToString()
         try:
             if self.provider == "webgpu" and (device := _plugin()) is not None:
-                options.add_provider_for_devices([device], {})
+                options.add_provider_for_devices([device], dict(self._provider_options))
                 session = onnxruntime.InferenceSession(content, options, enable_fallback=0)
             else:
-                chosen = [(about.name, dict(about.options))]
+                chosen = [(about.name, {**about.options, **self._provider_options})]
                 session = onnxruntime.InferenceSession(content, options, providers=chosen, enable_fallback=0)
         except Exception as error:  # onnxruntime's own classes
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
@@ -165,11 +175,11 @@ class Running:
 
     def _told(self) -> list[Placed]:
         """The nodes of which onnxruntime tells where they run."""
-        if not hasattr(self._session, "get_provider_graph_assignment_info"):
+        if not hasattr(self.session, "get_provider_graph_assignment_info"):
             raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
         return [
             Placed(node.op_type, node.name, part.ep_name)
-            for part in self._session.get_provider_graph_assignment_info()
+            for part in self.session.get_provider_graph_assignment_info()
             for node in part.get_nodes()
         ]
 

@@ -24,32 +24,38 @@ CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 def fallbacks(model: ModelProto) -> list[str]:
     """Every node without a kernel on CUDA, and why."""
-    return [f"{each.op_type} {each.name}: {why}" for each, why in _examined(model) if why]
+    return [f"{each.op_type} {each.name}: {why}" for each, why, _ in _examined(model) if why]
 
 
 def left(model: ModelProto) -> list[str]:
     """The ops of all nodes that are not folded."""
-    return [each.op_type for each, _ in _examined(model)]
+    return [each.op_type for each, _, _ in _examined(model)]
+
+
+def left_in_loops(model: ModelProto) -> list[str]:
+    """Those of them that run at every step."""
+    return [each.op_type for each, _, looped in _examined(model) if looped]
 
 
 def sizes_left(model: ModelProto) -> list[str]:
     """Every node that computes a size at run time, and so is on the CPU or brings others there."""
-    return [f"{each.op_type} {each.name}" for each, _ in _examined(model) if each.op_type in ("Shape", "Size")]
+    return [f"{each.op_type} {each.name}" for each, _, _ in _examined(model) if each.op_type in ("Shape", "Size")]
 
 
 def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
     """Every node for which onnxruntime refuses to capture a CUDA graph of the model."""
-    control_flow = [f"{each.op_type} {each.name}" for each, _ in _examined(model) if each.op_type in CONTROL_FLOW]
+    control_flow = [f"{each.op_type} {each.name}" for each, _, _ in _examined(model) if each.op_type in CONTROL_FLOW]
     return [*control_flow, *fallbacks(model), *sizes_left(model)]
 
 
-def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
-    """The nodes that are left after folding, those in bodies too, each with why it has no kernel, if so."""
+def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:
+    """The nodes that are left after folding, those in bodies too, each with why it has no kernel, if so, and whether it
+    is in a loop."""
     model = shape_inference.infer_shapes(inliner.inline_local_functions(model), strict_mode=True)
     (opset,) = (entry.version for entry in model.opset_import if entry.domain == "")
     scopes = (types for _, types in graphs(model.graph))  # in the order in which bodies are examined
 
-    def examined(graph: GraphProto, constants: set[str]) -> Iterator[tuple[NodeProto, str]]:
+    def examined(graph: GraphProto, constants: set[str], looped: bool) -> Iterator[tuple[NodeProto, str, bool]]:
         types = next(scopes)
         constants = constants | {tensor.name for tensor in graph.initializer}
         values = [*graph.input, *graph.value_info, *graph.output]
@@ -59,11 +65,11 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
             if each.op_type not in CONTROL_FLOW and known.issuperset(filter(None, each.input)):
                 constants.update(each.output)
                 continue
-            yield each, _why_not(each, types, opset)
+            yield each, _why_not(each, types, opset), looped
             for body in bodies(each):
-                yield from examined(body, constants)
+                yield from examined(body, constants, looped or each.op_type != "If")
 
-    return examined(model.graph, set())
+    return examined(model.graph, set(), False)
 
 
 def _is_fixed(value: onnx.ValueInfoProto) -> bool:

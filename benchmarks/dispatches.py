@@ -1,0 +1,208 @@
+"""Where the nodes of every form run, and how many nodes, GPU dispatches and copies a step takes, as markdown.
+
+    python benchmarks/dispatches.py --provider webgpu    # or cuda or cpu; the default is the first of these that runs
+
+Nothing is timed, so that a GPU made of software does. Each model runs at two lengths. What there is more of at the
+longer one belongs to the steps, the rest to the call. Nodes and the copies between them are counted in onnxruntime's
+profile, dispatches in its log. For CUDA without a GPU, nodes are told from onnxruntime's list of kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+SIZES = {"B": 4, "I": 16, "H": 32}
+LENGTHS = 14, 28  # multiples of what "unroll" cuts at once
+GRADIENTS = ["scan", "loop", "unroll"]
+FORMS = [*GRADIENTS, "native"]
+CASES = {
+    "BlockLSTM": FORMS,
+    "BlockLSTMGrad": GRADIENTS,
+    "block_gru": FORMS,
+    "block_gru_grad": GRADIENTS,
+    "LSTM layer": FORMS,
+    "LSTM layer, training": GRADIENTS,
+    "GRU layer": FORMS,
+    "GRU layer, training": GRADIENTS,
+}
+DISPATCH = "Starting program"  # what the WebGPU provider logs with each
+NOTES = {
+    "cpu": "Nodes of a loop count at every step.",
+    "webgpu": (
+        "Nodes of a loop count at every step; copies are those within a call. The CPU runs a Scan or Loop itself, so "
+        "the states and the rows that a step reads and writes travel at every step. The profile does not show that; it "
+        "is counted here as the inputs and outputs of the loop's body."
+    ),
+    "cuda": "Nodes of a loop count at every step; copies are those within a call. Loops are the GPU's here.",
+    "by list": "By onnxruntime's list of kernels, not by running. Nodes of a loop count at every step.",
+}
+Counts = dict[str, float]
+
+
+# ----------------------------------------------------------------------------------------------------------- the models
+def model_of(case: str, form: str, T: int) -> onnx.ModelProto:
+    """As a `Session` on a GPU takes it: with fixed sizes, without an If, and without long Splits."""
+    import onnx_export
+    from blockcell import GRU, LSTM
+    from blockcell.optable import OPS
+
+    sizes = {"T": T, **SIZES}
+    if case in OPS:
+        usable = {attribute.name for attribute in OPS[case].attributes}
+        plain = {"use_peephole": False, "cell_clip": 0.0}  # ONNX's own LSTM does not clip
+        attrs = {name: value for name, value in plain.items() if name in usable}
+        return onnx_export.build(case, sizes=sizes, attrs=attrs, loop=form, static=True)
+    layer = {"LSTM": LSTM, "GRU": GRU}[case.split()[0]].init(SIZES["I"], SIZES["H"], seed=0)
+    fixed = {letter: sizes[letter] for letter in "TB"}
+    return onnx_export.export(layer, None, train="training" in case, loop=form, sizes=fixed, static=True)
+
+
+def feeds_of(model: onnx.ModelProto, T: int) -> dict[str, np.ndarray]:
+    """Random floats; the integers are lengths, and all of them T."""
+    rng, feeds = np.random.default_rng(0), {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        whole = kind.elem_type == onnx.TensorProto.INT64
+        feeds[value.name] = np.full(shape, T) if whole else rng.uniform(-1, 1, shape).astype(np.float32)
+    return feeds
+
+
+# ---------------------------------------------------------------------------------------------------------- by running
+def logged(run: Callable[[], Any]) -> tuple[Any, str]:
+    """The result, and what is written to standard error meanwhile, by native code too."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            result = run()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return result, file.read().decode(errors="replace")
+
+
+def counted(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
+    """The nodes and copies of the last run in a profile, and how many nodes of which op are on the CPU."""
+    run = [event for event in events if event["name"] == "model_run"][-1]
+    nodes = [
+        event
+        for event in events
+        if event["cat"] == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= run["ts"]
+    ]
+    ops = Counter(event["args"]["op_name"] for event in nodes)
+    copies = {"to the GPU": ops.pop("MemcpyFromHost", 0), "from the GPU": ops.pop("MemcpyToHost", 0)}
+    on_cpu = {
+        (event["name"], event["args"]["op_name"])
+        for event in nodes
+        if event["args"]["provider"] == "CPUExecutionProvider"
+    }
+    return {"nodes": ops.total(), **copies}, Counter(op for _, op in on_cpu)
+
+
+def trips(model: onnx.ModelProto) -> tuple[int, int]:
+    """How many arrays go to the GPU and how many come from it at every step of a loop that the CPU runs."""
+    from onnx_export.link import bodies
+    from onnx_export.loops import reads
+
+    there = back = 0
+    for loop in onnx.inliner.inline_local_functions(model).graph.node:
+        for body in bodies(loop):
+            read = reads(node for node in body.node if node.op_type != "Identity")  # a Loop's condition is not copied
+            there += sum(value.name in read for value in body.input)
+            back += len(body.output) - (loop.op_type == "Loop")
+    return there, back
+
+
+def by_profile(case: str, form: str, T: int, provider: str) -> tuple[Counts, Counter[str]]:
+    """What a call takes at this length."""
+    from onnx_export.runtime import Running
+
+    model = model_of(case, form, T)
+    feeds = feeds_of(model, T)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile", "log_severity_level": 1}
+        running, _ = logged(lambda: Running(model, provider, settings=settings))
+        logged(lambda: running.run(feeds))  # the first time there may be more to do
+        _, log = logged(lambda: running.run(feeds))
+        profile, _ = logged(running.session.end_profiling)
+        counts, on_cpu = counted(json.loads(Path(profile).read_text()))
+    if provider == "cpu":
+        return {"nodes": counts["nodes"]}, Counter(["all"])
+    if dispatches := log.count(DISPATCH):
+        counts["dispatches"] = dispatches
+    if on_cpu["Scan"] or on_cpu["Loop"]:
+        there, back = trips(model)
+        counts["to the GPU"] += T * there
+        counts["from the GPU"] += T * back
+    return counts, on_cpu
+
+
+# ------------------------------------------------------------------------------------------------------------- by list
+def by_list(case: str, form: str, T: int) -> tuple[Counts, Counter[str]]:
+    """What CUDA would run, and what it would leave to the CPU."""
+    from placement import fallbacks, left, left_in_loops
+
+    model = model_of(case, form, T)
+    nodes = len(left(model)) + (T - 1) * len(left_in_loops(model))
+    return {"nodes": nodes}, Counter(each.split()[0] for each in fallbacks(model))
+
+
+# --------------------------------------------------------------------------------------------------------------- table
+def row(case: str, form: str, count: Callable[[str, str, int], tuple[Counts, Counter[str]]]) -> dict[str, str]:
+    """The cells of a line, by their headings; why there is none, instead of what is on the CPU."""
+    short, long = LENGTHS
+    cells = {"": case, "form": form}
+    try:
+        (counts, on_cpu), (more, _) = (count(case, form, T) for T in LENGTHS)
+    except Exception as failure:  # the others are still wanted
+        return cells | {"on the CPU": str(failure).splitlines()[0].partition(";")[0]}
+    cells["on the CPU"] = ", ".join(f"{op} {n}" if n > 1 else op for op, n in sorted(on_cpu.items())) or "none"
+    for what in counts:
+        step = (more[what] - counts[what]) / (long - short)
+        cells |= {f"{what}, a step": f"{step:.3g}", f"{what}, besides": f"{counts[what] - short * step:.3g}"}
+    return cells
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """As markdown."""
+    heads = max(rows, key=len)
+    lines = [heads, ["---"] * len(heads), *([row.get(head, "") for head in heads] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    from gpu_check import machine
+
+    from onnx_export.runtime import PROVIDERS, has, why_not
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--provider", choices=list(PROVIDERS))
+    provider = parser.parse_args().provider or next(filter(has, ("cuda", "webgpu", "cpu")))
+    if has(provider):
+        count, about = lambda *asked: by_profile(*asked, provider), f"{machine(provider)}. {NOTES[provider]}"
+    elif provider == "cuda":
+        count, about = by_list, NOTES["by list"]
+    else:
+        sys.exit(f"provider is {provider!r}, but {why_not(provider)}")
+    rows, _ = logged(lambda: [row(case, form, count) for case, forms in CASES.items() for form in forms])
+    print(f"{table(rows)}\n{about}")
+
+
+if __name__ == "__main__":
+    main()
