@@ -497,11 +497,11 @@ class _Model:
         if not reverse:
             return starts
         # An episode that starts at a step hands no state to the step that runs after it, the one before it in time.
-        none = self._add(
-            "Expand", self._constant(np.array(False)), self._concat(self._ints(1), self._size("B"), self._ints(1))
-        )
+        # Numbers are turned, because onnxruntime's Gather of bools on WebGPU, in 1.27, reads past its indices' end.
+        starts = self._add("Cast", starts, to=helper.np_dtype_to_tensor_dtype(self.dtype))
+        none = self._add("Expand", self._zero(), self._concat(self._ints(1), self._size("B"), self._ints(1)))
         rest = self._add("Slice", self._turn(starts), self._ints(0), self._ints(-1), self._ints(0))
-        return self._add("Concat", none, rest, axis=0)
+        return self._add("Cast", self._add("Concat", none, rest, axis=0), to=TensorProto.BOOL)
 
     def _concat(self, *vectors: str) -> str:
         return self._add("Concat", *vectors, axis=0)

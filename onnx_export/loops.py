@@ -5,7 +5,7 @@ others run in a Scan, in a Loop, or are written out for every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -221,7 +221,12 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
 def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     """One Loop."""
     array = _back if body.reverse else lambda name: name
-    rows = [node("Gather", [array(name), "step"], [_now(name)]) for name in body.scan_inputs]
+    # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
+    stored = {name: "fresh_number" if name == "fresh" else name for name in body.scan_inputs}
+    numbers, rows = [], [node("Gather", [array(name), "step"], [_now(name)]) for name in stored.values()]
+    if "fresh" in stored:
+        numbers = [node("Cast", ["fresh"], ["fresh_number"], to=body.dtype)]
+        rows.append(node("Cast", [_now("fresh_number")], [_now("fresh")], to=TensorProto.BOOL))
     inputs = [
         value_of("step", TensorProto.INT64, []),
         value_of("go_on", TensorProto.BOOL, []),
@@ -229,8 +234,8 @@ def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     ]
     graph = _graph(body, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
     finals = [last(name) for name in body.carried.values()]
-    return _around(
-        body,
+    return numbers + _around(
+        replace(body, scan_inputs=[*stored.values()]),
         live,
         lambda array: node("Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph),
     )

@@ -74,8 +74,8 @@ def compare(request):
 
 
 def moved(computed, name, eps):
-    """How far a result moves, in eps of its largest entry, if every number given moves by an eps, of its array's largest
-    entry or of 1.
+    """How far a result moves, in eps of its largest entry, if all numbers given move by an eps, of their array's
+    largest entry or of 1.
 
     That exceeds the bound where sums cancel and no entry is large, as with one cell and one row. Then no algorithm does
     better; nor does WebGPU's tanh, which is off by an eps of 1 even where it is small.
@@ -389,7 +389,7 @@ def test_no_float_of_an_op_is_on_the_cpu(op, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_float_of_a_layer_is_on_the_cpu(name, loop, train):
-    case = Case(LAYERS[name]("float32"), lengths=False, reset=True, train=train)
+    case = Case(LAYERS[name]("float32"), reset=True, train=train)
     session = onnx_export.Session(exported(case.layer, case, loop=loop, sizes=fixed_sizes(loop)), provider="webgpu")
     session(**case.arguments)
     assert {"Tanh", "Sigmoid", "Where"} <= check_placement(session)
