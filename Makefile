@@ -53,7 +53,7 @@ test-packages:
 bench: $(BUILT)
 	$(BIN)/python benchmarks/bench.py --quick
 
-# On a machine with a GPU, perhaps without a network: with what PYTHON has, onnxruntime-gpu or one with WebGPU above all.
+# On a machine with a GPU, perhaps without a network: with what PYTHON has, onnxruntime-gpu or a WebGPU above all.
 gpu-check:
 	$(PYTHON) -c 'import blockcell' || $(PYTHON) setup.py build_ext --inplace
 	$(PYTHON) benchmarks/gpu_check.py

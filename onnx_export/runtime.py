@@ -35,7 +35,7 @@ class Provider:
 
 PROVIDERS = {
     "cpu": Provider("CPUExecutionProvider", ("scan",)),
-    # TF32 has ten bits of fraction.  It cannot be turned off in cuDNN's LSTM, so that is not the form to choose.
+    # TF32 has ten bits of fraction; whether this reaches cuDNN's LSTM is not known, so "native" is not chosen.
     "cuda": Provider("CUDAExecutionProvider", ("scan",), {"use_tf32": "0"}),
     # A Scan or Loop is run by the CPU, which fetches the states from the GPU at every step.
     "webgpu": Provider("WebGpuExecutionProvider", ("native", "unroll")),

@@ -107,6 +107,16 @@ def test_verdicts_have_colours():
     assert printed(code).split("\n") == ["t", "  [op]  eps", "  a       1  ok", "  b       2  FAILED"]
 
 
+def test_names_are_not_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a_name_of_25_letters_xxxx"
+    shown = on_terminal(
+        "from blockcell.command.terminal import print_table; "
+        f"print_table('t', ['op', 'where'], [[{name!r}, 'a place of {name}']])"
+    )
+    assert name in shown and f"place of {name}" not in shown
+
+
 # --------------------------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("arguments", "said"),

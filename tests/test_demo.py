@@ -15,7 +15,7 @@ from blockcell import raw_ops
 from blockcell.command import cli, demo
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
-from onnx_export import verification
+from onnx_export import runtime, verification
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -189,13 +189,13 @@ def test_a_wrong_op_fails(result, monkeypatch):
         demo.check("LSTMBlockCellGrad", values)
 
 
-def wrong_graph(monkeypatch, name, factor):
-    """Let an op be wrong in one entry of its first result on onnx.reference."""
+def wrong_graph(monkeypatch, name, factor, where="reference"):
+    """Let an op be wrong in one entry of its first result on a runtime."""
     right = verification._results
 
     def spoilt(provider, op, *rest):
         results = [np.array(result) for result in right(provider, op, *rest)]
-        if (provider, op.name) == ("reference", name):
+        if (provider, op.name) == (where, name):
             results[0].flat[np.abs(results[0]).argmax()] *= np.float32(factor)
         return results
 
@@ -260,6 +260,26 @@ def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
     assert status == 1 and out.endswith("FAILED: LSTMBlockCell, block_gru on onnx.reference\n")
     verdicts = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.endswith(("ok", "FAILED"))}
     assert {name for name in OPS if verdicts[name] == "FAILED"} == {"LSTMBlockCell", "block_gru"}
+
+
+def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch, result):
+    trained = {training.network: training for training in result.trainings}
+    genuine = verification._results
+    monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])
+    monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider in ("cpu", "webgpu") else "not here")
+    monkeypatch.setattr(
+        verification,
+        "_results",
+        lambda provider, *rest: genuine("cpu" if provider == "webgpu" else provider, *rest),
+    )
+    wrong_graph(monkeypatch, "BlockLSTM", 1 + 1e-4, "webgpu")
+    status, out = command(capsys, "--output", str(tmp_path / "a.png"))
+    assert status == 1 and out.endswith("FAILED: BlockLSTM on onnxruntime WebGPU\n")
+    (heading,) = (line for line in out.splitlines() if "onnxruntime CPU" in line)
+    assert heading.rstrip().endswith("onnxruntime CPU  onnxruntime WebGPU  onnx.reference  time, us")
+    for op in OPS:
+        (line,) = (line.split() for line in out.splitlines() if line.split()[:1] == [op])
+        assert len(line) == 9 and (line[4] == line[5]) == (op != "BlockLSTM")
 
 
 def test_without_onnx(capsys, tmp_path, monkeypatch, result):

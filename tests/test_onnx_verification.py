@@ -11,7 +11,7 @@ import pytest
 import onnx_export
 from blockcell.command import cli
 from blockcell.optable import OPS
-from onnx_export import verification
+from onnx_export import runtime, verification
 
 SMALL = {"T": 3, "B": 2, "I": 4, "H": 5}
 
@@ -87,7 +87,26 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "e.png").exists()
 
 
-@pytest.mark.parametrize("words", [["LSTM"], ["--sizes", "T=x"], ["--sizes", "N=3"], ["--dtypes", "half"]])
+def test_the_command_knows_all_providers():
+    assert tuple(cli.RUNTIMES) == verification.PROVIDERS
+
+
+@pytest.mark.parametrize("option", ["--providers", "--provider"])
+@pytest.mark.parametrize("provider", ["cuda", "webgpu"])
+def test_a_provider_that_is_not_here(option, provider, monkeypatch, tmp_path, capsys):
+    """One line, which says what to install; and no picture."""
+    monkeypatch.setattr(runtime, "why_not", lambda provider: f"{provider} is missing: install it")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify", option, provider]) == 1
+    out, err = capsys.readouterr()
+    line = f"blockcell verify: RuntimeError: provider is '{provider}', but {provider} is missing: install it\n"
+    assert (out, err) == ("", line)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "words", [["LSTM"], ["--providers", "tpu"], ["--sizes", "T=x"], ["--sizes", "N=3"], ["--dtypes", "half"]]
+)
 def test_wrong_usage_of_the_command(words):
     with pytest.raises(SystemExit) as caught:
         cli.main(["verify", *words])

@@ -21,7 +21,12 @@ from .. import __version__, build_info
 from ..optable import DTYPES, LETTERS, OPS
 from .terminal import print_json, print_table, progress
 
-RUNTIMES = {"cpu": "onnxruntime CPU", "cuda": "onnxruntime CUDA", "reference": "onnx.reference"}
+RUNTIMES = {  # by the names that `onnx_export.verify` has for them
+    "cpu": "onnxruntime CPU",
+    "cuda": "onnxruntime CUDA",
+    "webgpu": "onnxruntime WebGPU",
+    "reference": "onnx.reference",
+}
 
 
 class MissingExtra(Exception):
@@ -160,9 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     dtypes = [str(dtype) for dtype in DTYPES]
     command.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="any of these (all)")
     command.add_argument("--sizes", nargs="+", type=_sizes, metavar="T=..,B=..", help="sizes to try; I and H as well")
-    command.add_argument(
-        "--providers", nargs="+", choices=["cpu", "cuda", "reference"], help="beside the kernels (those that are here)"
-    )
+    command.add_argument("--providers", nargs="+", choices=RUNTIMES, help="beside the kernels (those that are here)")
     command.add_argument(
         "--output", type=_png, default="blockcell-verify.png", metavar="PNG", help="the picture to write (%(default)s)"
     )

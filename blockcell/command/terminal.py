@@ -38,8 +38,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     from rich.text import Text
 
     table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
-    for heading, flush in zip(columns, right, strict=True):
-        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold")
+    for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):  # of the first one, names, none is cut
+        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=not k)
     styles = {VERDICTS[True]: "green", VERDICTS[False]: "bold red"}
     for row in texts:
         table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
