@@ -16,6 +16,8 @@ where the layer has one of these descriptions:
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
+An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``.
+
 `checksum` computes "sha256"; files of earlier versions have none.
 
 Reading never unpickles and trusts nothing: names, dtypes, shapes and sizes are checked before an array is read.
@@ -48,8 +50,12 @@ from .optable import DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, sizes_of
 
 VERSION = 1
 KEY = "blockcell"
-ATTRIBUTES = ("forget_bias", "cell_clip", "gate_order")  # of an LSTM
-PARTS = {"LSTM": sorted(ATTRIBUTES), "GRU": [], "Bidirectional": ["bw", "fw"], "Stack": ["layers"]}
+PARTS = {
+    "LSTM": ["cell_clip", "forget_bias", "gate_order"],
+    "GRU": [],
+    "Bidirectional": ["bw", "fw"],
+    "Stack": ["layers"],
+}
 SHAPES = {  # of a cell's weights
     kind: {tensor.name: tensor.shape for tensor in OPS[op].inputs if tensor.name[0] in "wb"}
     for kind, op in {"LSTM": "BlockLSTM", "GRU": "block_gru"}.items()
@@ -172,6 +178,10 @@ def check(description: Any) -> None:
         kind, names = each["type"], sorted(each.keys() - {"type"})
         if not isinstance(kind, str) or kind not in PARTS:
             raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(PARTS)}")
+        if kind in SHAPES and "reverse" in names:
+            names.remove("reverse")
+            if each["reverse"] is not True:
+                raise ValueError(f"its {kind} has reverse {short(each['reverse'])}; expected true, or nothing")
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
         if kind == "LSTM":

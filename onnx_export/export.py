@@ -312,6 +312,7 @@ class _Model:
 
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
         names = cell._state._fields
+        reverse ^= cell.reverse
         first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
         arguments |= {name: prefix + name for name in cell.weights}
@@ -320,6 +321,9 @@ class _Model:
         if self.lengths:
             arguments["lengths"] = self._add("Cast", "lengths", to=TensorProto.INT32)
         tape = _Tape(arguments, first, reverse)
+        if self.streaming and reverse:
+            where = f"{prefix.rstrip('.')} has" if prefix else "layer has"
+            raise TypeError(f"export: {where} reverse=True and begins at the last step; it cannot be streaming")
         if self.streaming:
             c = self._config(cell, prefix, "Step", names)
             found = self._call(cell, prefix, "Step", c, arguments)

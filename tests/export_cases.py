@@ -21,8 +21,8 @@ def lstm(size, dtype, inputs=I, **options):
     return drawn(LSTM.init(inputs, size, seed=size, dtype=dtype, **options))
 
 
-def gru(size, dtype, inputs=I):
-    return drawn(GRU.init(inputs, size, seed=size, dtype=dtype))
+def gru(size, dtype, inputs=I, **options):
+    return drawn(GRU.init(inputs, size, seed=size, dtype=dtype, **options))
 
 
 def drawn(layer):
@@ -37,6 +37,7 @@ LAYERS = {
     "LSTM": lambda dtype: lstm(5, dtype),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, cell_clip=0.4, gate_order="ifco"),
     "GRU": lambda dtype: gru(4, dtype),
+    "Reverse": lambda dtype: Stack([lstm(4, dtype, reverse=True), gru(3, dtype, 4, reverse=True), gru(2, dtype, 3)]),
     "Bidirectional": lambda dtype: Bidirectional(lstm(5, dtype, use_peephole=True), gru(5, dtype)),
     "Stack": lambda dtype: Stack(
         [
@@ -49,7 +50,7 @@ LAYERS = {
         ]
     ),
 }
-DEPTH = {"Stack": 4}
+DEPTH = {"Reverse": 3, "Stack": 4}
 STREAMING = {
     **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU")},
     "Stack": lambda dtype: Stack([lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), lstm(4, dtype, 3)])]),

@@ -33,6 +33,7 @@ class KerasLayer:
 
     def __init__(self, weights=(), **config):
         defaults = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
+        defaults["return_sequences"] = False
         self.config = defaults | ({"reset_after": True} if type(self).__name__ == "GRU" else {}) | config
         self.weights = list(weights)
         self.name = "a_layer"
@@ -107,6 +108,8 @@ def test_keras_formulas(kind, formula, gates):
     x = g.standard_normal((T, B, I))
     weights = [[g.uniform(-1, 1, shape) for shape in ((I, gates * H), (H, gates * H), (gates * H,))] for _ in "fb"]
     fw, bw = (keras(kind, w, reset_after=False, go_backwards=k == 1) for k, w in enumerate(weights))
+    last = convert.from_keras(bw)(x)[0][0]  # what Keras returns
+    np.testing.assert_allclose(last, formula(x[::-1], *weights[1])[-1], rtol=0, atol=1e-14)
     expected = formula(x, *weights[0])
     np.testing.assert_allclose(convert.from_keras(fw)(x)[0], expected, rtol=0, atol=1e-14)
     both = np.concatenate([expected, formula(x[::-1], *weights[1])[::-1]], axis=-1)
@@ -148,7 +151,10 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
         (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
         (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only Keras"),
         (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only Keras's own 'tanh'"),
-        (lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True), r"go_backwards=True.*x\[::-1\]"),
+        (
+            lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
+            r"go_backwards=True and return_sequences=True.*x\[::-1\]",
+        ),
         (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU or Bid"),
         (lambda: keras("Sequential"), "Of a model, pass the recurrent layers of model.layers in a list"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
@@ -256,7 +262,7 @@ def test_keras_itself_refused():
         (layers.GRU(H), RESET_AFTER),
         (layers.LSTM(H, activation="relu"), "activation='relu'"),
         (layers.LSTM(H, recurrent_activation="hard_sigmoid"), "hard_sigmoid"),
-        (layers.LSTM(H, go_backwards=True), "go_backwards"),
+        (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),
         (layers.Bidirectional(layers.LSTM(H), merge_mode="sum"), "merge_mode"),
         (layers.SimpleRNN(H), "SimpleRNN"),
     ):

@@ -134,19 +134,18 @@ def test_onnx_case(name):
     node, given, expected = copy.deepcopy(ONNX_CASES[name])
     weights = {key: value for key, value in given.items() if key in "WRBP"}
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    reverse, batchwise = attributes.get("direction") == b"reverse", attributes.get("layout") == 1
-    if reverse or batchwise:
-        with pytest.raises(ConversionError, match="direction='reverse'" if reverse else "layout=1"):
+    batchwise = attributes.get("layout") == 1
+    if batchwise:
+        with pytest.raises(ConversionError, match="layout=1"):
             convert.from_onnx(node, weights)
-        kept = [attribute for attribute in node.attribute if attribute.name not in ("direction", "layout")]
+        kept = [attribute for attribute in node.attribute if attribute.name != "layout"]
         del node.attribute[:]
         node.attribute.extend(kept)
     layer = convert.from_onnx(node, weights)
     x = given["X"].swapaxes(0, 1) if batchwise else given["X"]
     lengths = given.get("sequence_lens")
     state = tuple(given[key][0] for key in ("initial_c", "initial_h") if key in given) or None
-    y, last = layer(x[::-1] if reverse else x, state, lengths=lengths)
-    y = y[::-1] if reverse else y
+    y, last = layer(x, state, lengths=lengths)
     parts = last if isinstance(layer, Bidirectional) else [last]
     ours = {
         "Y": np.stack(np.split(y, len(parts), axis=-1), axis=1),
@@ -178,7 +177,6 @@ def onnx_weights(kind="LSTM", directions=1):
         (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*only Sigmoid for the gates"),
         (onnx_node("GRU", activations=["HardSigmoid", "Tanh"]), "'HardSigmoid'"),
         (onnx_node(layout=1), "layout=1, batch first"),
-        (onnx_node(direction="reverse"), r"y = layer\(x\[::-1\]\)\[0\]\[::-1\]"),
         (onnx_node("RNN"), "the node is a ::RNN; expected an ONNX LSTM or GRU"),
         (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
         (onnx_node(inputs=("X", "V", "R", "B")), "its W, 'V', is not among the initializers"),

@@ -44,15 +44,17 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Layer:
     Returns
     -------
     LSTM, GRU, Bidirectional or Stack
-        ``unit_forget_bias`` does not matter: it only sets the initial bias.
+        ``unit_forget_bias`` does not matter: it only sets the initial bias. A lone layer with ``go_backwards=True`` has
+        ``reverse=True`` here.
 
     Raises
     ------
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        A GRU with ``reset_after=True``, which is Keras's default; activations other than tanh and sigmoid; a lone
-        ``go_backwards=True``; a ``merge_mode`` other than "concat".
+        A GRU with ``reset_after=True``, which is Keras's default; activations other than tanh and sigmoid;
+        ``go_backwards=True`` of a lone layer with ``return_sequences=True``, whose output Keras leaves in the order in
+        which it is computed; a ``merge_mode`` other than "concat".
     ValueError
         The number of arrays or their shapes are wrong, or they may be those of a Bidirectional with I = H as well as
         those of two stacked layers.
@@ -97,7 +99,7 @@ def to_keras(layer: Layer) -> list[Any]:
     Raises
     ------
     ConversionError
-        An LSTM has peepholes or clips its cell state: Keras has neither.
+        An LSTM has peepholes or clips its cell state: Keras has neither. A layer has ``reverse=True``.
     """
     caller = "to_keras"
     if isinstance(layer, Stack):
@@ -138,15 +140,16 @@ def _layer(caller: str, source: Any) -> Layer:
                 f"{what} has a forward layer with go_backwards=True; only the backward layer may run backwards"
             )
         return Bidirectional(_cell(caller, fw), _cell(caller, bw))
-    if config["go_backwards"]:
+    if config["go_backwards"] and config["return_sequences"]:
         raise ConversionError(
-            f"{what} has go_backwards=True; a lone layer runs forwards only. Convert its get_weights() and call the"
-            f" layer with x[::-1]: y is then in Keras's order"
+            f"{what} has go_backwards=True and return_sequences=True: its output begins with the last step, that of a"
+            f" layer with reverse=True with the first. Convert its get_weights() and call the layer with x[::-1]: y is"
+            f" then in Keras's order"
         )
-    return _cell(caller, source)
+    return _cell(caller, source, config["go_backwards"])
 
 
-def _cell(caller: str, source: Any) -> Cell:
+def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
     kind, config = type(source).__name__, source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
     if kind not in ("LSTM", "GRU") or not _is_of_keras(type(source), kind):
@@ -165,7 +168,7 @@ def _cell(caller: str, source: Any) -> Cell:
     arrays = source.get_weights()
     if not arrays:
         raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _cell_from_arrays(caller, arrays, reset_after=False)
+    return _cell_from_arrays(caller, arrays, reset_after=False, reverse=reverse)
 
 
 def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> Layer:
@@ -192,7 +195,7 @@ def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -
     return Bidirectional(fw, bw)
 
 
-def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> Cell:
+def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> Cell:
     names = ["kernel", "recurrent_kernel", "bias"][: len(source)]
     arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
     kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
@@ -217,4 +220,4 @@ def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | No
     if bias is None:
         bias = np.zeros(gates * hidden, kernel.dtype)
     check_shapes(caller, {"kernel": (kernel, (None, gates * hidden)), "bias": (bias, (gates * hidden,))})
-    return make_cell(f"Keras {'LSTM' if gates == 4 else 'GRU'}", kernel, recurrent, bias)
+    return make_cell(f"Keras {'LSTM' if gates == 4 else 'GRU'}", kernel, recurrent, bias, reverse=reverse)

@@ -56,7 +56,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
         ``clip``, ``input_forget=1``, ``linear_before_reset=1``, ``layout=1``, other activations than the default ones,
-        ``direction="reverse"``, weights that other nodes compute, and lengths or initial states that are constant or
+        weights that other nodes compute, and lengths or initial states that are constant or
         that other nodes compute, unless the states are zero.
     ValueError
         The node is not found, or its inputs, attributes or shapes are not as ONNX specifies them.
@@ -108,7 +108,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     for d in range(directions):
         bias = B[d, :columns] + B[d, columns:]
         peepholes = arrays["P"][d] if "P" in arrays else None
-        cells.append(make_cell(f"ONNX {kind}", W[d].T, R[d].T, bias, peepholes))
+        cells.append(make_cell(f"ONNX {kind}", W[d].T, R[d].T, bias, peepholes, reverse=direction == "reverse"))
     return cells[0] if directions == 1 else Bidirectional(*cells)
 
 
@@ -176,7 +176,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         [f"{name}_{place}" for place in ("Y", "Y_h", "Y_c")[: 3 if kind == "LSTM" else 2]],
         name=name,
         hidden_size=cells[0].hidden_size,
-        direction="bidirectional" if len(cells) == 2 else "forward",
+        direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
 
@@ -250,11 +250,6 @@ _ATTRIBUTES = {
 def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
-    if direction == "reverse":
-        raise ConversionError(
-            f"{what} has direction='reverse'; a lone layer runs forwards only. Remove that attribute from the node,"
-            f" convert it, and reverse time outside: y = layer(x[::-1])[0][::-1]"
-        )
     if "clip" in attributes:
         raise ConversionError(
             f"{what} has clip={attributes['clip'].f:g}, which limits what goes into the gates; the cell_clip of an LSTM"

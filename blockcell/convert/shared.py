@@ -43,17 +43,25 @@ def reorder(weights: Array, given: str, wanted: str, axis: int = -1) -> Array:
     return np.concatenate([parts[gate] for gate in wanted], axis)
 
 
-def make_cell(source: str, kernel: Array, recurrent: Array, bias: Array, peepholes: Array | None = None) -> Cell:
+def make_cell(
+    source: str,
+    kernel: Array,
+    recurrent: Array,
+    bias: Array,
+    peepholes: Array | None = None,
+    *,
+    reverse: bool = False,
+) -> Cell:
     """A layer from weights [I,.], [H,.] and [.], with the gates in the order of a source such as "ONNX LSTM"."""
     kind = source.split()[1]
     w, b = (reorder(a, ORDERS[source], ORDERS[kind]) for a in (np.concatenate([kernel, recurrent]), bias))
     hidden = len(recurrent)
     if kind == "GRU":
-        return GRU(w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :])
+        return GRU(w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :], reverse=reverse)
     if peepholes is None:
-        return LSTM(w, b)
+        return LSTM(w, b, reverse=reverse)
     wci, wcf, wco = np.split(reorder(peepholes, ORDERS["ONNX peepholes"], ORDERS["peepholes"]), 3)
-    return LSTM(w, b, wci=wci, wcf=wcf, wco=wco)
+    return LSTM(w, b, wci=wci, wcf=wcf, wco=wco, reverse=reverse)
 
 
 def split_cell(cell: Cell, target: str) -> tuple[Array, Array, Array]:
@@ -98,7 +106,12 @@ def clips(cell: Cell) -> bool:
 
 
 def refuse_extras(caller: str, cell: Cell, target: str) -> None:
-    """Refuse what blockcell's LSTM has and most others do not."""
+    """Refuse what layers of blockcell have and most others do not."""
+    if cell.reverse:
+        raise ConversionError(
+            f"{caller}: the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert"
+            f" that, and turn {target}'s input and output around: y = layer(x[::-1])[::-1]"
+        )
     if has_peepholes(cell):
         raise ConversionError(f"{caller}: the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)")
     if isinstance(cell, LSTM) and clips(cell):

@@ -135,7 +135,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
     Raises
     ------
     ConversionError
-        A GRU; peepholes; a clipped cell state; a stack that is not a single ``torch.nn.LSTM``.
+        A GRU; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a single ``torch.nn.LSTM``.
     """
     caller = "to_torch"
     layers = layer.layers if isinstance(layer, Stack) else (layer,)

@@ -333,6 +333,7 @@ class Cell(Layer):
     _kernel: ClassVar[str]
     """The first part of the kernels' names."""
     _state: ClassVar[type[LSTMState] | type[GRUState]]
+    _reverse: bool = False
     _sizes: dict[str, int]
     _number: int
     _runner: Runner
@@ -345,8 +346,17 @@ class Cell(Layer):
         """Options of the forward kernels."""
         return ()
 
+    @property
+    def reverse(self) -> bool:
+        """Whether the layer runs from each row's last step to its first."""
+        return self._reverse
+
     def _arguments(self) -> dict[str, Any]:
-        return dict(self._shared.weights[self].arrays)
+        return self._shared.weights[self].arrays | {"reverse": self.reverse}
+
+    def _described(self, **attributes: Any) -> dict[str, Any]:
+        """The layer's type and attributes. Only a reverse one says in which direction it runs, as files of old ones."""
+        return {"type": type(self).__name__} | attributes | ({"reverse": True} if self.reverse else {})
 
     def _cells(self, prefix: str = "") -> dict[str, Cell]:
         return {prefix: self}
@@ -383,7 +393,7 @@ class Cell(Layer):
 
     def _remarks(self) -> list[str]:
         """The repr's last part: options that differ from their defaults."""
-        return []
+        return ["reverse=True"] if self.reverse else []
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _initialize(self, values: dict[str, Any]) -> None:
@@ -447,7 +457,15 @@ class Cell(Layer):
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
+
+        Raises
+        ------
+        TypeError
+            The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
         """
+        if self.reverse:
+            what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
+            raise TypeError(f"{what}; expected one that runs forwards")
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
     def _with(self, weights: CellWeights) -> Self:
@@ -479,7 +497,7 @@ class Cell(Layer):
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return self._runner.call(self, self._shared.weights[self], x, state)
+        return None if self.reverse else self._runner.call(self, self._shared.weights[self], x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
@@ -521,6 +539,7 @@ class Cell(Layer):
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
         T, B, _ = x.shape
+        reverse ^= self.reverse
         arrays, packed = current.weights[self]
         marks = current.marks.in_direction(reverse)
         last = self._state(*map(np.empty_like, state))

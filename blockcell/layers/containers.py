@@ -87,11 +87,16 @@ class Bidirectional(Composite):
     TypeError
         An argument is not a layer, or the dtypes differ.
     ValueError
-        The sizes differ.
+        The sizes differ, or a layer has ``reverse=True``.
     """
 
     def __init__(self, fw: Layer, bw: Layer) -> None:
         self._initialize({"fw": fw, "bw": bw})
+        for name, layer in self._layers.items():
+            if isinstance(layer, Cell) and layer.reverse:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} has reverse=True; expected False, as bw is run backwards anyway"
+                )
         for size in ("input_size", "output_size"):
             expected, found = getattr(fw, size), getattr(bw, size)
             if found != expected:

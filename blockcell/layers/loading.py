@@ -48,6 +48,5 @@ def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: 
     if kind == "Stack":
         return Stack([_built(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
     weights: dict[str, Any] = {name: arrays[prefix + name] for name in files.SHAPES[kind] if prefix + name in arrays}
-    if kind == "GRU":
-        return GRU(**weights)
-    return LSTM(**weights, **{name: description[name] for name in files.ATTRIBUTES})
+    attributes = {name: value for name, value in description.items() if name != "type"}
+    return (GRU if kind == "GRU" else LSTM)(**weights, **attributes)

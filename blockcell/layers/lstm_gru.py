@@ -43,6 +43,9 @@ class LSTM(Cell):
         Bound of the cell state; 0 or less for none.
     gate_order : {"icfo", "ifco"}
         Order of the columns: "icfo" as in LSTMBlockCell and BlockLSTM, or "ifco" as in BlockLSTMV2.
+    reverse : bool
+        Whether the layer runs from each row's last step to its first. y stays in the order of x; the state before the
+        first step is that before the last one in time. Within a `Bidirectional`, leave it False: that turns `bw`.
 
     Raises
     ------
@@ -67,6 +70,7 @@ class LSTM(Cell):
         forget_bias: float = 0.0,
         cell_clip: float = 0.0,
         gate_order: str = "icfo",
+        reverse: bool = False,
     ) -> None:
         reader = ArgumentReader(type(self).__name__)
         if not isinstance(gate_order, str) or gate_order not in GATE_ORDERS:
@@ -75,6 +79,7 @@ class LSTM(Cell):
         self._forget_bias = reader.number("forget_bias", forget_bias)
         self._cell_clip = reader.number("cell_clip", cell_clip)
         self._gate_order = gate_order
+        self._reverse = reader.switch("reverse", reverse)
         peepholes = {"wci": wci, "wcf": wcf, "wco": wco}
         self._use_peephole = any(value is not None for value in peepholes.values())
         self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}))
@@ -91,6 +96,7 @@ class LSTM(Cell):
         forget_bias: float = 0.0,
         cell_clip: float = 0.0,
         gate_order: str = "icfo",
+        reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
 
@@ -110,7 +116,7 @@ class LSTM(Cell):
         dtype : float32, float64 or float16
         use_peephole : bool
             Whether the layer has peephole weights.
-        forget_bias, cell_clip, gate_order
+        forget_bias, cell_clip, gate_order, reverse
             As in the constructor.
         """
         reader = ArgumentReader(f"{cls.__name__}.init")
@@ -123,7 +129,13 @@ class LSTM(Cell):
             weights["b"][k * H : (k + 1) * H] = 1
         if reader.switch("use_peephole", use_peephole):
             weights |= {name: _glorot(g, H, H, (H,)) for name in ("wci", "wcf", "wco")}
-        return cls(**_rounded(weights, dtype), forget_bias=forget_bias, cell_clip=cell_clip, gate_order=gate_order)
+        return cls(
+            **_rounded(weights, dtype),
+            forget_bias=forget_bias,
+            cell_clip=cell_clip,
+            gate_order=gate_order,
+            reverse=reverse,
+        )
 
     @property
     def forget_bias(self) -> float:
@@ -144,12 +156,12 @@ class LSTM(Cell):
         return super()._arguments() | self._attributes()
 
     def _description(self) -> dict[str, Any]:
-        return {"type": "LSTM"} | self._attributes()
+        return self._described(**self._attributes())
 
     def _remarks(self) -> list[str]:
         usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
         unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
-        return ["use_peephole=True"] * self._use_peephole + unusual
+        return ["use_peephole=True"] * self._use_peephole + unusual + super()._remarks()
 
     def _pack_options(self) -> tuple[bool, ...]:
         return self._use_peephole, self.gate_order == "ifco"
@@ -183,6 +195,8 @@ class GRU(Cell):
         Bias of the gates: r, u.
     b_c : array_like (H,)
         Bias of the candidate.
+    reverse : bool
+        Whether the layer runs from each row's last step to its first, as for `LSTM`.
 
     Raises
     ------
@@ -196,15 +210,24 @@ class GRU(Cell):
     _kernel = "gru"
     _state = GRUState
 
-    def __init__(self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike) -> None:
+    def __init__(
+        self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike, *, reverse: bool = False
+    ) -> None:
+        self._reverse = ArgumentReader(type(self).__name__).switch("reverse", reverse)
         self._initialize({"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c})
 
     def _description(self) -> dict[str, Any]:
-        return {"type": "GRU"}
+        return self._described()
 
     @classmethod
     def init(
-        cls, input_size: SupportsIndex, hidden_size: SupportsIndex, *, seed: Any, dtype: DTypeLike = np.float32
+        cls,
+        input_size: SupportsIndex,
+        hidden_size: SupportsIndex,
+        *,
+        seed: Any,
+        dtype: DTypeLike = np.float32,
+        reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
 
@@ -222,11 +245,14 @@ class GRU(Cell):
         seed : int, sequence of int, numpy.random.Generator or None
             Passed to `numpy.random.default_rng`; None takes a random seed from the system.
         dtype : float32, float64 or float16
+        reverse : bool
+            As in the constructor.
         """
         I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
         w_ru, w_c = _initial_weights(g, I, H, 2), _initial_weights(g, I, H, 1)
-        return cls(**_rounded({"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}, dtype))
+        weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}
+        return cls(**_rounded(weights, dtype), reverse=reverse)
 
 
 # ------------------------------------------------------------------------------------------------------ initial weights

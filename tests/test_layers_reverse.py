@@ -1,0 +1,157 @@
+"""Layers that run backwards alone."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+from bits import leaves
+from layer_cases import LAYERS, draw, run_all
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Stack, convert
+from onnx_export import export
+
+KINDS = ["lstm", "lstm without peepholes", "lstm ifco", "gru"]
+ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
+T, B, I, H = 7, 5, 3, 6
+
+
+def reversed_layer(layer):
+    """The same layer in the other direction."""
+    return type(layer)(**(layer._arguments() | {"reverse": not layer.reverse}))
+
+
+def pair(kind, dtype="float32"):
+    """A layer that runs forwards, and the same backwards."""
+    options = ATTRIBUTES if "lstm" in kind else {}
+    forwards = LAYERS[kind](I, H, np.dtype(dtype), **options)
+    return forwards, reversed_layer(forwards)
+
+
+def same(found, expected):
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def turned(x, lengths):
+    """The steps of each row up to its length in reverse order; what is past it is zero."""
+    y = np.zeros_like(x)
+    for b, n in enumerate(lengths):
+        y[:n, b] = x[:n, b][::-1]
+    return y
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_results_are_those_of_time_turned_around(kind, dtype, threads):
+    """Bit for bit, with lengths, states and threads; gradients of weights sum in another order."""
+    forwards, backwards = pair(kind, dtype)
+    x, state, lengths, _ = draw(forwards, T, B, kind, dtype)
+    blockcell.set_num_threads(threads)
+    try:
+        for given in (lengths, np.full(B, T)):
+            turn = lambda a: turned(a, given)  # noqa: B023, E731
+            d_y = np.random.default_rng(1).standard_normal((T, B, H)).astype(dtype)
+            (y, d_x), states, weights = run_all(backwards, x, state, d_y, lengths=given)
+            (right, d_right), right_states, right_weights = run_all(forwards, turn(x), state, turn(d_y), lengths=given)
+            same([y, d_x, *states], [turn(right), turn(d_right), *right_states])
+            eps = np.finfo(dtype).eps
+            for found, expected in zip(weights, right_weights, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
+            same(backwards(x, state, lengths=given), (y, states[: len(states) // 2]))
+        same(backwards(x), backwards(x, lengths=[T] * B))
+    finally:
+        blockcell.set_num_threads(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_backward_half_of_a_bidirectional(kind):
+    """With resets too."""
+    forwards, backwards = pair(kind)
+    x, state, lengths, reset = draw(forwards, T, B, kind)
+    both = Bidirectional(forwards, forwards)
+    y, (_, last), tape = both.forward(x, (state, state), lengths=lengths, reset=reset)
+    alone, own_last, own_tape = backwards.forward(x, state, lengths=lengths, reset=reset)
+    same((alone, own_last), (np.ascontiguousarray(y[:, :, H:]), last))
+    d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(np.float32)
+    _, (_, d_first), grads = both.backward(tape, np.concatenate([0 * d_y, d_y], axis=2))
+    _, own_d_first, own_grads = backwards.backward(own_tape, d_y)
+    same(own_d_first, d_first)
+    for name, grad in own_grads.items():
+        np.testing.assert_array_equal(grad, grads[f"bw.{name}"])
+
+
+def test_in_stacks():
+    """Among others; in a stack that a Bidirectional runs backwards, it runs forwards."""
+    forwards, backwards = pair("gru")
+    after = GRU.init(H, 2, seed=0)
+    x = draw(forwards, T, B)[0]
+    lengths = [T, 2, 0, 4, 1]
+    same(Stack([backwards, after])(x, lengths=lengths)[0], after(backwards(x, lengths=lengths)[0], lengths=lengths)[0])
+    y, _ = Bidirectional(Stack([forwards]), Stack([backwards]))(x, lengths=lengths)
+    expected = forwards(x, lengths=lengths)[0]
+    same(y, np.concatenate([expected, expected], axis=2))
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept(kind, ending, tmp_path):
+    forwards, backwards = pair(kind)
+    x = draw(forwards, T, B)[0]
+    layer = Stack([backwards, GRU.init(H, 2, seed=0)])
+    layer.save(tmp_path / f"a.{ending}")
+    for again in (blockcell.load(tmp_path / f"a.{ending}"), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
+        assert again.layers[0].reverse and not again.layers[1].reverse
+        assert repr(again) == repr(layer) and "reverse=True" in repr(again)
+        same(again(x), layer(x))
+    assert "reverse" not in repr(forwards)
+
+
+def test_files_of_layers_that_run_forwards_are_as_they_were(tmp_path):
+    assert GRU.init(2, 3, seed=0)._description() == {"type": "GRU"}
+    path = tmp_path / "a.safetensors"
+    GRU.init(2, 3, seed=0, reverse=True).save(path)
+    path.write_bytes(path.read_bytes().replace(rb"\"reverse\": true", rb"\"reverse\": null"))
+    with pytest.raises(ValueError, match="its GRU has reverse None; expected true, or nothing"):
+        blockcell.load(path)
+
+
+def test_refused():
+    layer = LSTM.init(2, 3, seed=0, reverse=True)
+    for made in (layer, Stack([layer, GRU.init(3, 1, seed=1)])):
+        with pytest.raises(TypeError, match=r"LSTM.stream: the layer has reverse=True and so begins at the last step"):
+            made.stream()
+        with pytest.raises(
+            TypeError, match=r"export: .* has reverse=True and begins at the last step; it cannot be str"
+        ):
+            export(made, None, streaming=True)
+    for name in ("fw", "bw"):
+        layers = {"fw": LSTM.init(2, 3, seed=0), "bw": LSTM.init(2, 3, seed=0), name: layer}
+        with pytest.raises(ValueError, match=f"Bidirectional: {name} has reverse=True; expected False, as bw is run b"):
+            Bidirectional(**layers)
+    with pytest.raises(TypeError, match="GRU: reverse is 1; expected True or False"):
+        GRU.init(2, 3, seed=0, reverse=1)
+    for to in (convert.to_torch, convert.to_keras):
+        with pytest.raises(
+            convert.ConversionError, match="the layer has reverse=True, which weights do not tell; make"
+        ):
+            to(layer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_nodes(kind):
+    _, backwards = pair(kind)
+    if kind != "gru":
+        backwards = LSTM(**(backwards._arguments() | {"cell_clip": 0.0}))
+    node, arrays = convert.to_onnx(backwards)
+    again = convert.from_onnx(node, arrays)
+    assert again.reverse
+    x = draw(backwards, T, B)[0]
+    np.testing.assert_allclose(again(x)[0], backwards(x)[0], rtol=0, atol=1e-6)  # forget_bias is in the bias now
+    assert json.loads(json.dumps(again._description()))["reverse"] is True
