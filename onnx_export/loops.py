@@ -162,7 +162,7 @@ def _back(name: str) -> str:
     return f"{name}_back"
 
 
-def value_of(name: str, dtype: int, shape: Sequence[int] | None = None) -> ValueInfoProto:
+def value_of(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -193,7 +193,7 @@ def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto],
             if body.distinct_outputs or value in {made.name for made in outputs}:
                 output = f"{value}_{ending}"
                 inner.append(node("Identity", [value], [output]))
-            outputs.append(value_of(output, body.dtype))
+            outputs.append(value_of(output, body.dtype, [None, None]))  # old onnxruntimes do not always find the rank
     return helper.make_graph(inner, name, inputs, outputs)
 
 
