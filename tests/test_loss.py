@@ -186,6 +186,17 @@ def test_nothing_counts(name):
     assert no_numbers[0] == 0 and no_numbers[1].shape == (3, 0)
 
 
+def test_empty_lists():
+    """numpy makes float64 of them, whatever they should hold."""
+    for options in ({}, {"mask": []}):
+        for loss, grad in (
+            softmax_cross_entropy(np.zeros((0, 3)), [], **options),
+            mean_squared_error(np.zeros((0, 3)), np.zeros((0, 3)), **options),
+        ):
+            assert loss == 0 and grad.shape == (0, 3)
+    assert softmax_cross_entropy(np.zeros((2, 0, 3)), [[], []], lengths=[])[0] == 0
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_does_not_count_could_be_missing(dtype, name):
@@ -287,6 +298,10 @@ def test_sums_are_of_float64():
     y = np.ones(100_000, np.float32)
     y[0] = 4096
     assert mean_squared_error(y, np.zeros_like(y))[0] == (2**24 + 99_999) / 100_000
+    logits = np.zeros((100_000, 2), np.float32)
+    logits[:, 1] = 32
+    logits[0, 1] = 2**30  # losses of 32 and 2^30, whose sum is no float32
+    assert softmax_cross_entropy(logits, np.zeros(100_000, int))[0] == (2**30 + 32 * 99_999) / 100_000
     assert mean_squared_error(np.full(4, 1e30, np.float32), np.zeros(4, np.float32))[0] == pytest.approx(1e60, rel=1e-6)
 
 
