@@ -1,11 +1,11 @@
 """TensorFlow's fused RNN block cells, forward and backward, without TensorFlow.
 
 `raw_ops` has TensorFlow's eight ops, `ops` four more in the same style; `LSTM`, `GRU`, `Bidirectional` and `Stack` are
-whole layers, `convert` brings them weights from other packages, `optim` trains them, `load` reads their files.  numpy
-arrays in, numpy arrays out.
+whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads their
+files.  numpy arrays in, numpy arrays out.
 """
 
-from . import convert, ops, optim, raw_ops
+from . import convert, loss, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
@@ -23,6 +23,7 @@ __all__ = [
     "convert",
     "get_num_threads",
     "load",
+    "loss",
     "ops",
     "optim",
     "raw_ops",

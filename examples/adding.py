@@ -17,6 +17,7 @@ import time
 import numpy as np
 
 from blockcell import LSTM, LSTMState, optim
+from blockcell.loss import mean_squared_error
 
 STEPS, BATCH, HIDDEN, LEARNING_RATE = 3000, 32, 16, 0.02
 
@@ -41,7 +42,7 @@ def train(T=100, steps=STEPS, seed=0, report=print):
     for step in range(1, steps + 1):
         x, target = sequences(rng, T, BATCH)
         _, last, tape = lstm.forward(x)
-        d_sum = 2 / BATCH * (last.h @ readout["readout.w"] + readout["readout.b"] - target)
+        _, d_sum = mean_squared_error(last.h @ readout["readout.w"] + readout["readout.b"], target)
         # the loss sees the final h alone, so there is no gradient to y, nor to cs
         d_last = LSTMState(cs=None, h=np.outer(d_sum, readout["readout.w"]))
         _, _, grads = lstm.backward(tape, None, d_last)
@@ -53,8 +54,7 @@ def train(T=100, steps=STEPS, seed=0, report=print):
         readout = {name: weights[name] for name in readout}
         if step % (steps // 10) == 0:
             _, last = lstm(x_new)
-            error = last.h @ readout["readout.w"] + readout["readout.b"] - target_new
-            mse = float(np.mean(error**2))
+            mse, _ = mean_squared_error(last.h @ readout["readout.w"] + readout["readout.b"], target_new)
             report(f"step {step:4}, {time.perf_counter() - start:4.1f} s: mean squared error {mse:.5f}")
     return mse
 

@@ -29,6 +29,7 @@ from statsmodels.datasets import sunspots
 from statsmodels.tsa.ar_model import ar_select_order
 
 from blockcell import LSTM, optim
+from blockcell.loss import mean_squared_error
 
 HELD_OUT = 1950  # the first year
 AHEAD = 11  # years, about one cycle
@@ -57,8 +58,7 @@ class Network:
                 known = rows[first : first + CHUNK + 1]
                 x = known[:-1] + rng.normal(0, NOISE, known[:-1].shape).astype(np.float32)
                 h, state, tape = self.lstm.forward(x, state)  # on from where the last chunk ended
-                error = self.next(x, h) - known[1:]
-                d_next = 2 / error.size * error
+                loss, d_next = mean_squared_error(self.next(x, h), known[1:])
                 _, _, grads = self.lstm.backward(tape, d_next @ self.readout["readout.w"].T)
                 grads |= {"readout.w": np.tensordot(h, d_next, ((0, 1), (0, 1))), "readout.b": d_next.sum(axis=(0, 1))}
                 grads, _ = optim.clip_global_norm(grads, 1.0)
@@ -66,7 +66,7 @@ class Network:
                 weights, optimizer = optim.adam(self.lstm.weights | self.readout, grads, optimizer, learning_rate=rate)
                 self.lstm.set_weights(**{name: weights[name] for name in self.lstm.weights})
                 self.readout = {name: weights[name] for name in self.readout}
-                total += float((error**2).mean(axis=1).sum())
+                total += loss * len(x)
             if epoch % max(1, epochs // 5) == 0:
                 report(f"epoch {epoch:3}: mean squared error {total / (len(series) - 1):.3f} of the roots' variance")
 

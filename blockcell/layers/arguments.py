@@ -38,14 +38,17 @@ def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
     return True
 
 
-def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int) -> Array | None:
+def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str = "x") -> Array | None:
+    """`source` is the argument that T and B are from."""
     if value is None:
         return None
     lengths = reader.array("lengths", value)
     if lengths.dtype.kind not in "iu" and (lengths.size or is_array(value)):
         raise TypeError(f"{reader.caller}: lengths has dtype {lengths.dtype}; expected integers")
     if lengths.shape != (B,):
-        raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; expected (B,) = ({B},) with B from x")
+        raise ValueError(
+            f"{reader.caller}: lengths has shape {lengths.shape}; expected (B,) = ({B},) with B from {source}"
+        )
     for b in np.flatnonzero((lengths < 0) | (lengths > T))[:1]:
         raise ValueError(f"{reader.caller}: lengths[{b}] is {lengths[b]}; expected 0 to T = {T}")
     return lengths.astype(np.int64)

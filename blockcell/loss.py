@@ -1,0 +1,229 @@
+"""Losses: plain functions that return a mean and its gradient, for ``layer.backward``.
+
+.. code-block:: python
+
+    y, state, tape = layer.forward(x, lengths=lengths)
+    value, d_y = loss.mean_squared_error(y, target, lengths=lengths)
+    d_x, d_state, grads = layer.backward(tape, d_y)
+
+Entries count or do not: all of them do unless `mask` or `lengths` says otherwise.  What does not count may hold
+anything, NaN too.  Its gradient is zero, and the mean is over the rest; where nothing counts it is 0.
+
+Arrays are float32, float64 or float16, and the gradient has their dtype.  float16 is computed in float32, and its
+gradient is rounded once, at the end.  Means are summed in float64.
+"""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ._read import ArgumentReader, is_array
+from .layers.arguments import read_lengths
+from .optable import DTYPES, Array
+
+__all__ = ["mean_squared_error", "softmax_cross_entropy"]
+
+
+def softmax_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, *, mask: ArrayLike | None = None, lengths: ArrayLike | None = None
+) -> tuple[float, Array]:
+    """The cross-entropy between the softmax of logits and classes, and its gradient.
+
+    .. code-block:: text
+
+        p = exp(logits) / (sum of exp(logits) over the classes)
+        loss = mean of -log(p[label])
+        d_logits = (p - (1 at the label, else 0)) / (number of entries that count)
+
+    Parameters
+    ----------
+    logits : array_like (..., C)
+        One number for each of C classes, such as (B, C) or (T, B, C). float32, float64 or float16; lists are converted.
+    labels : array_like (...) of int
+        The right class of each entry, from 0 to C - 1.
+    mask : array_like (...) of bool, optional
+        Which entries count.
+    lengths : array_like (B,) of int, optional
+        For logits (T, B, C): how many steps of each row count, 0 to T. With `mask`, what both say counts.
+
+    Returns
+    -------
+    loss : float
+        0 where nothing counts.
+    d_logits : ndarray (..., C)
+        The gradient of the loss to the logits; zero where an entry does not count.
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong.
+    ValueError
+        A shape does not fit, or a label or a length is out of range.
+
+    Notes
+    -----
+    The largest logit is subtracted first, so that large ones do not overflow, and its share of the sum, 1, is kept
+    apart, so that small losses and gradients keep their digits. A logit of -inf excludes a class.
+
+    Source: the equations of PyTorch's ``cross_entropy``, which agrees on integer labels (`mask` does what its
+    ``ignore_index`` does), and of Keras's ``SparseCategoricalCrossentropy(from_logits=True)``.
+    """
+    reader = ArgumentReader("softmax_cross_entropy")
+    [values] = _arrays(reader, "C", logits=logits)
+    if not values.shape[-1]:
+        raise ValueError(f"{reader.caller}: logits has shape {values.shape}; expected (..., C) with at least one class")
+    classes = _labels(reader, labels, values.shape)
+    counted = _counted(reader, "logits", values.shape, "C", mask, lengths)
+    label = _labels_in_range(reader, classes, counted, values.shape[-1])
+
+    chosen = _copy(values[counted])
+    z = chosen.reshape(-1, values.shape[-1])
+    n, each = max(len(z), 1), np.arange(len(z))
+    top = z.argmax(axis=-1)
+    z -= z[each, top, None]
+    p = np.exp(z)  # divided by their sum at the end
+    p[each, top] = 0
+    others = p.sum(axis=-1)
+    loss = np.log1p(others) - z[each, label]  # neither is negative, so that nothing cancels
+    p[each, top] = 1
+    p[each, label] = np.where(label == top, -others, p[each, label] - (1 + others))
+    p /= ((1 + others) * n)[:, None]
+
+    grad = np.zeros(values.shape, values.dtype)
+    grad[counted] = p.reshape(chosen.shape)
+    return float(loss.sum(dtype=np.float64)) / n, grad
+
+
+def mean_squared_error(
+    y: ArrayLike, target: ArrayLike, *, mask: ArrayLike | None = None, lengths: ArrayLike | None = None
+) -> tuple[float, Array]:
+    """The mean of the squared differences, and its gradient.
+
+    .. code-block:: text
+
+        loss = mean of (y - target)^2
+        d_y = 2 * (y - target) / (number of numbers that count)
+
+    Parameters
+    ----------
+    y : array_like (..., H)
+        What is compared, such as (B, H) or (T, B, H). float32, float64 or float16; lists are converted.
+    target : array_like (..., H)
+        What it is compared with: y's shape and dtype.
+    mask : array_like (...) of bool, optional
+        Which entries count; an entry is H numbers.
+    lengths : array_like (B,) of int, optional
+        For y (T, B, H): how many steps of each row count, 0 to T. With `mask`, what both say counts.
+
+    Returns
+    -------
+    loss : float
+        0 where nothing counts.
+    d_y : ndarray (..., H)
+        The gradient of the loss to y; zero where an entry does not count.
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong.
+    ValueError
+        A shape does not fit, or a length is out of range.
+
+    Notes
+    -----
+    Source: the equations of PyTorch's ``mse_loss`` and of Keras's ``MeanSquaredError``.
+    """
+    reader = ArgumentReader("mean_squared_error")
+    values, wanted = _arrays(reader, "H", y=y, target=target)
+    if wanted.shape != values.shape:
+        raise ValueError(f"{reader.caller}: target has shape {wanted.shape}; expected {values.shape}, that of y")
+    counted = _counted(reader, "y", values.shape, "H", mask, lengths)
+
+    error = _copy(values[counted])
+    error -= wanted[counted]
+    n = max(error.size, 1)
+    loss = float(np.square(error, dtype=np.float64).sum()) / n
+    error /= n / 2
+    grad = np.zeros(values.shape, values.dtype)
+    grad[counted] = error
+    return loss, grad
+
+
+# ----------------------------------------------------------------------------------------------- what the losses share
+def _arrays(reader: ArgumentReader, last: str, **values: Any) -> list[Array]:
+    """Arrays of one dtype, with one axis at least."""
+    arrays = [(name, value, reader.array(name, value)) for name, value in values.items()]
+    dtype = DTYPES[reader.dtype_number(arrays)]
+    for name, _, array in arrays:
+        if not array.ndim:
+            raise ValueError(f"{reader.caller}: {name} has shape (); expected (..., {last})")
+    return [array.astype(dtype, copy=False) for _, _, array in arrays]
+
+
+def _labels(reader: ArgumentReader, value: Any, shape: tuple[int, ...]) -> Array:
+    labels = reader.array("labels", value)
+    mend = "; labels.argmax(axis=-1) makes them of one row of probabilities for each" if labels.shape == shape else ""
+    if labels.dtype.kind not in "iu" and (labels.size or is_array(value)):
+        raise TypeError(f"{reader.caller}: labels has dtype {labels.dtype}; expected integers, the right classes{mend}")
+    if labels.shape != shape[:-1]:
+        if len(shape) == 3 and labels.shape == shape[1:2]:
+            mend = "; one label a row is for logits[-1], or np.broadcast_to repeats it at each step"
+        raise ValueError(
+            f"{reader.caller}: labels has shape {labels.shape}; expected {shape[:-1]}, that of logits but for the"
+            f" classes{mend}"
+        )
+    return labels
+
+
+def _labels_in_range(reader: ArgumentReader, labels: Array, counted: Array | EllipsisType, classes: int) -> Array:
+    """The labels that count, in one row."""
+    wrong = np.zeros(labels.shape, np.bool_)
+    wrong[counted] = (labels[counted] < 0) | (labels[counted] >= classes)
+    for index in np.argwhere(wrong)[:1].tolist():
+        raise ValueError(
+            f"{reader.caller}: labels{index or ''} is {labels[tuple(index)]}; expected 0 to {classes - 1}, for the"
+            f" {classes} classes of logits; mask leaves out what has no label"
+        )
+    return labels[counted].astype(np.intp).reshape(-1)
+
+
+def _counted(
+    reader: ArgumentReader,
+    name: str,
+    shape: tuple[int, ...],
+    last: str,
+    mask: ArrayLike | None,
+    lengths: ArrayLike | None,
+) -> Array | EllipsisType:
+    """Which entries count, as an index into all axes but the last."""
+    counted: Array | EllipsisType = ...
+    if mask is not None:
+        counted = reader.array("mask", mask)
+        if counted.dtype != np.bool_ and (counted.size or is_array(mask)):
+            raise TypeError(
+                f"{reader.caller}: mask has dtype {counted.dtype}; expected bool, True for what counts: mask != 0 of"
+                f" numbers"
+            )
+        if counted.shape != shape[:-1]:
+            raise ValueError(
+                f"{reader.caller}: mask has shape {counted.shape}; expected {shape[:-1]}, that of {name} but for its"
+                f" last axis"
+            )
+        counted = counted.astype(np.bool_, copy=False)
+    if lengths is not None and len(shape) != 3:
+        raise ValueError(
+            f"{reader.caller}: lengths needs {name} of shape (T, B, {last}), but it has shape {shape}; use mask"
+        )
+    if len(shape) == 3 and (ends := read_lengths(reader, lengths, shape[0], shape[1], name)) is not None:
+        within = np.arange(shape[0])[:, None] < ends
+        counted = within if counted is ... else counted & within
+    return counted
+
+
+def _copy(array: Array) -> Array:
+    """In the dtype that is computed in, and in C order, so that sums have one order."""
+    return np.array(array, np.result_type(array.dtype, np.float32), order="C", copy=True)
