@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
 
 import numpy as np
@@ -392,6 +393,12 @@ class Cell(Layer):
             ArgumentReader(type(self).__name__),
             [tensor for tensor in self._tensors() if tensor.name in values],
         )
+        sizes = [*values.values()][:2]
+        if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
+            given = [short(int(size)) for size in sizes]
+            expected = f"expected an array of shape {form(tensors[0].shape)}"
+            new = f"for new weights: {reader.caller}.init({', '.join(given)})"
+            raise TypeError(f"{reader.caller}: {tensors[0].name} is {given[0]}; {expected}; {new}")
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:

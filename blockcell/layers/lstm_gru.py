@@ -85,7 +85,7 @@ class LSTM(Cell):
         input_size: SupportsIndex,
         hidden_size: SupportsIndex,
         *,
-        seed: Any,
+        seed: Any = None,
         dtype: DTypeLike = np.float32,
         use_peephole: bool = False,
         forget_bias: float = 0.0,
@@ -105,8 +105,8 @@ class LSTM(Cell):
         ----------
         input_size, hidden_size : int
             I and H.
-        seed : int, sequence of int, numpy.random.Generator or None
-            Passed to `numpy.random.default_rng`; None takes a random seed from the system.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
         use_peephole : bool
             Whether the layer has peephole weights.
@@ -196,7 +196,9 @@ class GRU(Cell):
     _kernel = "gru"
     _state = GRUState
 
-    def __init__(self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike) -> None:
+    def __init__(
+        self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike | None = None, b_c: ArrayLike | None = None
+    ) -> None:  # both biases are needed; they have defaults so that GRU(8, 16) gets to a message that helps
         self._initialize({"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c})
 
     def _description(self) -> dict[str, Any]:
@@ -204,7 +206,7 @@ class GRU(Cell):
 
     @classmethod
     def init(
-        cls, input_size: SupportsIndex, hidden_size: SupportsIndex, *, seed: Any, dtype: DTypeLike = np.float32
+        cls, input_size: SupportsIndex, hidden_size: SupportsIndex, *, seed: Any = None, dtype: DTypeLike = np.float32
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
 
@@ -219,8 +221,8 @@ class GRU(Cell):
         ----------
         input_size, hidden_size : int
             I and H.
-        seed : int, sequence of int, numpy.random.Generator or None
-            Passed to `numpy.random.default_rng`; None takes a random seed from the system.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
         """
         I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
