@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_no_test_takes_the_time(source):
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
     assert not imported & {"time", "timeit"}
+
+
+def test_classifiers_name_the_versions_that_are_tested():
+    """Those that ci.yml tests with and wheels are built for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = [line.split()[-1] for line in project["project"]["classifiers"] if "Python :: 3." in line]
+    tested = re.search(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert named == re.findall(r"[\d.]+", tested[1])
+    assert [f"cp{name.replace('.', '')}-*" for name in named] == project["tool"]["cibuildwheel"]["build"].split()
 
 
 def test_source_distribution_can_be_built_from(tmp_path):
