@@ -13,7 +13,7 @@ from .base import HALF, Cell
 from .shared import GRUState, LSTMState
 
 
-class LSTM(Cell):
+class LSTM(Cell[LSTMState]):
     """A long short-term memory: `blockcell.raw_ops.BlockLSTM` as a layer, bit for bit.
 
     .. code-block:: text
@@ -159,7 +159,7 @@ class LSTM(Cell):
         return *(map(ArgumentReader.half, numbers) if self._number == HALF else numbers), self._use_peephole
 
 
-class GRU(Cell):
+class GRU(Cell[GRUState]):
     """A gated recurrent unit: `blockcell.ops.block_gru` as a layer, bit for bit.
 
     .. code-block:: text
