@@ -1,7 +1,8 @@
 """The files of layers: what ``layer.save(path)`` writes and ``blockcell.load(path)`` reads.
 
-The suffix of a path says which of two formats the file has: ``.npz``, numpy's own, or ``.safetensors``. Both hold the
-arrays of ``layer.weights`` under their names, and one JSON text named "blockcell":
+The suffix of a path says which of two formats the file has: ``.npz``, numpy's own, or ``.safetensors``. Of a file
+object the first bytes say it. Both formats hold the arrays of ``layer.weights`` under their names, and one JSON text
+named "blockcell":
 
 .. code-block:: text
 
@@ -39,9 +40,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -123,17 +124,54 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def reading(path: StrPath) -> Iterator[Content]:
+def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
     """What a file holds. Errors in it, also those that the caller finds, are ValueErrors that name the file."""
-    find = _of_suffix(path, {".npz": _find_npz, ".safetensors": _find_safetensors})
-    with open(path, "rb") as file:
+    if isinstance(source, (str, os.PathLike)):
+        find, name = _of_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
+        opened = open(source, "rb")
+    else:
+        opened, find, given = BufferedReader(Given(source)), _find, getattr(source, "name", None)
+        name = os.fsdecode(given) if isinstance(given, (str, bytes)) else type(source).__name__
+    with opened as file:
         try:
-            text, stored = find(file, os.fstat(file.fileno()).st_size)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            text, stored = find(file, size)
             description, sha256 = _read_document(text)
             check_arrays(description, stored)
             yield Content(description, {name: _array(file, name, each) for name, each in stored.items()}, sha256)
         except (RecursionError, TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} cannot be read as a layer of blockcell: {error}") from error
+            raise ValueError(f"{name} cannot be read as a layer of blockcell: {error}") from error
+
+
+class Given(RawIOBase):
+    """A file object that the caller has opened, and that stays open. Only its read, seek and tell are used."""
+
+    def __init__(self, file: Any) -> None:
+        try:
+            binary = isinstance(file.read(0), bytes)
+            file.seek(file.tell())
+        except (AttributeError, OSError):
+            binary = False
+        if not binary:
+            expected = "expected a path, or a binary file object to read and seek in"
+            raise TypeError(f"load: path is {short(file)}; {expected}")
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._file.read(min(len(buffer), 2**20))  # a copy of a part, not of all
+        buffer[: len(content)] = content
+        return len(content)
 
 
 # --------------------------------------------------------------------------------------------------------- descriptions
@@ -309,6 +347,18 @@ NPY = re.compile(
     rb"\{'descr': '([<>|][biufcmMOSUV]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n",
     re.DOTALL,
 )
+
+
+def _find(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
+    """As the functions below, of which it chooses one by the first bytes. No .safetensors begins with PK: its header
+    would be too long."""
+    head = file.read(9)
+    file.seek(0)
+    if head[:4] in (b"PK\3\4", b"PK\5\6"):
+        return _find_npz(file, size)
+    if head[8:] == b"{":
+        return _find_safetensors(file, size)
+    raise ValueError("it is neither a .npz nor a .safetensors file")
 
 
 def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:

@@ -4,6 +4,14 @@ completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` c
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    import onnx  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
+    what = 'onnx_export needs onnx, which is not installed: pip install "blockcell[onnx]"'
+    raise ModuleNotFoundError(what, name="onnx") from None
+
 from .build import build
 from .export import export
 from .link import link

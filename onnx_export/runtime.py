@@ -12,13 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
 
 from blockcell._read import short
 
 from .link import graphs
+
+try:
+    import onnxruntime
+except ModuleNotFoundError as error:
+    if error.name != "onnxruntime":
+        raise
+    what = 'onnx_export needs onnxruntime, which is not installed: pip install "blockcell[onnx]"'
+    raise ModuleNotFoundError(what, name="onnxruntime") from None
 
 Array = NDArray[Any]
 

@@ -39,12 +39,13 @@ assert info["levels"] == tuple(level for level in levels if level in info["suppo
 print(f"    {info['version']} at {place.parent}: levels {', '.join(info['levels'])}, OpenMP {info['openmp']}")
 """
 TYPED = """
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 
 import blockcell
-from blockcell import ops, raw_ops
+from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack, ops, raw_ops
+from blockcell.layers import Layer
 from blockcell.optable import Array, GRUCellVjp, GRUStates
 
 x, h = np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32)
@@ -57,13 +58,41 @@ grads = ops.gru_block_cell_vjp(
 )
 assert_type(grads, GRUCellVjp)
 assert_type(blockcell.get_num_threads(), int)
+
+lstm, gru = LSTM.init(3, 4), GRU.init(3, 4)
+sequence = np.zeros((5, 2, 3), np.float32)
+y, state = lstm(sequence)
+assert_type(y, Array)
+assert_type(state, LSTMState)
+y, state, tape = lstm.forward(sequence, [state.cs, None], lengths=[5, 3])
+assert_type(lstm.backward(tape, y, state), tuple[Array, LSTMState, dict[str, Array]])
+assert_type(gru(sequence), tuple[Array, GRUState])
+assert_type(Bidirectional(lstm, gru)(sequence)[1], tuple[LSTMState, GRUState])
+assert_type(Stack([lstm, gru.init(4, 4)])(sequence)[1], tuple[Any, ...])
+
+
+def last(layer: Layer) -> LSTMState | GRUState | tuple[Any, ...]:
+    return layer(sequence)[1]
+
+
+last(Bidirectional(lstm, lstm))
 """
 MISTYPED = """
-from blockcell import raw_ops
+import numpy as np
+
+from blockcell import GRU, raw_ops
 
 raw_ops.GRUBlockCell(x=[[1.0]], h_prev=[[1.0]])  # weights are missing
 raw_ops.GRUBlockCell([[1.0]]).hh  # positional, and no such result
+GRU.init(1, 1)([[[1.0]]])[1].cs  # a state of an LSTM
+GRU.init(1, 1)([[[1.0]]], np.zeros((1, 1)))  # an array that is not a part of a state
 """
+MISTAKES = (
+    "Missing named argument",
+    'has no attribute "hh"',
+    '"GRUState" has no attribute "cs"',
+    'Argument 2 to "__call__" of "Layer" has incompatible type "ndarray',
+)
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
@@ -140,7 +169,7 @@ def check_types(python: Path, folder: Path) -> None:
     print("   ", run(python, "-m", "mypy", "--strict", "typed.py", cwd=folder).strip())
     command = [python, "-m", "mypy", "--strict", "mistyped.py"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert "Missing named argument" in found.stdout and 'has no attribute "hh"' in found.stdout, found.stdout
+    assert all(mistake in found.stdout for mistake in MISTAKES), found.stdout
     print("    mypy sees mistakes too:", found.stdout.strip().splitlines()[-1])
 
 

@@ -97,6 +97,7 @@ def test_progress_is_for_terminals(capsys):
     assert "working" in on_terminal(steps)
     result = python(steps)
     assert result.returncode == 0 and not result.stdout and not result.stderr
+    assert on_terminal(blocking("rich") + f"exec({steps!r})") == ""  # verify does not need it
 
 
 def test_verdicts_have_colours():

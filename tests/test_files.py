@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -13,6 +14,8 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
+import zipfile
 import zlib
 
 import numpy as np
@@ -207,6 +210,96 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
+def refused(path, message=""):
+    """A file is refused, and as an open file in the same words; what it is shows in its first bytes then."""
+    with pytest.raises(ValueError, match=f"{path.name} cannot be read as a layer of blockcell: .*({message})") as named:
+        blockcell.load(path)
+    with path.open("rb") as file, pytest.raises(ValueError) as opened:
+        blockcell.load(file)
+    start = f"{path} cannot be read as a layer of blockcell: "
+    assert str(opened.value) in (str(named.value), f"{start}it is neither a .npz nor a .safetensors file")
+
+
+class Plain:
+    """A file object that has no more than it must, gives less than it is asked for, and tells its position only."""
+
+    def __init__(self, content):
+        self.file = io.BytesIO(content)
+
+    def read(self, size=-1):
+        assert size >= 0
+        return self.file.read(min(size, 7))
+
+    def seek(self, offset, whence=0):
+        self.file.seek(offset, whence)
+
+    def tell(self):
+        return self.file.tell()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_file_objects(name, suffix, tmp_path):
+    layer, path = LAYERS[name](), tmp_path / f"a{suffix}"
+    layer.save(path)
+    content = path.read_bytes()
+    with (
+        path.open("rb") as file,
+        path.open("rb", buffering=0) as raw,
+        path.open("r+b") as both,
+        tempfile.SpooledTemporaryFile() as spooled,
+        zipfile.ZipFile(io.BytesIO(), "w") as archive,
+    ):
+        archive.writestr("member", content)
+        spooled.write(content)  # and now it stands at its end
+        raw.seek(3)
+        for source in (file, raw, both, spooled, io.BytesIO(content), Plain(content), archive.open("member")):
+            again = blockcell.load(source)
+            assert repr(again) == repr(layer)
+            for key, value in layer.weights.items():
+                np.testing.assert_array_equal(again.weights[key], value)
+        assert not (file.closed or raw.closed or both.closed or spooled.closed)
+
+
+@pytest.mark.parametrize("name", [None, "a file", b"a file", 7])
+def test_names_of_file_objects(name):
+    for content, message in ((b"", "neither a .npz nor a .safetensors"), (b"PK\5\6", "it is no .npz file"),
+                             (tensors({}), "it has no metadata 'blockcell'")):  # fmt: skip
+        file = io.BytesIO(content)
+        if name is not None:
+            file.name = name
+        shown = "a file" if name in ("a file", b"a file") else "BytesIO"
+        with pytest.raises(ValueError, match=f"^{shown} cannot be read as a layer of blockcell: .*{message}"):
+            blockcell.load(file)
+
+
+@pytest.mark.parametrize("name", ["text", "write only", "pipe", "number", "bytes", "None"])
+def test_what_is_no_file(name, tmp_path):
+    (tmp_path / "a.npz").touch()
+    with contextlib.ExitStack() as stack:
+        if name == "pipe":
+            read, write = os.pipe()
+            os.close(write)
+        source = {
+            "text": lambda: stack.enter_context((tmp_path / "a.npz").open()),
+            "write only": lambda: stack.enter_context((tmp_path / "a.npz").open("wb")),
+            "pipe": lambda: stack.enter_context(open(read, "rb")),
+            "number": lambda: 3,
+            "bytes": lambda: b"a.npz",
+            "None": lambda: None,
+        }[name]()
+        expected = "expected a path, or a binary file object to read and seek in"
+        with pytest.raises(TypeError, match=f"^load: path is .*; {expected}$"):
+            blockcell.load(source)
+
+
+def test_a_closed_file():
+    file = io.BytesIO()
+    file.close()
+    with pytest.raises(ValueError, match="closed file"):
+        blockcell.load(file)
+
+
 def write(path, text, arrays):
     if path.suffix == ".npz":
         np.savez(path, **({} if text is None else {"blockcell": np.array(text)}), **arrays)
@@ -295,8 +388,7 @@ WEIGHTS = dict(LAYERS["gru"]().weights)
 def test_other_content(text, weights, message, suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     write(path, text if text is None or isinstance(text, str) else json.dumps(text), weights)
-    with pytest.raises(ValueError, match=f"a{suffix} cannot be read as a layer of blockcell: .*{message}"):
-        blockcell.load(path)
+    refused(path, message)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -306,8 +398,7 @@ def test_truncated(suffix, tmp_path):
     content = path.read_bytes()
     for length in [*range(0, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=f"a{suffix} cannot be read as a layer"):
-            blockcell.load(path)
+        refused(path)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -417,15 +508,13 @@ B_C = npy(WEIGHTS["b_c"])
 )
 def test_archives_that_are_not_what_they_say(changed, message, tmp_path):
     archive(tmp_path / "a.npz", **{"b_c.npy": changed})
-    with pytest.raises(ValueError, match=f"a.npz cannot be read as a layer of blockcell: .*{message}"):
-        blockcell.load(tmp_path / "a.npz")
+    refused(tmp_path / "a.npz", message)
 
 
 def test_texts_that_are_none(tmp_path):
     for content in (np.array(["a"]), np.array(b"{}"), np.zeros((), np.float32), np.zeros((), "U1048577")):
         archive(tmp_path / "a.npz", **{"blockcell.npy": entry("blockcell.npy", npy(content))})
-        with pytest.raises(ValueError, match="its entry 'blockcell' is no text, or one of more than 4194304 bytes"):
-            blockcell.load(tmp_path / "a.npz")
+        refused(tmp_path / "a.npz", "its entry 'blockcell' is no text, or one of more than 4194304 bytes")
 
 
 def tensors(header, data=b""):
@@ -478,16 +567,16 @@ SOME = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 )
 def test_safetensors_that_are_none(content, message, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=f"a.safetensors cannot be read as a layer of blockcell: .*({message})"):
-        blockcell.load(tmp_path / "a.safetensors")
+    refused(tmp_path / "a.safetensors", message)
 
 
 def refusal(path):
-    """The most bytes allocated at once until a file is refused."""
+    """The most bytes allocated at once until a file is refused, by its path and as an open file."""
 
     def refused():
-        with pytest.raises(ValueError, match="cannot be read as a layer"):
-            blockcell.load(path)
+        for source in (path, path.open("rb")):
+            with pytest.raises(ValueError, match="cannot be read as a layer"), contextlib.ExitStack() as stack:
+                blockcell.load(source if source is path else stack.enter_context(source))
 
     return peak(refused)[1]
 

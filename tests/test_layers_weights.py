@@ -136,7 +136,8 @@ def test_init_is_seeded(cls):
     for key, value in one.weights.items():
         assert same_bits([value], [same.weights[key]]) and value.dtype == np.float32
     assert not np.array_equal(*(next(iter(layer.weights.values())) for layer in (one, other)))
-    assert not np.array_equal(*(next(iter(cls.init(3, 4, seed=None).weights.values())) for _ in range(2)))
+    for random in ({}, {"seed": None}):
+        assert not np.array_equal(*(next(iter(cls.init(3, 4, **random).weights.values())) for _ in range(2)))
     for sizes in ((0, 3), (3, 0), (0, 0)):
         layer = cls.init(*sizes, seed=0, dtype="float16")
         assert (layer.input_size, layer.hidden_size, layer.dtype) == (*sizes, np.float16)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,15 @@ def test_imports_point_one_way():
 
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
-    """Only the command needs other packages, and `convert` needs onnx for models of ONNX."""
+    """Only the command needs other packages, `convert` needs onnx for models of ONNX, and type checkers come with
+    typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
         assert needed <= {"blockcell", "numpy"} | more
     else:
-        assert needed <= {"blockcell", "numpy"} | ({"onnx"} if _name(source) == "blockcell.convert.onnx" else set())
+        another = {"blockcell.convert.onnx": "onnx", "blockcell.layers.shared": "typing_extensions"}.get(_name(source))
+        assert needed <= {"blockcell", "numpy", another}
 
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)
@@ -105,6 +108,15 @@ def test_no_test_takes_the_time(source):
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
     assert not imported & {"time", "timeit"}
+
+
+def test_classifiers_name_the_versions_that_are_tested():
+    """Those that ci.yml tests with and wheels are built for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = [line.split()[-1] for line in project["project"]["classifiers"] if "Python :: 3." in line]
+    tested = re.search(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert named == re.findall(r"[\d.]+", tested[1])
+    assert [f"cp{name.replace('.', '')}-*" for name in named] == project["tool"]["cibuildwheel"]["build"].split()
 
 
 def test_source_distribution_can_be_built_from(tmp_path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh import python
 
 import onnx_export
 from blockcell.command import cli
@@ -85,6 +89,58 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert [line.split()[2] for line in out.splitlines() if line.startswith("  block_gru")] == ["T2", "T3"] * 3
     assert "reference" not in out
     assert (tmp_path / "e.png").exists()
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_command_without_matplotlib(spoilt, tmp_path, monkeypatch, capsys):
+    """No picture, and a line that says so; the exit status is that of the comparison."""
+    find_spec, genuine = importlib.util.find_spec, verification._results
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(verification, "_results", lambda *given: [a + spoilt for a in genuine(*given)])
+    monkeypatch.chdir(tmp_path)
+    command = ["verify", "GRUBlockCell", "--providers", "cpu", "--dtypes", "float32"]
+    assert cli.main(command) == spoilt
+    out, err = capsys.readouterr()
+    assert not err and out.splitlines()[-2:] == [
+        'There is no picture, as matplotlib is not installed: pip install "blockcell[demo]"',
+        "FAILED: GRUBlockCell on blockcell, GRUBlockCell on cpu" if spoilt else "All 8 errors are within their bounds.",
+    ]
+    assert cli.main([*command, "--json"]) == spoilt
+    assert json.loads(capsys.readouterr().out)["picture"] is None
+    assert not [*tmp_path.iterdir()]
+
+
+# ----------------------------------------------------------------------------------------------- packages that it needs
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+@pytest.mark.parametrize(
+    "code", ["import onnx_export", "from onnx_export import Session, verify; verify('GRUBlockCell')"]
+)
+def test_missing_package(code, package):
+    result = python(f"import sys; sys.modules['{package}'] = None\n{code}")
+    if code == "import onnx_export" and package == "onnxruntime":  # graphs can be made without it
+        assert result.returncode == 0
+    else:
+        said = f'onnx_export needs {package}, which is not installed: pip install "blockcell[onnx]"'
+        assert result.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said}"
+
+
+def test_another_missing_module_is_not_taken_for_onnx():
+    result = python("import sys; sys.modules['onnx.inliner'] = None\nimport onnx_export")
+    assert "onnx.inliner" in result.stderr and "pip install" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "demo"])
+@pytest.mark.parametrize("other", ["onnx_export.py", "onnx_export/__init__.py"])
+def test_another_onnx_export(other, command, tmp_path, monkeypatch):
+    """One in the working directory is named, and not run."""
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_text("raise SystemExit('it was run')")
+    monkeypatch.chdir(tmp_path)
+    result = python(f"import sys; from blockcell.command import main; sys.exit(main(['{command}']))")
+    said = f"blockcell {command}: ImportError: onnx_export is {tmp_path / other}, which hides blockcell's own, "
+    assert result.returncode == 1 and not result.stdout
+    assert result.stderr == f"{said}{Path(onnx_export.__file__)}: rename it, or run blockcell elsewhere\n"
 
 
 def test_the_command_knows_all_providers():

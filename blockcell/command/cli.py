@@ -54,6 +54,8 @@ def demo(options: argparse.Namespace) -> int:
     amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
     """
     require("demo", "matplotlib", "rich", "sklearn")
+    if not missing("onnx", "onnxruntime"):
+        require_own_onnx_export()
     with progress() as tell:
         tell("loading the digits", 0, 1)
         from . import demo
@@ -103,12 +105,13 @@ def verify(options: argparse.Namespace) -> int:
     """Compare the kernels, onnxruntime and onnx.reference with float64, op by op.
 
     Runs ops on random numbers and shows the largest error of each, in eps of the output's largest entry, with the
-    output and the place of it. Writes a picture of all errors. The exit status is 0 if all errors are within their
-    bounds: 8 eps for cells and in float16, 24 for sequences in float32, and in float64 1e-13 of the largest entry,
-    more where I + H is more than 256; else 1.
+    output and the place of it. Writes a picture of all errors if matplotlib is installed. The exit status is 0 if all
+    errors are within their bounds: 8 eps for cells and in float16, 24 for sequences in float32, and in float64 1e-13 of
+    the largest entry, more where I + H is more than 256; else 1.
     """
     require("onnx", "onnx", "onnxruntime")
-    require("demo", "matplotlib")
+    require_own_onnx_export()
+    picture = None if missing("matplotlib") else options.output
     with progress() as tell:
         import onnx_export
 
@@ -119,12 +122,14 @@ def verify(options: argparse.Namespace) -> int:
             providers=options.providers,
             tell=tell,
         )
-        report.plot(options.output)
+        if picture:
+            report.plot(picture)
     if options.json:
-        print_json(report.as_dict() | {"picture": str(options.output), "machine": build_info()})
+        print_json(report.as_dict() | {"picture": str(picture) if picture else None, "machine": build_info()})
         return 0 if report.ok else 1
     print_table("The largest errors in eps, against float64", report.heading(), report.lines())
-    print(f"The picture is {options.output}")
+    no_picture = 'There is no picture, as matplotlib is not installed: pip install "blockcell[demo]"'
+    print(f"The picture is {picture}" if picture else no_picture)
     failed = list(dict.fromkeys(f"{row.op} on {row.provider}" for row in report.rows if not row.ok))
     print(f"FAILED: {', '.join(failed)}" if failed else f"All {len(report.rows)} errors are within their bounds.")
     return 0 if report.ok else 1
@@ -208,10 +213,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells more)\n")
 
 
+def missing(*packages: str) -> list[str]:
+    """Those of the packages that are not installed."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
 def require(extra: str, *packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f'{", ".join(missing)} not installed: pip install "blockcell[{extra}]"')
+    if names := missing(*packages):
+        raise MissingExtra(f'{", ".join(names)} not installed: pip install "blockcell[{extra}]"')
+
+
+def require_own_onnx_export() -> None:
+    """Raise an ImportError if another module of that name, perhaps in the working directory, would be imported."""
+    spec, own = importlib.util.find_spec("onnx_export"), Path(__file__).parents[2] / "onnx_export" / "__init__.py"
+    if spec and spec.origin and Path(spec.origin).resolve() != own.resolve():
+        where = f"onnx_export is {spec.origin}, which hides blockcell's own, {own}"
+        raise ImportError(f"{where}: rename it, or run blockcell elsewhere")
 
 
 def print_machine() -> None:

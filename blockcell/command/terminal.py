@@ -48,8 +48,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress bars on standard error, one for each thing that is being done; none if that is not a terminal."""
-    if not sys.stderr.isatty():
+    """Progress bars on standard error, one for each thing that is being done; none without terminal or rich."""
+    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
         yield lambda what, done, of: None
         return
     from rich.console import Console

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
+from numbers import Integral
+from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +20,7 @@ from .._read import ArgumentReader, form, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, Array, Op, Tensor, sizes_of
 from .arguments import read_array, read_lengths, read_parts, read_reset
-from .shared import CellWeights, ForwardPass, GRUState, LSTMState, RowMarks, SharedWeights, State
+from .shared import CellWeights, ForwardPass, GivenState, GRUState, LSTMState, RowMarks, S_co, SharedWeights, State
 
 HALF = DTYPES.index(np.dtype(np.float16))
 
@@ -37,7 +38,7 @@ class Tape:
     content: Any = field(repr=False)
 
 
-class Layer(ABC):
+class Layer(ABC, Generic[S_co]):
     """What `LSTM`, `GRU`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
@@ -153,11 +154,11 @@ class Layer(ABC):
     def __call__(
         self,
         x: ArrayLike,
-        state: State = None,
+        state: GivenState = None,
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
-    ) -> tuple[Array, State]:
+    ) -> tuple[Array, S_co]:
         """Run the layer without keeping anything for a backward pass.
 
         Parameters
@@ -197,11 +198,11 @@ class Layer(ABC):
     def forward(
         self,
         x: ArrayLike,
-        state: State = None,
+        state: GivenState = None,
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
-    ) -> tuple[Array, State, Tape]:
+    ) -> tuple[Array, S_co, Tape]:
         """Run the layer and keep what `backward` needs. Takes the arguments of a call and returns the same bits.
 
         Returns
@@ -215,8 +216,8 @@ class Layer(ABC):
         return self._read_and_run(x, state, lengths, reset, True)
 
     def backward(
-        self, tape: Tape, d_y: ArrayLike | None, d_state: State = None
-    ) -> tuple[Array, State, dict[str, Array]]:
+        self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None
+    ) -> tuple[Array, S_co, dict[str, Array]]:
         """The gradients of a loss to arguments and weights, given those to the results of `forward`.
 
         The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow.
@@ -325,7 +326,7 @@ class CellTape(NamedTuple):
     reverse: bool
 
 
-class Cell(Layer):
+class Cell(Layer[S_co]):
     """A layer of one cell. `LSTM` and `GRU` set the attributes below and override the options of the kernels."""
 
     _op: ClassVar[Op]
@@ -402,6 +403,12 @@ class Cell(Layer):
             ArgumentReader(type(self).__name__),
             [tensor for tensor in self._tensors() if tensor.name in values],
         )
+        sizes = [*values.values()][:2]
+        if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
+            given = [short(int(size)) for size in sizes]
+            expected = f"expected an array of shape {form(tensors[0].shape)}"
+            new = f"for new weights: {reader.caller}.init({', '.join(given)})"
+            raise TypeError(f"{reader.caller}: {tensors[0].name} is {given[0]}; {expected}; {new}")
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:

@@ -16,10 +16,10 @@ from .._read import ArgumentReader, as_kernels_take, short
 from ..optable import Array
 from .arguments import read_parts
 from .base import Cell, Layer
-from .shared import ForwardPass, SharedWeights, State
+from .shared import ForwardPass, S_bw_co, S_co, SharedWeights, State
 
 
-class Composite(Layer):
+class Composite(Layer[S_co]):
     """A layer that consists of copies of other layers."""
 
     _layers: dict[str, Layer]
@@ -73,7 +73,7 @@ class Composite(Layer):
         }
 
 
-class Bidirectional(Composite):
+class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     """Two layers side by side; the second one runs from the last step to the first.
 
     Parameters
@@ -90,7 +90,7 @@ class Bidirectional(Composite):
         The sizes differ, or a layer has ``reverse=True``.
     """
 
-    def __init__(self, fw: Layer, bw: Layer) -> None:
+    def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
         self._initialize({"fw": fw, "bw": bw})
         for name, layer in self._layers.items():
             if isinstance(layer, Cell) and layer.reverse:
@@ -162,7 +162,7 @@ class Bidirectional(Composite):
         return d_x, (d_fw, d_bw), self._keyed((grads_fw, grads_bw))
 
 
-class Stack(Composite):
+class Stack(Composite[tuple[Any, ...]]):
     """Layers on top of each other: the y of each is the x of the next.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from .. import files
 from ..optable import Array
@@ -13,13 +13,14 @@ from .containers import Bidirectional, Stack
 from .lstm_gru import GRU, LSTM
 
 
-def load(path: str | os.PathLike[str]) -> Layer:
+def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     """Read a layer that ``layer.save`` wrote.
 
     Parameters
     ----------
-    path : path_like
-        Ends in ``.npz`` or ``.safetensors``.
+    path : path_like or file object
+        A path that ends in ``.npz`` or ``.safetensors``; or a binary file object to read and seek in, such as an
+        `io.BytesIO`, of which all is read, whatever its position. It stays open, and its first bytes say which it is.
 
     Returns
     -------
@@ -28,6 +29,8 @@ def load(path: str | os.PathLike[str]) -> Layer:
 
     Raises
     ------
+    TypeError
+        ``path`` is neither a path nor such a file object.
     ValueError
         The file is damaged, holds something else, or has a format version that this blockcell does not know.
     OSError

@@ -13,7 +13,7 @@ from .base import HALF, Cell
 from .shared import GRUState, LSTMState
 
 
-class LSTM(Cell):
+class LSTM(Cell[LSTMState]):
     """A long short-term memory: `blockcell.raw_ops.BlockLSTM` as a layer, bit for bit.
 
     .. code-block:: text
@@ -90,7 +90,7 @@ class LSTM(Cell):
         input_size: SupportsIndex,
         hidden_size: SupportsIndex,
         *,
-        seed: Any,
+        seed: Any = None,
         dtype: DTypeLike = np.float32,
         use_peephole: bool = False,
         forget_bias: float = 0.0,
@@ -111,8 +111,8 @@ class LSTM(Cell):
         ----------
         input_size, hidden_size : int
             I and H.
-        seed : int, sequence of int, numpy.random.Generator or None
-            Passed to `numpy.random.default_rng`; None takes a random seed from the system.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
         use_peephole : bool
             Whether the layer has peephole weights.
@@ -171,7 +171,7 @@ class LSTM(Cell):
         return *(map(ArgumentReader.half, numbers) if self._number == HALF else numbers), self._use_peephole
 
 
-class GRU(Cell):
+class GRU(Cell[GRUState]):
     """A gated recurrent unit: `blockcell.ops.block_gru` as a layer, bit for bit.
 
     .. code-block:: text
@@ -211,7 +211,13 @@ class GRU(Cell):
     _state = GRUState
 
     def __init__(
-        self, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike, *, reverse: bool = False
+        self,
+        w_ru: ArrayLike,
+        w_c: ArrayLike,
+        b_ru: ArrayLike | None = None,  # both biases are needed; so GRU(8, 16) gets to a message that helps
+        b_c: ArrayLike | None = None,
+        *,
+        reverse: bool = False,
     ) -> None:
         self._reverse = ArgumentReader(type(self).__name__).switch("reverse", reverse)
         self._initialize({"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c})
@@ -225,7 +231,7 @@ class GRU(Cell):
         input_size: SupportsIndex,
         hidden_size: SupportsIndex,
         *,
-        seed: Any,
+        seed: Any = None,
         dtype: DTypeLike = np.float32,
         reverse: bool = False,
     ) -> Self:
@@ -242,8 +248,8 @@ class GRU(Cell):
         ----------
         input_size, hidden_size : int
             I and H.
-        seed : int, sequence of int, numpy.random.Generator or None
-            Passed to `numpy.random.default_rng`; None takes a random seed from the system.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
         reverse : bool
             As in the constructor.

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,19 @@ class GRUState(NamedTuple):
 
 
 State = Any  # LSTMState, GRUState, or tuples of them
+GivenState = tuple[Any, ...] | list[Any] | None  # what a user gives for one; parts may be None too
+
+# What a layer returns for its state, and for that of a backward direction. Until 3.13 only type checkers know defaults.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Some = LSTMState | GRUState | tuple[Any, ...]
+    S_co = TypeVar("S_co", bound=Some, default=Some, covariant=True)
+    S_bw_co = TypeVar("S_bw_co", bound=Some, default=Some, covariant=True)
+else:
+    from typing import TypeVar
+
+    S_co, S_bw_co = TypeVar("S_co", covariant=True), TypeVar("S_bw_co", covariant=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
