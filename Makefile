@@ -6,7 +6,7 @@ BUILT := .venv/built
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers test-packages
-.PHONY: test-asan test-tsan test-freethreaded bench gpu-check lint clean
+.PHONY: test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -48,6 +48,10 @@ test-peers: $(BUILT)
 
 test-packages:
 	$(PYTHON) tests/packages.py
+
+# On GPUs that compute on the CPU, if they are installed; fetches onnxruntime's packages for WebGPU to build/webgpu.
+test-webgpu: $(BUILT)
+	$(BIN)/python tests/webgpu.py
 
 # Beside the peers that are installed, of `pip install -e '.[bench]'`; nothing else should run meanwhile.
 bench: $(BUILT)

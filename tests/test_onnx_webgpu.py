@@ -63,10 +63,9 @@ def compare(request):
         for name, right in expected.items():
             result = found[name]
             assert result.dtype == dtype and result.shape == right.shape, name
-            error, allowed, why = error_in_eps(result, right, EPS[np.dtype(dtype)]), bound, "the bound"
-            if error > bound:
-                allowed, why = moved(computed, name, EPS[np.dtype(dtype)]), "what an eps in all numbers given changes"
-            said = f"{error:.2f} of {allowed:.0f} eps, {why}, in {name} of {request.node.name}"
+            error = error_in_eps(result, right, EPS[np.dtype(dtype)])
+            allowed = moved(computed, name, EPS[np.dtype(dtype)]) if error > bound else bound
+            said = f"{error:.2f} of {allowed:.0f} eps in {name} of {request.node.name}"
             compared.append((error / allowed if error else 0.0, said))
             assert error <= allowed, said
 
@@ -393,6 +392,33 @@ def test_no_float_of_a_layer_is_on_the_cpu(name, loop, train):
     session = onnx_export.Session(exported(case.layer, case, loop=loop, sizes=fixed_sizes(loop)), provider="webgpu")
     session(**case.arguments)
     assert {"Tanh", "Sigmoid", "Where"} <= check_placement(session)
+
+
+def test_a_float_on_the_cpu_is_refused():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2,2] a) => (float b) { b = Det (a) }'
+    )
+    with pytest.raises(RuntimeError, match="would run Det b of g on the CPU"):
+        onnx_export.Session(model, provider="webgpu")
+
+
+def activations(numbers):
+    """onnxruntime's Tanh and Sigmoid, and the right ones."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[N] a) => (float[N] tanh, float[N] sigmoid) { tanh = Tanh (a)  sigmoid = Sigmoid (a) }""")
+    a = np.array(numbers, np.float32).astype(np.float64)
+    return onnx_export.Session(model, provider="webgpu")(a=a.astype(np.float32)), (np.tanh(a), 1 / (1 + np.exp(-a)))
+
+
+def test_activations_beside_1():
+    for result, right in zip(*activations([*np.linspace(-12, 12, 100_001), -80, 80, -np.inf, np.inf]), strict=True):
+        assert np.abs(result - right).max() <= 2 * EPS[np.dtype(np.float32)]
+
+
+@pytest.mark.xfail(reason="onnxruntime's Tanh on WebGPU is right beside 1 only, as the two tests say")
+def test_tanh_of_small_numbers():
+    (result, _), (right, _) = activations([0.1, 0.01, 0.001, 0.0001])
+    assert np.abs(result / right - 1).max() <= 24 * EPS[np.dtype(np.float32)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
