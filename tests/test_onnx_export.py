@@ -246,11 +246,11 @@ def test_native(name, lengths, state, sizes):
     model = exported(layer, case, loop="native", sizes=sizes)
     kinds = [inner.op_type for function in model.functions for inner in function.node]
     assert not {"Scan", "Loop"} & set(kinds) and {"LSTM", "GRU"} & set(kinds)
-    case.check(model, limit=24 * EPS[np.dtype(np.float32)] * 2, dtype=np.float32)
+    limit = 24 * EPS[np.dtype(np.float32)] * (2 if name == "without peepholes" else 1)  # a stack of two
+    case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)
-    found, expected = case.by_name(session(**case.arguments)), case.computed()
-    for key, right in expected.items():
-        np.testing.assert_allclose(found[key], right, rtol=0, atol=2e-6 * np.abs(right).max(), err_msg=key)
+    found = case.by_name(session(**case.arguments))
+    case.check(model, lambda *_: found.values(), limit=limit, dtype=np.float32)
 
 
 @pytest.mark.parametrize("state", [True, False])
@@ -299,5 +299,5 @@ def test_native_on_other_runtimes(runtime, lengths, state, tmp_path):
     layer = NATIVE["without peepholes"]("float32")
     case = Case(layer, lengths=lengths, state=state)
     model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, loop="native")
-    limit, run = 24 * EPS[np.dtype(np.float32)] * 2, RUNTIMES[runtime]
+    limit, run = 24 * EPS[np.dtype(np.float32)] * 2, RUNTIMES[runtime]  # a stack of two
     case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)
