@@ -14,10 +14,11 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor, sizes_of
+from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import gru, lstm
 from .loops import (
@@ -41,6 +42,7 @@ from .loops import (
 from .text import Program, TextParser
 
 DOMAIN = "blockcell"
+PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM and GRU call their weights
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
 OLDEST_OPSET = 15  # functions; Shape with a start
 
@@ -64,6 +66,9 @@ class Config:
     """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
     lengths: bool = False
     """Whether ONNX's own LSTM or GRU takes the rows' ``lengths``."""
+    direct: tuple[str, ...] = ()
+    """Values in the text of ONNX's own LSTM or GRU that are arguments, instead of computed from the op's: `PACKED`,
+    ``h_first``."""
 
     @property
     def half(self) -> bool:
@@ -208,11 +213,14 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     nodes, results = _zeros(c, c.op.outputs) if empty else _computed(c)
     nodes = _finished(c, nodes, results)
+    if c.direct:
+        nodes = [each for each in nodes if not set(c.direct).intersection(each.output)]
+        nodes = needed(nodes, (tensor.name for tensor in c.op.outputs))
     nodes = [*_given(c, reads(nodes)), *nodes]
     for each in nodes:
         _named(c, each)
     read = reads(nodes)
-    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths"]
+    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct]
     return nodes, [name for name in arguments if name in read]
 
 
@@ -374,7 +382,7 @@ def _finished(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
 
 
 def constant(name: str, value: Any) -> NodeProto:
-    return node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value), f"{name}_value"))
+    return node("Constant", [], [name], name=name, value=numpy_helper.from_array(np.asarray(value), f"{name}_value"))
 
 
 def _given(c: Config, names: set[str]) -> Nodes:
@@ -419,6 +427,18 @@ def function(c: Config, name: str | None = None) -> FunctionProto:
     made: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
     made.doc_string = _doc(c)
     return made
+
+
+def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """An op's weights in the layout of ONNX's own LSTM or GRU; none where there is nothing to compute with."""
+    nodes, _ = body(c)
+    names = [name for name in PACKED if name in writes(nodes)]
+    nodes = needed(nodes, names)
+    inputs = [name for name in weights if name in reads(nodes)]
+    made = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
+    with np.errstate(all="ignore"):
+        arrays = ReferenceEvaluator(made).run(names, {name: weights[name] for name in inputs}, attributes={})
+    return dict(zip(names, arrays, strict=True))
 
 
 def build(

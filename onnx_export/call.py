@@ -11,10 +11,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
-from blockcell.files import SHAPES, Stored, cells, check_arrays
+from blockcell.files import PEEPHOLES, SHAPES, Stored, cells, check_arrays
 from blockcell.layers import GRUState, LSTMState
 from blockcell.layers.arguments import read_parts
-from blockcell.optable import DTYPES, Array
+from blockcell.optable import DTYPES, Array, sizes_of
+
+from .build import PACKED
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
@@ -37,9 +39,12 @@ class LayerCall:
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
         with_state = any(name.endswith("_prev") for name in self._inputs)
-        known = self._inputs if train else {tensor.name for tensor in model.graph.initializer}
+        self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
+        if not train:
+            self._shapes = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+            self._shapes |= _of_native(tree, self._shapes)
         names = (prefix + name for prefix, kind in cells(tree) for name in SHAPES[kind])
-        self._weights = [name for name in names if name in known]
+        self._weights = [name for name in names if name in self._shapes]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
         if train:
@@ -56,9 +61,7 @@ class LayerCall:
             for size, letter in itertools.zip_longest(rows[::-1], "BT"[: max(1, len(rows))])
         ):
             raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
-        weights = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
-        weights |= {name: _dims(type_) for name, type_ in self._inputs.items()} if train else {}
-        weights = {name: weights[name] for name in self._weights}
+        weights = {name: self._shapes[name] for name in self._weights}
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
         hidden = {
@@ -179,6 +182,26 @@ class LayerCall:
 def _dims(kind: Any) -> list[int | str]:
     """The shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+
+
+def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM or GRU."""
+    found: dict[str, tuple[int, ...]] = {}
+    for prefix, kind in cells(tree):
+        given = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
+        if "R" not in given:
+            continue
+        inputs, hidden = ((given.get(name) or (0,))[-1] for name in ("W", "R"))
+        rows = (4 if kind == "LSTM" else 3) * hidden
+        expected = {"W": (1, rows, inputs), "R": (1, rows, hidden), "B": (1, 2 * rows)}
+        if "P" in given:
+            expected["P"] = (1, 3 * hidden)
+        if given != expected:
+            what = f"its {prefix}W, R and B" if "P" not in given else f"its {prefix}W, R, B and P"
+            raise ValueError(f"{what} have the shapes {[*given.values()]}; expected {[*expected.values()]}")
+        names = [name for name in SHAPES[kind] if name not in PEEPHOLES or "P" in given]
+        found |= {prefix + name: sizes_of(SHAPES[kind][name], {"I": inputs, "H": hidden}) for name in names}
+    return found
 
 
 def _output_size(tree: Tree, prefix: str, hidden: Mapping[str, int]) -> int:

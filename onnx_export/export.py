@@ -29,7 +29,7 @@ from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
 from blockcell.optable import OPS, Array, Tensor
 
-from .build import DOMAIN, Config, checked_sizes, config, constant, dtype_of, function
+from .build import DOMAIN, PACKED, Config, checked_sizes, config, constant, dtype_of, function, packed
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
@@ -86,6 +86,9 @@ def export(
     state, ``d_0.fw.cs`` and ``d_0.fw.h``, are inputs, as are the weights, such as ``0.fw.w``, which change from call to
     call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
+
+    Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
+    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``.
 
     Parameters
     ----------
@@ -208,6 +211,8 @@ class _Model:
     reset: bool
     state: bool
     nodes: Nodes = field(default_factory=list)
+    weights: dict[str, Array] = field(default_factory=dict)
+    """The initializers."""
     inputs: list[ValueInfoProto] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
     """The names of the values of the outputs, by the outputs' names."""
@@ -226,7 +231,9 @@ class _Model:
     def graph(self) -> GraphProto:
         layer, cells = self.layer, self.layer._cells()
         rows = ["B"] if self.streaming else ["T", "B"]
-        weights = {name: array.astype(self.dtype) for name, array in layer.weights.items()}
+        weights = layer.weights
+        if not self.train:
+            self.weights = {name: array.astype(self.dtype) for name, array in weights.items()}
         states: dict[str, Sequence[int | str]] = {
             p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
         }
@@ -255,7 +262,7 @@ class _Model:
             type(layer).__name__,
             self.inputs,
             [self._value(name, shapes[name.removeprefix("d_")]) for name in outputs],
-            [] if self.train else [numpy_helper.from_array(array, name) for name, array in weights.items()],
+            [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
             doc_string=repr(layer),
         )
 
@@ -336,6 +343,14 @@ class _Model:
         gathered = () if not self.lengths else ("h",) if self.native else names
         handed = [name for name in names if name not in gathered]
         c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
+        if self.native:
+            weights = packed(c, {name: self.weights[prefix + name] for name in cell.weights})
+            for name in cell.weights if weights else ():
+                del self.weights[prefix + name]
+            self.weights |= {prefix + name: array for name, array in weights.items()}
+            zeros = {} if self.state else {f"{name}_first": self._zeros(cell.hidden_size) for name in names}
+            arguments |= {name: prefix + name for name in weights} | zeros
+            c = replace(c, direct=(*PACKED, *zeros))
         found = self._call(cell, prefix, "", c, arguments)
         arguments |= found
         for name in names:
@@ -442,6 +457,8 @@ class _Model:
 
     def _range(self, letter: str) -> str:
         """0, 1, ... up to T or B."""
+        if letter in self.sizes:
+            return self._constant(np.arange(self.sizes[letter]))
         zero, one = (self._constant(np.array(value, np.int64)) for value in (0, 1))
         return self._add("Range", zero, self._add("Squeeze", self._size(letter)), one)
 
@@ -449,11 +466,21 @@ class _Model:
         """A state before the first step."""
         if self.state:
             return f"{name}_prev"
+        if self.native and size:  # the cell gets `_zeros`; this is for rows without steps, and so may be of any shape
+            return self._zero()
         return self._add("Expand", self._zero(), self._concat(self._size("B"), self._ints(size)))
+
+    def _zeros(self, size: int) -> str:
+        """A state of zeros as ONNX's own LSTM or GRU takes it, [1, B, H]."""
+        if "B" in self.sizes:
+            return self._constant(np.zeros((1, self.sizes["B"], size), self.dtype))
+        return self._add("Expand", self._zero(), self._concat(self._ints(1), self._size("B"), self._ints(size)))
 
     # -------------------------------------------------------------------------------------------- where rows end, begin
     def _steps(self) -> str:
         """The steps' numbers, [T, 1]."""
+        if "T" in self.sizes:
+            return self._constant(np.arange(self.sizes["T"])[:, None])
         return self._add("Unsqueeze", self._range("T"), self._ints(1))
 
     def _last_step(self) -> str:

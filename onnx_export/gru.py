@@ -124,15 +124,15 @@ NATIVE = """
          | w_r, w_u = Split <axis = 0> (w_ru_T, H_H)
          | w_urc = Concat <axis = 0> (w_u, w_r, w_c_T)                          # ONNX's order of the gates
          | w_one = Unsqueeze (w_urc, at_0)                                      # one direction
-         | w_x_one, w_h_one = Split <axis = 2> (w_one, I_H)
+         | W, R = Split <axis = 2> (w_one, I_H)
          | b_r, b_u = Split <axis = 0> (b_ru, H_H)
          | b_urc = Concat <axis = 0> (b_u, b_r, b_c)
          | b_shape = Shape (b_urc)
          | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
          | b_both = Concat <axis = 0> (b_urc, b_none)
-         | b_one = Unsqueeze (b_both, at_0)
+         | B = Unsqueeze (b_both, at_0)
          | h_first = Unsqueeze (h_prev, at_0)
-         | h_one, h_ends = GRU <linear_before_reset = 0> (x, w_x_one, w_h_one, b_one, lengths, h_first)
+         | h_one, h_ends = GRU <linear_before_reset = 0> (x, W, R, B, lengths, h_first)
          | h_end = Squeeze (h_ends, at_0)
          | h_native = Squeeze (h_one, at_1)
          | h_rest = Slice (h_native, at_0, at_last, at_0)

@@ -153,18 +153,18 @@ NATIVE = """
          | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, H_H_H_H)
          | w_iofc = Concat <axis = 0> (w_i, w_o, w_f, w_ci)                     # ONNX's order of the gates
          | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
-         | w_x_one, w_h_one = Split <axis = 2> (w_one, I_H)
+         | W, R = Split <axis = 2> (w_one, I_H)
          | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, H_H_H_H)
          | b_shape = Shape (b)
          | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
          | b_both = Concat <axis = 0> (b_all_i, b_all_o, b_all_f, b_all_ci, b_none)
-         | b_one = Unsqueeze (b_both, at_0)
+         | B = Unsqueeze (b_both, at_0)
          | cs_first = Unsqueeze (cs_prev, at_0)
          | h_first = Unsqueeze (h_prev, at_0)
 peephole | p_iof = Concat <axis = 0> (wci, wco, wcf)
-peephole | p_one = Unsqueeze (p_iof, at_0)
-peephole | h_one, h_ends, cs_ends = LSTM (x, w_x_one, w_h_one, b_one, lengths, h_first, cs_first, p_one)
-plain    | h_one, h_ends, cs_ends = LSTM (x, w_x_one, w_h_one, b_one, lengths, h_first, cs_first)
+peephole | P = Unsqueeze (p_iof, at_0)
+peephole | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first, P)
+plain    | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first)
          | h_end = Squeeze (h_ends, at_0)
          | cs_end = Squeeze (cs_ends, at_0)
          | h_native = Squeeze (h_one, at_1)

@@ -12,6 +12,7 @@ from convert_cases import RESET_AFTER, B, H, I, T, assert_same, gru, lstm, rng
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import onnx_export
 from blockcell import convert
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Stack
@@ -342,3 +343,13 @@ def test_onnx_model():
 def test_onnx_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_exported_layers():
+    """The nodes of a model that `onnx_export.export` makes with loop="native" have their weights as initializers."""
+    g = rng()
+    layer = Stack([Bidirectional(lstm(g, peephole=True), gru(g)), lstm(g, inputs=2 * H)])
+    model = onnx_export.export(layer, None, loop="native", functions=False, lengths=False, state=False)
+    nodes = [node for node in model.graph.node if node.op_type in ("LSTM", "GRU")]
+    for cell, node in zip([layer.layers[0].fw, layer.layers[0].bw, layer.layers[1]], nodes, strict=True):
+        assert_same(convert.from_onnx(model, name=node.output[0]), cell)

@@ -24,11 +24,14 @@ from export_cases import (
     drawn,
     exported,
     flat,
+    gru,
+    lstm,
     random_state,
 )
 from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
 from test_onnx_runtimes import RUNTIMES
 
+import onnx_export
 from blockcell import GRU, LSTM, Bidirectional, Stack
 from blockcell.formulas import FORMULAS
 
@@ -223,28 +226,44 @@ def test_a_step_on_the_reference():
 
 
 # ---------------------------------------------------------------------------------------------------- ONNX's own nodes
+NATIVE = {
+    **{name: LAYERS[name] for name in ("LSTM", "GRU", "Bidirectional")},
+    "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
+    "without peepholes": lambda dtype: Bidirectional(
+        Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]), lstm(3, dtype, gate_order="ifco")
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
+@pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("lengths", [True, False])
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "Bidirectional"])
-def test_native(name, lengths):
+@pytest.mark.parametrize("name", NATIVE)
+def test_native(name, lengths, state, sizes):
     """One node for a cell, and no loop."""
-    layer = LAYERS[name]("float32")
-    case = Case(layer, lengths=lengths)
-    model = exported(layer, case, loop="native")
+    layer = NATIVE[name]("float32")
+    case = Case(layer, lengths=lengths, state=state)
+    model = exported(layer, case, loop="native", sizes=sizes)
     kinds = [inner.op_type for function in model.functions for inner in function.node]
     assert not {"Scan", "Loop"} & set(kinds) and {"LSTM", "GRU"} & set(kinds)
-    case.check(model, limit=24 * EPS[np.dtype(np.float32)], dtype=np.float32)
+    limit = 24 * EPS[np.dtype(np.float32)] * (2 if name == "without peepholes" else 1)  # a stack of two
+    case.check(model, limit=limit, dtype=np.float32)
+    session = onnx_export.Session(model)
+    found = case.by_name(session(**case.arguments))
+    case.check(model, lambda *_: found.values(), limit=limit, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "Bidirectional"])
-def test_native_in_float64(name):
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_in_float64(name, state):
     """On onnx.reference, because onnxruntime has no such kernel.
 
     Its nodes ignore lengths. The model of a GRU is right all the same; the others are tried without lengths.
     """
     if ONNX < (1, 23) and name != "GRU":
         pytest.skip("onnx.reference's LSTM gives its cell state since onnx 1.23")
-    layer = LAYERS[name]("float64")
-    case = Case(layer, lengths=name == "GRU")
+    layer = NATIVE[name]("float64")
+    case = Case(layer, lengths=name == "GRU", state=state)
     case.check(exported(layer, case, loop="native"), on_reference)
 
 
@@ -268,4 +287,17 @@ def test_other_runtimes(runtime, form, train, tmp_path):
     model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, **form)
     limit = 24 * EPS[np.dtype(np.float32)]
     run = RUNTIMES[runtime]
+    case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize(
+    ("runtime", "lengths"), [("OpenVINO", True), ("OpenVINO", False), ("tract", False)], ids=["lengths", "", ""]
+)
+def test_native_on_other_runtimes(runtime, lengths, state, tmp_path):
+    pytest.importorskip(runtime.lower())
+    layer = NATIVE["without peepholes"]("float32")
+    case = Case(layer, lengths=lengths, state=state)
+    model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, loop="native")
+    limit, run = 24 * EPS[np.dtype(np.float32)] * 2, RUNTIMES[runtime]  # a stack of two
     case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)

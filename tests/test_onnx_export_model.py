@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import onnx
 import onnxruntime
@@ -12,7 +13,8 @@ from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
 from blockcell import Bidirectional, Stack, __version__
-from onnx_export.link import graphs
+from blockcell.optable import OPS
+from onnx_export.link import bodies, graphs
 
 
 def test_names():
@@ -101,6 +103,80 @@ def test_layers_of_a_backward_direction_are_turned_once(lengths, turn):
 def test_nothing_is_left_of_what_is_not_asked_for():
     kinds = {node.op_type for node in exported(lstm(4, "float32"), lengths=False).graph.node}
     assert kinds == {"LSTM"}
+
+
+# ------------------------------------------------------------------------------------------------- ONNX's own LSTM, GRU
+SHAPES = {"LSTM": [[1, 16, 3], [1, 16, 4], [1, 32]], "GRU": [[1, 12, 3], [1, 12, 4], [1, 24]]}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}])
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_no_node_of_native_reads_constants_alone(lengths, state, sizes):
+    """Weights are stored as ONNX's nodes read them, and nothing is left to compute of them or of other constants."""
+    peepholes = lstm(4, "float32", use_peephole=True, forget_bias=1.0)
+    for layer in (Bidirectional(peepholes, lstm(4, "float32")), gru(4, "float32")):
+        model = exported(layer, loop="native", functions=False, lengths=lengths, state=state, sizes=sizes)
+        stored = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+        known = {*stored, *(node.output[0] for node in model.graph.node if node.op_type == "Constant")}
+        cells = []
+        for node in model.graph.node:
+            assert node.op_type == "Constant" or not known.issuperset(filter(None, node.input)), node
+            if stored.keys() & set(node.input):
+                cells.append(node)
+                assert [stored[name] for name in node.input[1:4]] == SHAPES[node.op_type]
+        assert [len(node.input) == 8 for node in cells] == ["wci" in cell.weights for cell in layer._cells().values()]
+
+
+def test_the_nodes_of_native():
+    layer = Bidirectional(lstm(4, "float32"), lstm(4, "float32"))
+    kinds = {"LSTM": 2, "Slice": 2, "Squeeze": 6, "Concat": 1}  # x and y are turned; all results lose an axis
+    for sizes, more in (({"B": B}, {}), ({}, {"Shape": 1, "Concat": 2, "Expand": 1})):
+        model = exported(layer, loop="native", functions=False, lengths=False, state=False, sizes=sizes)
+        assert Counter(n.op_type for n in model.graph.node if n.op_type != "Constant") == kinds | more
+
+
+@pytest.mark.parametrize("functions", [True, False])
+def test_native_cells_that_are_alike_have_weights_of_their_own(functions):
+    layer = Stack([gru(3, "float32"), gru(3, "float32"), gru(3, "float32")])
+    model = exported(layer, loop="native", functions=functions)
+    assert len(model.functions) == functions
+    assert [tensor.name for tensor in model.graph.initializer] == [f"{k}.{name}" for k in range(3) for name in "WRB"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+def check_names(model):
+    """Every node has one, in functions and bodies too."""
+    waiting = [*model.graph.node, *(node for made in model.functions for node in made.node)]
+    while waiting:
+        node = waiting.pop()
+        assert node.name, node
+        waiting += [inner for body in bodies(node) for inner in body.node]
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize(
+    "form",
+    [*({"loop": loop, "reset": True, "train": train} for loop in LOOPS for train in (False, True)), {"loop": "native"}],
+    ids=lambda form: " ".join(map(str, form.values())),
+)
+def test_every_node_of_a_layer_has_a_name(form, functions):
+    check_names(exported(Bidirectional(lstm(3, "float32"), gru(3, "float32")), functions=functions, **form))
+    check_names(exported(lstm(3, "float32"), functions=functions, streaming=True))
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("loop", [*LOOPS, "native"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
+    if loop == "native" and op not in ("BlockLSTM", "BlockLSTMV2", "block_gru"):
+        pytest.skip("it has no such form")
+    known = {attribute.name for attribute in OPS[op].attributes}
+    attrs = {name: value for name, value in {"cell_clip": -1.0, "use_peephole": True}.items() if name in known}
+    check_names(
+        onnx_export.build(op, attrs=attrs, loop=loop, static=static, functions=functions, sizes={"T": T, "H": 2})
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ on WebGPU

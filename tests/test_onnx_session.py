@@ -131,11 +131,12 @@ def test_native_without_rows(op, nothing):
 
 
 @pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("H", [4, 0])
-def test_native_layers_without_rows(H, lengths):
+def test_native_layers_without_rows(H, state, lengths):
     layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), GRU.init(2 * H, 3, seed=2)])
     layer = layer if H else layer.layers[0]
-    ready = onnx_export.Session(onnx_export.export(layer, None, loop="native", lengths=lengths))
+    ready = onnx_export.Session(onnx_export.export(layer, None, loop="native", state=state, lengths=lengths))
     for x in (np.zeros((5, 0, 3), np.float32), np.ones((5, 2, 3), np.float32)):
         result, expected = ready(x=x), layer(x)
         for found, right in zip(leaves(result), leaves(expected), strict=True):
@@ -218,10 +219,22 @@ def changed(model, inputs=None, outputs=None, kinds=(), **facts):
     return copy
 
 
+def stored(model, **shapes):
+    """A copy with initializers of other shapes, or without those that are None."""
+    copy = changed(model)
+    kept = [tensor for tensor in copy.graph.initializer if shapes.get(tensor.name, ()) is not None]
+    for tensor in kept:
+        tensor.dims[:] = shapes.get(tensor.name, tensor.dims)
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
+
+
 CELL = onnx_export.build("LSTMBlockCell", attrs={"use_peephole": True})
 ATTRIBUTES = {"forget_bias": 1.0, "cell_clip": 3.0, "use_peephole": True}
 LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None)
 TRAIN = onnx_export.export(LSTM.init(3, 4, seed=0), None, train=True)
+NATIVE = onnx_export.export(LSTM.init(3, 4, seed=0), None, loop="native")
 OTHER = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 18]> g (float[N] a) => (float[N] b) { b = Abs (a) }'
 )
@@ -295,6 +308,20 @@ FLOAT = onnx.TensorProto.FLOAT
             "it has the inputs 'x, lengths, cs_prev, z'; expected x, cs_prev, h_p",
         ),
         (changed(LAYER, outputs={"y": "z"}), "it has the outputs 'z, cs, h'; expected y, cs, h"),
+        *(
+            (stored(NATIVE, **shapes), f"its W, R and B have the shapes {found}; expected {expected}")
+            for shapes, found, expected in [
+                ({"W": [1, 16, 5, 1]}, "[(1, 16, 5, 1), (1, 16, 4), (1, 32)]", "[(1, 16, 1), (1, 16, 4), (1, 32)]"),
+                ({"W": []}, "[(), (1, 16, 4), (1, 32)]", "[(1, 16, 0), (1, 16, 4), (1, 32)]"),
+                ({"W": None}, "[(1, 16, 4), (1, 32)]", "[(1, 16, 0), (1, 16, 4), (1, 32)]"),
+                ({"R": [1, 16, 5]}, "[(1, 16, 3), (1, 16, 5), (1, 32)]", "[(1, 20, 3), (1, 20, 5), (1, 40)]"),
+                ({"R": []}, "[(1, 16, 3), (), (1, 32)]", "[(1, 0, 3), (1, 0, 0), (1, 0)]"),
+                ({"B": [32]}, "[(1, 16, 3), (1, 16, 4), (32,)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
+                ({"B": None}, "[(1, 16, 3), (1, 16, 4)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
+            ]
+        ),
+        (stored(NATIVE, R=None), "it has no w, b; expected w, b of its LSTM"),
+        (changed(NATIVE, layer='{"type": "GRU"}'), "its W, R and B have the shapes [(1, 16, 3), (1, 16, 4), (1, 32)]"),
         (changed(TRAIN, outputs={"d_w": "z"}), "expected y, cs, h, d_x, d_cs_prev, d_h_prev, d_w, d_b"),
         (changed(TRAIN, inputs={"w": "z"}), "it has no w; expected w, b of its LSTM"),
         (changed(TRAIN, kinds={"w": (FLOAT, [8, 16])}), "its output d_w has the type 1 and shape [7, 16]; expected 1"),
