@@ -89,7 +89,7 @@ def gpus() -> dict[str, Environment]:
                 found[name] = environment
                 break
             driver = environment.get("VK_ICD_FILENAMES", name)
-            print(f"{package} does not run on {driver}: {trial.stdout.strip().rpartition(chr(10))[2]}", flush=True)
+            print(f"{package} is not tried on {driver}: {trial.stdout.strip().rpartition(chr(10))[2]}", flush=True)
     return found
 
 
