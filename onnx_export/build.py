@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from blockcell import __version__
 from blockcell._read import short
@@ -431,6 +430,8 @@ def function(c: Config, name: str | None = None) -> FunctionProto:
 
 def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
     """An op's weights in the layout of ONNX's own LSTM or GRU; none where there is nothing to compute with."""
+    from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
+
     nodes, _ = body(c)
     names = [name for name in PACKED if name in writes(nodes)]
     nodes = needed(nodes, names)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
 
 from blockcell._read import short
+from blockcell.optable import Array
 
 from .link import graphs
 
@@ -26,8 +26,6 @@ except ModuleNotFoundError as error:
         raise
     what = 'onnx_export needs onnxruntime, which is not installed: pip install "blockcell[onnx]"'
     raise ModuleNotFoundError(what, name="onnxruntime") from None
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -220,9 +218,9 @@ def has(provider: str) -> bool:
 
 def why_not(provider: str) -> str:
     """What a provider lacks here, and what to install; empty if it can run models."""
-    available = onnxruntime.get_available_providers()
     if provider == "webgpu":
         return _why_no_webgpu()
+    available = onnxruntime.get_available_providers()
     if PROVIDERS[provider].name not in available:
         return (
             f"onnxruntime {onnxruntime.__version__} has only {', '.join(available)} here; the package onnxruntime-gpu "

@@ -14,11 +14,11 @@ from onnx import ModelProto, TensorProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import check, parse
-from blockcell.optable import LETTERS, OPS, Op, sizes_of
+from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import LOOPS, arguments_of, build, checked_attributes
 from .call import KINDS, LayerCall
-from .runtime import PROVIDERS, Array, Placed, Running, why_no_dtype, why_not
+from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
 
 
 class Session:

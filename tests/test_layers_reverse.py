@@ -19,6 +19,7 @@ from onnx_export import export
 KINDS = ["lstm", "lstm without peepholes", "lstm ifco", "gru"]
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
 T, B, I, H = 7, 5, 3, 6
+SIZES = [(T, B, I, H), (5, 40, 24, 40), (5, 2, 24, 200)]  # on several threads: none; the rows; the cells
 
 
 def reversed_layer(layer):
@@ -26,10 +27,10 @@ def reversed_layer(layer):
     return type(layer)(**(layer._arguments() | {"reverse": not layer.reverse}))
 
 
-def pair(kind, dtype="float32"):
+def pair(kind, dtype="float32", sizes=(I, H)):
     """A layer that runs forwards, and the same backwards."""
     options = ATTRIBUTES if "lstm" in kind else {}
-    forwards = LAYERS[kind](I, H, np.dtype(dtype), **options)
+    forwards = LAYERS[kind](*sizes, np.dtype(dtype), **options)
     return forwards, reversed_layer(forwards)
 
 
@@ -47,11 +48,15 @@ def turned(x, lengths):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_results_are_those_of_time_turned_around(kind, dtype, threads):
+def test_all_results_are_those_of_time_turned_around(kind, dtype, sizes, threads):
     """Bit for bit, with lengths, states and threads; gradients of weights sum in another order."""
-    forwards, backwards = pair(kind, dtype)
+    T, B, I, H = sizes
+    forwards, backwards = pair(kind, dtype, (I, H))
+    if sizes != SIZES[0]:  # work that is worth several threads
+        assert forwards._work("layer", T, B, threads)[1] == threads
     x, state, lengths, _ = draw(forwards, T, B, kind, dtype)
     blockcell.set_num_threads(threads)
     try:

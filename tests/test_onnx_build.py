@@ -203,6 +203,25 @@ def test_states_of_float16_are_rounded_at_every_step(op, loop):
     assert (state["cs" if op == "BlockLSTM" else "h"] == 2048).all()
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_lstms_h_of_float16_is_rounded_at_every_step(loop):
+    """i_bar is 2^15 h less 2^15 times the h that half has: 0, unless a step gets an h that is not rounded."""
+    args = arguments("BlockLSTM", {"T": 5, "B": 1, "I": 1, "H": 1}, dtype=np.float16, use_peephole=False)
+    args = {name: np.zeros_like(value) if isinstance(value, np.ndarray) else value for name, value in args.items()}
+    args |= {"forget_bias": 0.0, "cell_clip": 0.0}
+    args["cs_prev"][:] = 0.3  # which stays, as f is 1 and ci is 0
+    h = np.tanh(args["cs_prev"].astype(np.float32))
+    args["h_prev"][:] = h
+    assert abs(h - args["h_prev"]).max() > 2**-14
+    args["w"][1, 0] = 2**15
+    args["b"][:] = [-(2**15) * args["h_prev"].item(), 0, 30, 30]
+    model = onnx_export.build(
+        "BlockLSTM", dtype="float16", sizes={"T": 5}, attrs=attributes("BlockLSTM", args), loop=loop
+    )
+    states = dict(zip(OPS["BlockLSTM"].result._fields, on_onnxruntime(model, args), strict=True))
+    assert (states["i"] == 0.5).all() and (states["h"] == args["h_prev"]).all()
+
+
 @pytest.mark.parametrize("name", ["forget_bias", "cell_clip"])
 def test_attributes_have_the_precision_of_the_dtype(name):
     """Doubles for float64; and float16 rounds them to half, as TensorFlow does."""

@@ -504,7 +504,7 @@ class Cell(Layer[S_co]):
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return None if self.reverse else self._runner.call(self, self._shared.weights[self], x, state)
+        return None if self._reverse else self._runner.call(self, self._shared.weights[self], x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
