@@ -21,7 +21,6 @@ cdef extern from *:
     #include <pthread.h>
     #include <signal.h>
     #include <stdlib.h>
-    #include <time.h>
 
     static __thread int started = 1;  /* threads of the runtime that this one has, itself among them */
 

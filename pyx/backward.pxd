@@ -18,7 +18,7 @@ from operands cimport (
     BIAS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV, H_PREV_GRAD, OUT_CS,
     OUT_H, OUT_R, W, W_C_GRAD, W_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Gru, Lstm, cell, products_of
+from plan cimport Backward, Gru, Lstm, cell, gates_of, products_of
 from real cimport real
 from steps cimport ENDED, FRESH, input_row, marked, step_at
 from team cimport Team, barrier, gather, join, lost, share
@@ -139,7 +139,7 @@ cdef inline void state_grad_rows(
                 elif marked(&p.steps, k, r, ENDED):
                     for l in range(L):
                         d_h[l] = carry[l]
-                    for l in range(4 if cell is Lstm else 3):
+                    for l in range(gates_of(c)):
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 elif cell is Lstm:
                     clear(d_h, L)
@@ -369,7 +369,7 @@ cdef inline long long backward(
     cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
     cdef int n = 0
     cdef bint weights = outputs[W_GRAD] is not NULL
-    if parts == 1:  # entering a parallel region takes 900 ns even with one thread
+    if parts == 1:  # entering a parallel region costs time even with one thread
         load_gradients(p, c, inputs, work, 0, 1)
         if p.packs_all:
             pack_weights(p, c, inputs, work, 0, 1)

@@ -270,7 +270,7 @@ cdef inline long long forward(
     """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads, k = 0, end = 0  # in the region each thread has its own k and end
-    if parts == 1:  # entering a parallel region takes 900 ns even with one thread
+    if parts == 1:  # entering a parallel region costs time even with one thread
         load_states(p, c, inputs, work, 0, 1)
         if not p.packed:
             pack(p, c, inputs, work, 0, 1)
