@@ -185,7 +185,7 @@ class GRU(Cell[GRUState]):
 
     **The reset gate is applied before the product with w_c unless** ``reset_after=True``. Before it, as in TensorFlow's
     GRUBlockCell, is the default; PyTorch, cuDNN and Keras by default apply it after the product. These are different
-    functions: weights of one mean nothing to the other. After the product is faster, as a step then has one product.
+    functions: weights of one mean nothing to the other.
 
     Parameters
     ----------
