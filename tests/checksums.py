@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, ops, raw_ops
+from blockcell import GRU, LSTM, Bidirectional, Dense, ops, raw_ops
 
 SEED, CASES = 20240229, 3600  # of each level and dtype
 DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
 KINDS = (*OPS, "LSTM", "GRU", "Bidirectional LSTM", "Bidirectional GRU", "LSTM stream", "GRU stream")
+KINDS += ("Dense", "Dense stream")
 MOST = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
 Results = dict[str, Any]
@@ -106,6 +107,9 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
     def drawn(*names: str) -> dict[str, np.ndarray]:
         return {name: array(g, name, shape_of(name, 1, 1, I, H), dtype) for name in names}
 
+    if "Dense" in kind:
+        activation = [None, "sigmoid", "tanh", "relu", "softmax"][g.integers(5)]
+        return Dense(array(g, "w", (I, H), dtype), array(g, "b", (H,), dtype), activation)
     if "GRU" in kind:
         return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"))
     peepholes = drawn("wci", "wcf", "wco") if g.integers(2) else {}
@@ -116,6 +120,8 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
 def state_of(g: Generator, layer: Any, B: int) -> Any:
     if isinstance(layer, Bidirectional):
         return state_of(g, layer.fw, B), state_of(g, layer.bw, B)
+    if isinstance(layer, Dense):
+        return ()
     shape = B, layer.hidden_size
     parts = [array(g, "h", shape, layer.dtype) for _ in range(2 if isinstance(layer, LSTM) else 1)]
     return tuple(parts) if g.integers(4) else None

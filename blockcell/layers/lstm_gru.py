@@ -263,9 +263,9 @@ class GRU(Cell[GRUState]):
 
 # ------------------------------------------------------------------------------------------------------ initial weights
 def _read_sizes(
-    reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any
+    reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any, name: str = "hidden_size"
 ) -> tuple[int, int, np.dtype[Any]]:
-    sizes = {"input_size": input_size, "hidden_size": hidden_size}
+    sizes = {"input_size": input_size, name: hidden_size}
     for name in sizes:
         sizes[name] = reader.integer(name, sizes[name])
         if sizes[name] < 0:
@@ -273,7 +273,7 @@ def _read_sizes(
     dtype = np.dtype(dtype)
     if dtype not in DTYPES:
         raise TypeError(f"{reader.caller}: dtype is {dtype}; expected float32, float64 or float16")
-    return sizes["input_size"], sizes["hidden_size"], dtype
+    return sizes["input_size"], sizes[name], dtype
 
 
 def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int, ...]) -> Array:
