@@ -190,15 +190,20 @@ class Dense(Single[tuple[()]]):
     def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
         raise ValueError("Stack: last='ends' above a Dense, whose outputs have no direction; expected a layer with one")
 
-    def _begins(self) -> Array:
-        """Which inputs are of a direction that ends at the first step."""
+    def _directions_of_x(self) -> list[tuple[int, bool]]:
+        """How many inputs are of a direction that ends at the first step, or at the last one: part after part."""
         if self.last != "ends":
-            return np.zeros(self.input_size, np.bool_)
+            return [(self.input_size, False)]
         if self._below is None:
             raise TypeError(
                 f"{type(self).__name__}: last is 'ends', but there is no layer below; expected a Stack with both"
             )
-        return np.repeat([backwards for _, backwards in self._below], [size for size, _ in self._below])
+        return self._below
+
+    def _begins(self) -> Array:
+        """Which inputs are of a direction that ends at the first step."""
+        sizes, backwards = zip(*self._directions_of_x(), strict=True)
+        return np.repeat(backwards, sizes)
 
     def stream(self, batch: SupportsIndex = 1) -> Stream:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
