@@ -33,6 +33,8 @@ CASES = {
     "BlockLSTMGrad": GRADIENTS,
     "block_gru": FORMS,
     "block_gru_grad": GRADIENTS,
+    "block_gru_reset_after": FORMS,
+    "block_gru_reset_after_grad": GRADIENTS,
     "LSTM layer": FORMS,
     "LSTM layer, training": GRADIENTS,
     "GRU layer": FORMS,

@@ -19,7 +19,7 @@ from blockcell import __version__
 from blockcell._read import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
-from . import gru, lstm
+from . import gru, gru_reset_after, lstm
 from .loops import (
     Live,
     LoopBody,
@@ -90,7 +90,9 @@ class Config:
     @property
     def module(self) -> ModuleType:
         """The module that has the op's text."""
-        return gru if "r" in self.op.gates else lstm
+        if "r" not in self.op.gates:
+            return lstm
+        return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
     @property
     def conditions(self) -> set[str]:
@@ -149,7 +151,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 def _not_native(c: Config) -> str:
     """Why ONNX's own LSTM or GRU does not compute the same; empty if it does."""
-    cell = "GRU" if c.module is gru else "LSTM"
+    cell = "GRU" if "r" in c.op.gates else "LSTM"
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
     if not c.op.sequence:
@@ -349,7 +351,7 @@ def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
         parts[word] = f"{name}_{word.replace('+', '_')}"
         if source := _source(c.op, word):
             nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
-        elif word[0].isdigit():  # 4H of a gradient that takes no weights
+        elif word[0].isdigit():  # that many gates, whose weights are no input or are two
             nodes += [*_shape(c, f"{name}_cells", ["H"]), constant(f"{name}_gates", np.array([int(word[0])], np.int64))]
             nodes.append(node("Mul", [f"{name}_cells", f"{name}_gates"], [parts[word]]))
         else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
@@ -397,8 +399,9 @@ def _given(c: Config, names: set[str]) -> Nodes:
         "int_0": 0,
         "int_1": 1,
     }
-    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
-    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_4H": "T B 4H"}
+    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "HH_H": "2H H"}
+    sizes |= {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"}
+    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_3H": "T B 3H", "T_B_4H": "T B 4H"}
     return [
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
@@ -499,7 +502,8 @@ def build(
 
     Notes
     -----
-    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`.
+    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
+    `onnx_export.gru_reset_after`.
     """
     c = replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions)
     imports = [helper.make_opsetid("", opset)]

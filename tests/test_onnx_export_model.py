@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
+from graphs import NATIVE
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
@@ -170,7 +171,7 @@ def test_every_node_of_a_layer_has_a_name(form, functions):
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(
     ("op", "loop"),
-    [*itertools.product(OPS, LOOPS), *((op, "native") for op in ("BlockLSTM", "BlockLSTMV2", "block_gru"))],
+    [*itertools.product(OPS, LOOPS), *itertools.product(NATIVE, ["native"])],
 )
 def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
     known = {attribute.name for attribute in OPS[op].attributes}
