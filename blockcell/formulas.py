@@ -178,18 +178,19 @@ def block_gru_reset_after(
     b_c: ArrayLike,
     b_hc: ArrayLike,
 ) -> GRUResetAfterStates:
-    x, h_prev, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
+    x, h_before, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
     w_cx, w_ch = np.split(w_c, [x.shape[2]])  # the rows for x and those for h_prev
-    states = GRUResetAfterStates(*(np.zeros((len(x), *h_prev.shape)) for _ in GRUResetAfterStates._fields))
+    states = GRUResetAfterStates(*(np.zeros((len(x), *h_before.shape)) for _ in GRUResetAfterStates._fields))
     for t in range(int(seq_len_max)):
-        r_bar, u_bar = np.split(_beside(x[t], h_prev) @ w_ru + b_ru, 2, axis=1)  # (1)
+        r_bar, u_bar = np.split(_beside(x[t], h_before) @ w_ru + b_ru, 2, axis=1)  # (1)
         r = sigmoid(r_bar)  # (2)
         u = sigmoid(u_bar)  # (3)
-        hc = h_prev @ w_ch + b_hc  # (4)
+        hc = h_before @ w_ch + b_hc  # (4)
         c = np.tanh(x[t] @ w_cx + b_c + r * hc)  # (5) the reset comes after the product
-        h_prev = u * (h_prev - c) + c  # (6)
-        for state, value in zip(states, (r, u, c, hc, h_prev), strict=True):
+        h = u * (h_before - c) + c  # (6)
+        for state, value in zip(states, (r, u, c, hc, h), strict=True):
             state[t] = value
+        h_before = h
     return states
 
 

@@ -193,6 +193,11 @@ class Op:
     """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others."""
 
     @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights and biases among the inputs."""
+        return tuple(tensor for tensor in self.inputs if tensor.name[0] in "wb")
+
+    @property
     def sources(self) -> dict[str, str]:
         """The input that fixes each letter."""
         found: dict[str, str] = {}
