@@ -39,6 +39,8 @@ CASES = {
     "LSTM layer, training": GRADIENTS,
     "GRU layer": FORMS,
     "GRU layer, training": GRADIENTS,
+    "GRU layer, reset after": FORMS,
+    "GRU layer, reset after, training": GRADIENTS,
 }
 DISPATCH = "Starting program"  # what the WebGPU provider logs with each
 NOTES = {
@@ -67,7 +69,8 @@ def model_of(case: str, form: str, T: int) -> onnx.ModelProto:
         plain = {"use_peephole": False, "cell_clip": 0.0}  # ONNX's own LSTM does not clip
         attrs = {name: value for name, value in plain.items() if name in usable}
         return onnx_export.build(case, sizes=sizes, attrs=attrs, loop=form, static=True)
-    layer = {"LSTM": LSTM, "GRU": GRU}[case.split()[0]].init(SIZES["I"], SIZES["H"], seed=0)
+    options = {"reset_after": True} if "reset after" in case else {}
+    layer = {"LSTM": LSTM, "GRU": GRU}[case.split()[0]].init(SIZES["I"], SIZES["H"], seed=0, **options)
     fixed = {letter: sizes[letter] for letter in "TB"}
     return onnx_export.export(layer, None, train="training" in case, loop=form, sizes=fixed, static=True)
 

@@ -112,7 +112,7 @@ class Config:
 
 # ------------------------------------------------------------------------------------------------------------ arguments
 def config(
-    op: str,
+    op: str | Op,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
     attrs: Mapping[str, float | bool] | None = None,
@@ -121,9 +121,10 @@ def config(
     static: bool = False,
 ) -> Config:
     """The checked configuration."""
-    if op not in OPS:
+    if not isinstance(op, Op) and op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
-    row = OPS[op]
+    row = op if isinstance(op, Op) else OPS[op]
+    op = row.name
     kind = dtype_of(op, dtype)
     given = checked_sizes(op, sizes or {}, LETTERS)
     given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
@@ -558,4 +559,4 @@ def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
 
 def _doc(c: Config) -> str:
     """The equations, from the module that has the text."""
-    return f"{c.op.name} of TensorFlow's block RNN ops.\n\n{c.module.__doc__}"
+    return f"{c.op.name} of blockcell.{c.op.module}.\n\n{c.module.__doc__}"

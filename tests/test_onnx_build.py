@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -28,7 +29,9 @@ from graphs import (
 import onnx_export
 from blockcell import __version__
 from blockcell.optable import OPS
+from onnx_export import gru_reset_after
 from onnx_export.loops import SPLIT_MOST
+from onnx_export.text import Program
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
@@ -367,6 +370,55 @@ def test_only_what_must_runs_in_the_loop(op, within, products, products_outside)
     outside = [inner.op_type for inner in model.graph.node]
     assert (inside.count("MatMul") + inside.count("Gemm"), len(inside)) == (products, within)
     assert outside.count("MatMul") + outside.count("Gemm") == products_outside
+
+
+MUTANTS = {  # of the text of `gru_reset_after`: what is swapped, and where
+    "r and u": ("FORWARD", "r_bar, u_bar, hc = ", "u_bar, r_bar, hc = "),
+    "r and hc": ("FORWARD", "r_bar, u_bar, hc = ", "hc, u_bar, r_bar = "),
+    "u and hc": ("FORWARD", "r_bar, u_bar, hc = ", "r_bar, hc, u_bar = "),
+    "b_c and b_hc": ("FORWARD", "(b_ru, b_c)|(b_hc,", "(b_ru, b_hc)|(b_c,"),
+    "h and c": ("FORWARD", "(h_prev, c)", "(c, h_prev)"),
+    "r's and u's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(u_from_h, r_from_h, hc_from_h)"),
+    "u's and hc's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(r_from_h, hc_from_h, u_from_h)"),
+    "r's and hc's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(hc_from_h, u_from_h, r_from_h)"),
+    "d_c_bar and d_hc": ("BACKWARD", "(d_r_bar_u_bar, d_c_bar)|Live (d_hc)", "(d_r_bar_u_bar, d_hc)|Live (d_c_bar)"),
+    "h's way through u and r": ("BACKWARD", "Mul (d_h, u)", "Mul (d_h, r)"),
+    "r and u in the slope of hc": ("BACKWARD", "Mul (c_from_h, r)", "Mul (c_from_h, u)"),
+    "w_x and w_h": ("BACKWARD", "(d_w_ru_x, d_w_ru_h)|(d_w_c_x, d_w_c_h)", "(d_w_ru_h, d_w_ru_x)|(d_w_c_h, d_w_c_x)"),
+    "r's and u's weights": ("NATIVE", "(w_u, w_r,", "(w_r, w_u,"),
+    "u's and c's weights": ("NATIVE", "(w_u, w_r, w_c_T)", "(w_c_T, w_r, w_u)"),
+    "r's and c's weights": ("NATIVE", "(w_u, w_r, w_c_T)", "(w_u, w_c_T, w_r)"),
+    "r's and u's bias": ("NATIVE", "(b_u, b_r,", "(b_r, b_u,"),
+    "b_c and b_hc of native": ("NATIVE", "b_c, b_none, b_hc)", "b_hc, b_none, b_c)"),
+    "before and after": ("NATIVE", "linear_before_reset = 1", "linear_before_reset = 0"),
+}
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_two_things_swapped_are_seen(what, monkeypatch):
+    """In the graphs of the GRU that resets after the product."""
+    part, old, new = MUTANTS[what]
+    op = "block_gru_reset_after" + "_grad" * (part == "BACKWARD")
+    dtype, loop = (np.float32, "native") if part == "NATIVE" else (np.float64, "scan")
+    args = arguments(op, dtype=dtype)
+
+    def check():
+        model = onnx_export.build(op, dtype=dtype, sizes=SIZES, loop=loop)
+        compare(op, on_onnxruntime(model, args), exact(op, args), bound(op, dtype))
+
+    def changed(text):
+        for before, after in zip(old.split("|"), new.split("|"), strict=True):
+            text = text.replace(before, after)
+        return text
+
+    check()
+    program = getattr(gru_reset_after, part)
+    texts = {"NATIVE": program} if part == "NATIVE" else dataclasses.asdict(program)
+    mutant = {name: changed(text) if isinstance(text, str) else text for name, text in texts.items()}
+    assert mutant != texts
+    monkeypatch.setattr(gru_reset_after, part, mutant["NATIVE"] if part == "NATIVE" else Program(**mutant))
+    with pytest.raises(AssertionError):
+        check()
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes

@@ -134,7 +134,8 @@ def test_native_without_rows(op, nothing):
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("H", [4, 0])
 def test_native_layers_without_rows(H, state, lengths):
-    layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), GRU.init(2 * H, 3, seed=2)])
+    grus = [GRU.init(2 * H, 3, seed=2), GRU.init(3, 3, seed=3, reset_after=True)]
+    layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), *grus])
     layer = layer if H else layer.layers[0]
     ready = onnx_export.Session(onnx_export.export(layer, None, loop="native", state=state, lengths=lengths))
     for x in (np.zeros((5, 0, 3), np.float32), np.ones((5, 2, 3), np.float32)):
@@ -233,6 +234,7 @@ def stored(model, **shapes):
 CELL = onnx_export.build("LSTMBlockCell", attrs={"use_peephole": True})
 ATTRIBUTES = {"forget_bias": 1.0, "cell_clip": 3.0, "use_peephole": True}
 LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None)
+GRU_LAYER = onnx_export.export(GRU.init(3, 4, seed=0), None)
 TRAIN = onnx_export.export(LSTM.init(3, 4, seed=0), None, train=True)
 NATIVE_LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None, loop="native")
 OTHER = onnx.parser.parse_model(
@@ -320,6 +322,8 @@ FLOAT = onnx.TensorProto.FLOAT
                 ({"B": None}, "[(1, 16, 3), (1, 16, 4)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
             ]
         ),
+        (changed(LAYER, layer='{"type": "GRU", "reset_after": 1}'), "its GRU has reset_after 1; expected true, or"),
+        (changed(GRU_LAYER, layer='{"type": "GRU", "reset_after": true}'), "it has no b_hc; expected w_ru, w_c, b_ru"),
         (stored(NATIVE_LAYER, R=None), "it has no w, b; expected w, b of its LSTM"),
         (
             changed(NATIVE_LAYER, layer='{"type": "GRU"}'),

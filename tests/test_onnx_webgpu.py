@@ -6,6 +6,8 @@ programs that compute on the CPU. The bounds are those of the other runtimes, fo
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -239,12 +241,12 @@ def test_layers(compare, name, loop, form, train, dtype):
 
 
 @pytest.mark.parametrize("form", ["no state", "lengths"])
-@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU", "Bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU", "GRU after", "Bidirectional"])
 def test_native_layers(compare, name, form):
     made = {"LSTM with peephole": lambda dtype: drawn(LSTM.init(I, 5, seed=0, use_peephole=True, gate_order="ifco"))}
     case = Case((LAYERS | made)[name]("float32"), **(FULL | RAGGED)[form])
     model = exported(case.layer, case, loop="native")
-    if BUILT_IN and name in ("GRU", "Bidirectional"):
+    if BUILT_IN and not name.startswith("LSTM"):
         with pytest.raises(RuntimeError, match=r"would run GRU .* on the CPU"):
             onnx_export.Session(model, provider="webgpu")(**case.arguments)
         return
@@ -264,11 +266,13 @@ def test_layers_of_many_steps(compare, name, loop, train, form):
 @pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 0, 2, 2), (3, 2, 0, 2), (3, 2, 2, 0), (1, 2, 3, 1), (2, 0, 0, 0)])
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize(
+    "kind", [LSTM.init, GRU.init, partial(GRU.init, reset_after=True)], ids=["LSTM", "GRU", "after"]
+)
 def test_layers_of_zero_and_one(compare, kind, sizes, loop, train, form):
     steps, rows, inputs, cells = sizes
-    both = Bidirectional(*(drawn(kind.init(inputs, cells, seed=seed)) for seed in (1, 2)))
-    layer = Stack([both, drawn(kind.init(2 * cells, cells, seed=3))])
+    both = Bidirectional(*(drawn(kind(inputs, cells, seed=seed)) for seed in (1, 2)))
+    layer = Stack([both, drawn(kind(2 * cells, cells, seed=3))])
     case = Case(layer, train=train, sizes=(steps, rows), **(FULL | RAGGED)[form])
     check_layer(compare, case, exported(layer, case, loop=loop, sizes=fixed_sizes(loop, steps)))
 
@@ -320,7 +324,8 @@ def random_layer(g, inputs, dtype):
 
     def cell(inputs, size, reverse=False):
         if g.integers(2):
-            return drawn(GRU.init(inputs, size, seed=1, dtype=dtype, reverse=reverse))
+            after = bool(g.integers(2))
+            return drawn(GRU.init(inputs, size, seed=1, dtype=dtype, reset_after=after, reverse=reverse))
         options = {
             "reverse": reverse,
             "use_peephole": bool(g.integers(2)),
