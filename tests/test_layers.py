@@ -61,6 +61,9 @@ def rounded(value, dtype):
 
 
 def step(layer, x, state):
+    if isinstance(layer, GRU) and layer.reset_after:
+        sequence = FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **layer.weights)
+        return [sequence.h[0]]
     if isinstance(layer, GRU):
         return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **layer.weights).h]
     weights = layer.weights
