@@ -39,7 +39,7 @@ class LayerCall:
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
-        stateless = not any(STATES[kind]._fields for _, kind in cells(tree))
+        stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
         with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
         if not train:
