@@ -16,13 +16,15 @@ from numpy.typing import ArrayLike
 
 from .. import _kernels, _team, files
 from .._args import empty
-from .._read import ArgumentReader, form, short
+from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, Array, Op, Tensor, sizes_of
-from .arguments import read_array, read_lengths, read_parts, read_reset
+from .arguments import CallReader, checked_array, read_array, read_lengths, read_parts, read_switches
+from .masks import CountedSteps, count
 from .shared import CellWeights, ForwardPass, GivenState, GRUState, LSTMState, RowMarks, S_co, SharedWeights, State
 
 HALF = DTYPES.index(np.dtype(np.float16))
+ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +38,17 @@ class Tape:
     end: int = field(repr=False)
     """The number of steps until every row has ended. Nothing is kept from there on."""
     content: Any = field(repr=False)
+    batch_first: bool = False
+    counted: CountedSteps | None = field(default=None, repr=False)
+    """Where the steps that a mask counts are, if they had to move."""
 
 
 class Layer(ABC, Generic[S_co]):
     """What `LSTM`, `GRU`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
+    _runner: Runner | None = None
+    """Runs plain calls by compiled code alone."""
 
     # -------------------------------------------------------------------------------------------------- what a layer is
     @property
@@ -158,13 +165,17 @@ class Layer(ABC, Generic[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
     ) -> tuple[Array, S_co]:
         """Run the layer without keeping anything for a backward pass.
 
         Parameters
         ----------
         x : array_like (T, B, I)
-            Input, time first, of the layer's dtype; lists are converted.
+            Input, of the layer's dtype; lists are converted. **Time comes first**, as in TensorFlow's ops and PyTorch's
+            default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
         state : optional
             State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
             for a stack. None means zeros, also in place of any part.
@@ -175,11 +186,24 @@ class Layer(ABC, Generic[S_co]):
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
+        mask : array_like (T, B) of bool, optional
+            Which steps of each row count, as in Keras: True counts. The others are left out, wherever they are: the
+            state passes them by and x is not read there, so a row has the bits that it has without them. With
+            `lengths`, what both say counts. A reset at a step that is left out takes place at the row's next step that
+            counts, one after the last of these not at all: the final state is that after the last one.
+        masked : {"zero", "repeat"}
+            What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
+            repeated, as of its LSTM and GRU: what it was at the row's last step before that counted, and zero where
+            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own. Only
+            the y that is returned repeats, not what the layers of a stack hand on.
+        batch_first : bool
+            Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
+            the same, and no array is copied for it.
 
         Returns
         -------
         y : ndarray (T, B, output_size)
-            The cells' h; for `Bidirectional` the forward half comes first.
+            The cells' h; for `Bidirectional` the forward half comes first. (B, T, output_size) with `batch_first`.
         state
             State after each row's last step, in the form of `state`.
 
@@ -188,11 +212,13 @@ class Layer(ABC, Generic[S_co]):
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape or a length does not fit.
+            A shape or a length does not fit, or `masked` is unknown.
         """
-        if lengths is None and reset is None and (results := self._fast_call(x, state)) is not None:
-            return results
-        y, last, _ = self._read_and_run(x, state, lengths, reset, False)
+        if self._runner is not None and lengths is None and reset is None and mask is None and masked is ZERO:
+            results = self._runner.call(self, self._shared.weights, x, state, batch_first)
+            if results is not None:
+                return results
+        y, last, _ = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)
         return y, last
 
     def forward(
@@ -202,6 +228,9 @@ class Layer(ABC, Generic[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
     ) -> tuple[Array, S_co, Tape]:
         """Run the layer and keep what `backward` needs. Takes the arguments of a call and returns the same bits.
 
@@ -213,10 +242,10 @@ class Layer(ABC, Generic[S_co]):
             For `backward`, any number of times. It has copies of everything, so x, y, the states and the layer's
             weights may change before that.
         """
-        return self._read_and_run(x, state, lengths, reset, True)
+        return self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, True)
 
     def backward(
-        self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None
+        self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
     ) -> tuple[Array, S_co, dict[str, Array]]:
         """The gradients of a loss to arguments and weights, given those to the results of `forward`.
 
@@ -227,14 +256,17 @@ class Layer(ABC, Generic[S_co]):
         tape : Tape
             From this layer's `forward`.
         d_y : array_like (T, B, output_size)
-            Gradient to y; it is not read past a row's length. None means zeros.
+            Gradient to y, with the batch in front if `forward` had ``batch_first=True``. It is not read where a step
+            does not count; with ``masked="repeat"`` it is, where y repeats. None means zeros.
         d_state : optional
             Gradient to the final state, in its form. None means zeros, also in place of any part.
+        batch_first : bool, optional
+            What `forward` had. It need not be given; anything else is an error.
 
         Returns
         -------
         d_x : ndarray (T, B, I)
-            Gradient to x; zero past a row's length.
+            Gradient to x, in its form; zero where a step does not count.
         d_state
             Gradient to the initial state, in its form.
         grads : dict of str to ndarray
@@ -245,7 +277,7 @@ class Layer(ABC, Generic[S_co]):
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape does not fit, or the tape is another layer's.
+            A shape does not fit, or the tape is another layer's or of another `batch_first`.
         """
         reader = ArgumentReader(type(self).__name__)
         if not isinstance(tape, Tape):
@@ -254,41 +286,73 @@ class Layer(ABC, Generic[S_co]):
             raise ValueError(
                 f"{reader.caller}: tape is that of another layer, {tape.layer!r}; expected one of {self!r}"
             )
-        shape = tape.T, tape.B, self.output_size
+        if batch_first is not None and reader.switch("batch_first", batch_first) != tape.batch_first:
+            expected = f"expected {tape.batch_first}, which forward had for this tape"
+            raise ValueError(f"{reader.caller}: batch_first is {batch_first}; {expected}")
+        reader = CallReader(reader.caller, tape.batch_first)
+        reader.T, reader.B = T, B = tape.T, tape.B
+        counted, end = tape.counted, tape.end
         if d_y is None:
-            d_y = np.zeros(shape, self.dtype)
+            d_y = np.zeros((end, B, self.output_size), self.dtype)
         else:
-            d_y = read_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
-        d_last = self._read_state(reader, "d_state", d_state, tape.B)
-        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end], d_last)
-        if tape.end < tape.T:
-            d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
-        return d_x, d_first, grads
-
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        """The results of a call without lengths and reset, by compiled code alone; None if that cannot handle it."""
-        return None
+            shape = *reader.axes(T, B), self.output_size
+            d_y = reader.time_first(checked_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y"))
+            d_y = rows_as_kernels_take(d_y if counted is not None else d_y[:end], self.dtype)
+            if counted is not None:
+                d_y = counted.gather_d_y(d_y, self._halves_of_y(False))
+        d_last = self._read_state(reader, "d_state", d_state, B)
+        result, d_x = reader.new(self.input_size, self.dtype)
+        if counted is None:
+            d_x[end:] = 0
+            _, d_first, grads = self._backward(tape.content, d_y, d_last, d_x[:end])
+        else:
+            gathered, d_first, grads = self._backward(tape.content, d_y, d_last, None)
+            counted.scatter(gathered, d_x)
+        return result, d_first, grads
 
     def _read_and_run(
-        self, x: Any, state: State, lengths: Any, reset: Any, training: bool
+        self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
     ) -> tuple[Array, State, Tape]:
         weights = self._shared.weights
-        reader = ArgumentReader(type(self).__name__)
-        inputs = f"(T, B, I) with I={self.input_size} from the layer"
-        x = read_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs)
-        T, B, _ = x.shape
-        lengths, reset = read_lengths(reader, lengths, T, B), read_reset(reader, reset, T, B)
+        reader = CallReader(type(self).__name__, batch_first)
+        if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
+            raise ValueError(f"{reader.caller}: masked is {short(masked)}; expected 'zero' or 'repeat'")
+        inputs = f"({', '.join(reader.axes('T', 'B'))}, I) with I={self.input_size} from the layer"
+        x = reader.time_first(checked_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs))
+        reader.T, reader.B = T, B = x.shape[:2]
+        lengths = read_lengths(reader, lengths, T, B)
+        reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
         first = self._read_state(reader, "state", state, B, keep=training)
+
+        counted = None
+        if mask is not None or masked == REPEAT:
+            counted, lengths = count(mask, lengths, T, masked == REPEAT)
         end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
-        x = x[:end].copy() if training else x[:end]
-        marks = RowMarks(end, B, lengths, reset if reset is None else reset[:end])
-        y = None
-        if training or end < T:  # for the caller; the tape has its own
-            y = empty((T, B, self.output_size), self.dtype)
-            y[end:] = 0
+        if counted is not None:
+            x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
+        x = x[:end]
+        if training and counted is None:
+            x = np.array(x, self.dtype, order="C", copy=True)
+        x = rows_as_kernels_take(x, self.dtype)
+        marks = RowMarks(end, B, lengths, None if reset is None else reset[:end])
+
+        result = y = None
+        if training or end < T or batch_first or counted is not None:  # for the caller; a tape has its own
+            result, y = reader.new(self.output_size, self.dtype)
         current = ForwardPass(weights, marks, training)
-        part, last, content = self._forward(current, x, first, False, y if y is None else y[:end])
-        return part if y is None else y, last, Tape(self, T, B, end, content)
+        if y is None or counted is not None:
+            part, last, content = self._forward(current, x, first, False, None)
+        else:
+            y[end:] = 0
+            part, last, content = self._forward(current, x, first, False, y[:end])
+        if y is not None and counted is not None:
+            counted.scatter_y(part, self._halves_of_y(False), y)
+        tape = Tape(self, T, B, end, content, reader.batch_first, counted)
+        return part if result is None else result, last, tape
+
+    def _halves_of_y(self, reverse: bool) -> list[tuple[int, bool]]:
+        """Sizes of what stands side by side in y, and whether it is of a backward direction."""
+        return [(self.output_size, reverse)]
 
     @abstractmethod
     def stream(self, batch: SupportsIndex = 1) -> Any:
@@ -304,13 +368,16 @@ class Layer(ABC, Generic[S_co]):
     ) -> tuple[Array, State, Any]:
         """y, the final state, and what the tape keeps.
 
-        A given y, which may be a slice of a wider array, is filled and returned. Without one, the tape may refer to
-        the y that is returned.
+        A given y is filled and returned. Without one, the tape may refer to the y that is returned. The rows of x and
+        y, along their last axis, may lie anywhere, so also those of d_y and d_x in `_backward`; with `training` x has
+        no gaps.
         """
 
     @abstractmethod
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
-        """The results of `backward`, from what `_forward` kept on the tape."""
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
+        """The results of `backward`, from what `_forward` kept on the tape. A given d_x is filled and returned."""
 
 
 # ------------------------------------------------------------------------------------------------------------- one cell
@@ -337,7 +404,6 @@ class Cell(Layer[S_co]):
     _reverse: bool = False
     _sizes: dict[str, int]
     _number: int
-    _runner: Runner
 
     def _pack_options(self) -> tuple[bool, ...]:
         """Options of the kernels that pack weights and of those that compute gradients."""
@@ -429,7 +495,7 @@ class Cell(Layer[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         self._sizes = {"I": shape[0] - hidden, "H": hidden}
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values))})
-        self._runner = Runner(self)
+        self._runner = None if self.reverse else Runner(self)
 
     def _read_weights(self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
         """Copies of the values that are weights of this cell; the prefix is in front of their names."""
@@ -495,16 +561,18 @@ class Cell(Layer[S_co]):
         shape = batch, self.hidden_size
         return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
 
-    def _stream_kernel(self, weights: CellWeights, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+    def _stream_kernel(
+        self, weights: CellWeights, T: int, B: int, batch_first: bool, threads: int
+    ) -> tuple[object, bytes, int, int]:
         """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
         sizes = T, B, self.input_size, self.hidden_size
         bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
-        run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
+        run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *self._forward_options(), threads)
         return run, plan, *self._work("stream", T, B, threads)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return None if self._reverse else self._runner.call(self, self._shared.weights[self], x, state)
+    def _halves_of_y(self, reverse: bool) -> list[tuple[int, bool]]:
+        return [(self.output_size, reverse ^ self.reverse)]
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
@@ -565,13 +633,17 @@ class Cell(Layer[S_co]):
         tape = CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
         return y, last, tape
 
-    def _backward(self, tape: CellTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+    def _backward(
+        self, tape: CellTape, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
         T, B, _ = tape.x.shape
         d_state = self._state(*map(np.empty_like, d_last))
+        if d_x is None:
+            d_x = empty(tape.x.shape, self.dtype)
         if not tape.h.size:
             _copy(d_state, d_last)
-            return np.zeros_like(tape.x), d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        d_x = empty(tape.x.shape, self.dtype)
+            d_x[...] = 0
+            return d_x, d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
         grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
         read = [
             w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"

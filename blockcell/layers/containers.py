@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from .. import _stream
 from .._args import empty
-from .._read import ArgumentReader, as_kernels_take, short
+from .._read import ArgumentReader, short
 from ..optable import Array
 from .arguments import read_parts
 from .base import Cell, Layer
@@ -143,6 +143,9 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def _halves(self, y: Array) -> tuple[Array, Array]:
         return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
 
+    def _halves_of_y(self, reverse: bool) -> list[tuple[int, bool]]:
+        return self.fw._halves_of_y(reverse) + self.bw._halves_of_y(not reverse)
+
     def _forward(
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
@@ -153,10 +156,12 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         _, last_bw, tape_bw = self.bw._forward(current, x, state[1], not reverse, bw)
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
-        halves = [as_kernels_take(half, self.dtype) for half in self._halves(d_y)]
-        d_x, d_fw, grads_fw = self.fw._backward(tape[0], halves[0], d_last[0])
-        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], halves[1], d_last[1])
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
+        fw, bw = self._halves(d_y)
+        d_x, d_fw, grads_fw = self.fw._backward(tape[0], fw, d_last[0], d_x)
+        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], bw, d_last[1], None)
         with np.errstate(over="ignore", invalid="ignore"):
             d_x += d_x_bw
         return d_x, (d_fw, d_bw), self._keyed((grads_fw, grads_bw))
@@ -241,10 +246,15 @@ class Stack(Composite[tuple[Any, ...]]):
             tapes.append(tape)
         return x, tuple(last), tapes
 
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+    def _halves_of_y(self, reverse: bool) -> list[tuple[int, bool]]:
+        return self.layers[-1]._halves_of_y(reverse)
+
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
         states, grads = [], []
         for layer, content, d_state in reversed([*zip(self.layers, tape, d_last, strict=True)]):
-            d_y, d_first, part = layer._backward(content, d_y, d_state)
+            d_y, d_first, part = layer._backward(content, d_y, d_state, d_x if layer is self.layers[0] else None)
             states.append(d_first)
             grads.append(part)
         return d_y, tuple(reversed(states)), self._keyed(reversed(grads))
