@@ -19,7 +19,7 @@ from .._args import empty
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, Array, Op, Tensor, sizes_of
-from .arguments import CallReader, checked_array, read_array, read_lengths, read_parts, read_switches
+from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
 from .shared import CellWeights, ForwardPass, GivenState, GRUState, LSTMState, RowMarks, S_co, SharedWeights, State
 
@@ -178,7 +178,9 @@ class Layer(ABC, Generic[S_co]):
             default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
         state : optional
             State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
-            for a stack. None means zeros, also in place of any part.
+            for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position, so for an
+            LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any order:
+            ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. The call takes as long as if every row had as many steps
@@ -554,6 +556,7 @@ class Cell(Layer[S_co]):
         """The arrays of a state given to a stream, in the form that the kernels read."""
         names = self._state._fields
         what, expected = f"{type(self).__name__}.stream: state", self._state.__name__
+        value = in_order(what, value, names)
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
         if len(value) != len(names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn, SupportsIndex
 
@@ -14,7 +14,7 @@ from .. import _stream
 from .._args import empty
 from .._read import ArgumentReader, short
 from ..optable import Array
-from .arguments import read_parts
+from .arguments import in_order, read_parts
 from .base import Cell, Layer
 from .shared import ForwardPass, S_bw_co, S_co, SharedWeights, State
 
@@ -307,12 +307,13 @@ class StackStream:
         return tuple(part.state for part in self._parts)
 
     @state.setter
-    def state(self, value: Sequence[Any]) -> None:
+    def state(self, value: Sequence[Any] | Mapping[Any, Any]) -> None:
         _stream.put(self._streams, self._state_arrays(value))
 
     def _state_arrays(self, value: Any) -> list[Array]:
         """The arrays of a state that the user gives, for all streams in their order."""
         expected = f"expected {len(self._parts)}, one for each layer"
+        value = in_order("Stack.stream: state", value, map(str, range(len(self._parts))))
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
         if len(value) != len(self._parts):

@@ -26,7 +26,7 @@ class GRUState(NamedTuple):
 
 
 State = Any  # LSTMState, GRUState, or tuples of them
-GivenState = tuple[Any, ...] | list[Any] | None  # what a user gives for one; parts may be None too
+GivenState = tuple[Any, ...] | list[Any] | Mapping[Any, Any] | None  # what a user gives for one; parts may be None too
 
 # What a layer returns for its state, and for that of a backward direction. Until 3.13 only type checkers know defaults.
 if TYPE_CHECKING:
