@@ -190,12 +190,13 @@ def test_y_repeats(name, dtype):
         for size, reverse in halves(layer):
             part = np.s_[at : at + size]
             for b in range(B):
-                for t, source in repeated(both[:, b], reverse):
+                added = {}  # from the last repetition to the first, and to the step itself
+                for t, source in reversed(repeated(both[:, b], reverse)):
                     expected[t, b, part] = y[source, b, part]
-                    if both[t, b]:
-                        summed[t, b, part] = d_y[t, b, part]
-                    else:
-                        summed[source, b, part] += d_y[t, b, part]
+                    value = d_y[t, b, part].astype(summed.dtype)
+                    added[source] = added[source] + value if source in added else value
+                for source, value in added.items():
+                    summed[source, b, part] = value
             at += size
         found, found_last, found_tape = layer.forward(x, state, **options, masked="repeat")
         assert same((found, found_last), (expected, last))

@@ -1,6 +1,7 @@
 """Masks: each row's counted steps move to the front, the layer runs on them, and its results move back.
 
-So a step that is left out cannot touch any result, and the others have the bits that they have without it.
+So a step that is left out cannot touch any result, and the others have the bits that they have without it. There is no
+indexing by arrays here: when memory is short, numpy crashes in it, unlike in ``take``.
 """
 
 from __future__ import annotations
@@ -24,29 +25,37 @@ class CountedSteps:
         self.mask, self.repeat = mask, repeat
         self.counted: Array = mask.cumsum(axis=0)  # up to and with each step
         self.lengths: Array = mask.sum(axis=0, dtype=np.int64)
+        self.end = int(self.lengths.max(initial=0))
         self.rows: Array = np.arange(mask.shape[1])
-        t, b = np.nonzero(mask)
-        self.steps: Array = np.zeros((int(self.lengths.max(initial=0)), mask.shape[1]), np.intp)  # of the gathered ones
-        self.steps[self.counted[t, b] - 1, b] = t
-        np.maximum.accumulate(self.steps, axis=0, out=self.steps)  # past a row's last one that one, so x is not read
+        steps = np.argsort(~mask, axis=0, kind="stable")[: self.end]
+        steps = np.where(np.arange(self.end)[:, None] < self.lengths, steps, 0)
+        # Past a row's last counted step stands that one, or step 0 where there is none. What is there is ignored.
+        self.steps: Array = np.maximum.accumulate(steps, axis=0)
 
     def gather(self, array: Array) -> Array:
         """From [T,B,...], a copy."""
-        return array[self.steps, self.rows]
+        T, B = self.mask.shape
+        if array.swapaxes(0, 1).flags.c_contiguous:  # batch first
+            flat, places = array.swapaxes(0, 1), self.rows * T + self.steps
+        else:
+            flat, places = array, self.steps * B + self.rows
+        result: Array = flat.reshape(T * B, *array.shape[2:]).take(places, axis=0)
+        return result
 
     def gather_resets(self, reset: Array) -> Array:
         """Whether there is a reset between the counted step before and the step, or at the step."""
-        return np.diff(self.gather(reset.cumsum(axis=0)), axis=0, prepend=0) > 0
+        result: Array = np.diff(self.gather(reset.cumsum(axis=0)), axis=0, prepend=0) > 0
+        return result
 
-    def _sources(self, reverse: bool) -> tuple[Array, Array]:
-        """For each step, the last counted one up to it in the order of the direction, and whether there is one."""
+    def scatter(self, array: Array, result: Array, reverse: bool = False, repeat: bool = False) -> None:
+        """Back to [T,B,...]. Where a step is left out there are zeros, or what stands at the last counted step before
+        it in the order of the direction, if there is one."""
         sources = self.counted - self.mask if reverse else self.counted - 1
-        return sources, (sources >= 0) & (sources < self.lengths)
-
-    def scatter(self, array: Array, result: Array) -> None:
-        """Back to [T,B,...], with zeros where a step is left out."""
-        result[...] = 0
-        result[self.mask] = array[self._sources(False)[0][self.mask], np.nonzero(self.mask)[1]]
+        found = (sources >= 0) & (sources < self.lengths) if repeat else self.mask
+        if self.end:
+            rows = array.reshape(self.end * len(self.rows), *array.shape[2:])
+            result[...] = rows.take(sources * len(self.rows) + self.rows, axis=0, mode="clip")
+        np.copyto(result, 0, where=~found[:, :, None])
 
     def scatter_y(self, y: Array, halves: Iterable[tuple[int, bool]], result: Array) -> None:
         """The same, where y may repeat. `halves` has sizes and directions of what stands side by side in y."""
@@ -55,33 +64,29 @@ class CountedSteps:
             return
         at = 0
         for size, reverse in halves:
-            sources, found = self._sources(reverse)
-            half = result[:, :, at : at + size]
-            half[...] = y[np.where(found, sources, 0), self.rows, at : at + size] if len(y) else 0
-            half[~found] = 0
+            self.scatter(y[:, :, at : at + size], result[:, :, at : at + size], reverse, True)
             at += size
 
     def gather_d_y(self, d_y: Array, halves: Iterable[tuple[int, bool]]) -> Array:
         """The gradient to the gathered y: where y repeats, that to every repetition is added."""
-        result, at = self.gather(d_y), 0
-        if self.repeat:
-            for size, reverse in halves:
-                self._add_repeated(result[:, :, at : at + size], d_y[:, :, at : at + size], reverse)
-                at += size
-        return result
+        if not self.repeat:
+            return self.gather(d_y)
+        total, at = np.empty(d_y.shape, d_y.dtype), 0
+        for size, reverse in halves:
+            self._add_up(d_y[:, :, at : at + size], total[:, :, at : at + size], reverse)
+            at += size
+        return self.gather(total)
 
-    def _add_repeated(self, result: Array, d_y: Array, reverse: bool) -> None:
-        """Step after step in the order of the direction; float16 is summed in float32 and rounded once."""
-        sources, found = self._sources(reverse)
-        repeated = found & ~self.mask
-        steps = np.flatnonzero(repeated.any(axis=1))
-        total = result.astype(np.float32) if result.dtype == np.float16 else result
+    def _add_up(self, d_y: Array, total: Array, reverse: bool) -> None:
+        """From the last repetition to the first, and then to the step itself; float16 in float32, rounded once."""
+        kind = np.dtype(np.float32) if d_y.dtype == np.float16 else d_y.dtype
+        added, nothing = np.zeros(d_y.shape[1:], kind), np.ones((len(self.rows), 1), bool)
         with np.errstate(over="ignore", invalid="ignore"):
-            for t in steps[::-1] if reverse else steps:
-                rows = np.flatnonzero(repeated[t])
-                total[sources[t, rows], rows] += d_y[t, rows]
-            if total is not result:
-                result[...] = total
+            for t in range(len(d_y))[:: 1 if reverse else -1]:
+                value = d_y[t].astype(kind)
+                added = np.where(nothing, value, added + value)
+                total[t] = added
+                nothing = self.mask[t][:, None]
 
 
 def count(mask: Array | None, lengths: Array | None, T: int, repeat: bool) -> tuple[CountedSteps | None, Array | None]:
