@@ -455,7 +455,7 @@ class _Model:
         directions, parts, start = layer._directions_of_x(), [], 0
         for size, backwards in directions:
             ints = map(self._ints, (start, start + size, axis))
-            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, backwards))
+            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, bool(backwards)))
             start += size
         return parts
 

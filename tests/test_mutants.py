@@ -74,7 +74,9 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm h_grad and cs_grad": (
         "lstm.pxd",
         {
-            "load_line(value, inputs[H_GRAD] + at, n)": "load_line(value, inputs[CS_GRAD] + at, n)",
+            "load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": (
+                "load_line(value, inputs[CS_GRAD] + at, n)"
+            ),
             "load_line(value, inputs[CS_GRAD] + at, n)": "load_line(value, inputs[H_GRAD] + at, n)",
         },
     ),
