@@ -129,17 +129,22 @@ def config(
     given = checked_sizes(op, sizes or {}, LETTERS)
     given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
     values = checked_attributes(row, attrs or {})
-    if loop not in LOOPS:
-        raise ValueError(f"{op}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
-    if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
-        newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
-        raise ValueError(f"{op}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
+    check_form(op, loop, opset)
     checked = Config(row, kind, given, values, loop, opset, static)
     if row.sequence and loop == "unroll" and "T" not in given:
         raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
     if loop == "native" and (reason := _not_native(checked)):
         raise ValueError(f"{op}: loop='native' {reason}")
     return checked
+
+
+def check_form(caller: str, loop: str, opset: int) -> None:
+    """Raise a ValueError unless there are such a loop and such operators."""
+    if loop not in LOOPS:
+        raise ValueError(f"{caller}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
+    if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
+        newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
+        raise ValueError(f"{caller}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
 
 
 def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:

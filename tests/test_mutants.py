@@ -125,8 +125,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "reset after: c and h_prev": (
         "gru_reset_after.pxd",
         {
-            "(h_prev[l] - y[OUT_C * L + l])": "(y[OUT_C * L + l] - h_prev[l])",
-            ") + y[OUT_C * L + l]": ") + h_prev[l]",
+            "(h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": "(y[OUT_C * L + l] - h_prev[l]) + h_prev[l]",
         },
     ),
     "reset after: d_r_bar and d_u_bar": (

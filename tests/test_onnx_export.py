@@ -21,6 +21,7 @@ from export_cases import (
     Case,
     I,
     T,
+    dense,
     drawn,
     exported,
     flat,
@@ -135,6 +136,33 @@ def test_sizes_of_zero(kind, options, train, inputs, cells, batch):
             np.testing.assert_allclose(result, right, rtol=0, atol=1e-14, err_msg=name)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("last", [False, True, "ends"])
+def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
+    layer = Stack(
+        [
+            gru(2, "float64", inputs),
+            dense(inputs, "float64", 2, activation="sigmoid"),
+            gru(2, "float64", inputs),
+            dense(outputs, "float64", 2, activation="tanh", last=last),
+        ]
+    )
+    x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
+    y, state, tape = layer.forward(x, lengths=lengths)
+    d_x, _, grads = layer.backward(tape, np.ones_like(y))
+    expected = {"y": y, **flat(layer, state)}
+    feeds = {"x": x, "lengths": lengths}
+    if train:
+        expected |= {"d_x": d_x} | {f"d_{name}": grad for name, grad in grads.items()}
+        feeds |= layer.weights | {"d_y": np.ones_like(y)}
+    for sizes in ({}, {"T": 2, "B": batch or None}):
+        model = exported(layer, train=train, state=False, sizes=sizes)
+        for (name, right), result in zip(expected.items(), on_onnxruntime(model, feeds), strict=True):
+            assert result.shape == right.shape, name
+            np.testing.assert_allclose(result, right, rtol=0, atol=1e-14, err_msg=name)
+
+
 # ----------------------------------------------------------------------------------------- the formulas, row by row
 def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
     """Results and gradients of one row, [n, 1, ...], from the formulas of the ops."""
@@ -204,8 +232,9 @@ def test_steps_make_the_sequence(name, dtype):
     model = exported(layer, streaming=True)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     outputs = [value.name for value in session.get_outputs()]
-    exact = Case.exactly(layer)
-    right, last = exact(*Case.double(x, first))
+    exact = Case.exactly(layer).stream(B)
+    double_x, exact.state = Case.double(x, first)
+    right, last = exact.run(double_x), exact.state
     limit = FLOAT64 if dtype == "float64" else 8 * EPS[np.dtype(dtype)]
     state = flat(layer, first)
     assert outputs == ["y", *state]
@@ -253,6 +282,7 @@ NATIVE = {
         Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
         Stack([lstm(3, dtype, gate_order="ifco"), gru(3, dtype, 3, reset_after=True)]),
     ),
+    **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
 }
 
 
@@ -267,7 +297,7 @@ def test_native(name, lengths, state, sizes):
     model = exported(layer, case, loop="native", sizes=sizes)
     kinds = [inner.op_type for function in model.functions for inner in function.node]
     assert not {"Scan", "Loop"} & set(kinds) and {"LSTM", "GRU"} & set(kinds)
-    limit = 24 * EPS[np.dtype(np.float32)] * (2 if name == "without peepholes" else 1)  # a stack of two
+    limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
     case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)
     found = case.by_name(session(**case.arguments))

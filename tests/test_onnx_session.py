@@ -290,7 +290,10 @@ FLOAT = onnx.TensorProto.FLOAT
                 ("{", "Expecting property name"),
                 ("[" * 100_000, "its JSON is nested too deeply"),
                 ("{}", "it has of type dict for a layer; expected an object with a type"),
-                ('{"type": "RNN"}', "it has a layer of type 'RNN'; expected one of LSTM, GRU, Bidirectional, Stack"),
+                (
+                    '{"type": "RNN"}',
+                    "it has a layer of type 'RNN'; expected one of LSTM, GRU, Dense, Bidirectional, Stack",
+                ),
                 ('{"type": "LSTM"}', "its LSTM has the attributes ''; expected ["),
                 (
                     '{"type": "Stack", "layers": []}',
