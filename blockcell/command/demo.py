@@ -86,7 +86,7 @@ class Classifier:
     def belief(self, x: Array) -> Array:
         """Each digit's probability after each row, [T,B,10]."""
         layer, head = self.net.layers
-        return Stack([layer, Dense(*head.weights.values(), "softmax")])(x)[0]
+        return Stack([layer, Dense(head.weights["w"], head.weights["b"], "softmax")])(x)[0]
 
     def loss(self, digits: Digits, z: Array) -> tuple[float, Array]:
         """Mean cross-entropy of every row and of the last one, weighted, and its gradient to the logits."""
