@@ -331,13 +331,14 @@ def test_native_in_float64(name, state):
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
 )
-def test_other_runtimes(runtime, form, train, tmp_path):
+@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within"])
+def test_other_runtimes(name, runtime, form, train, tmp_path):
     """In the forms that docs/onnx/layers.md names for them."""
     pytest.importorskip(runtime.lower())
-    layer = LAYERS["Bidirectional"]("float32")
+    layer = LAYERS[name]("float32")
     case = Case(layer, train=train, reset=True)
     model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, **form)
-    limit = 24 * EPS[np.dtype(np.float32)]
+    limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 1)
     run = RUNTIMES[runtime]
     case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)
 
