@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import Bidirectional, Layer, Stack
+from ..layers import GRU, Bidirectional, Layer, Stack
 from ..optable import Array
 from .shared import (
-    RESET_AFTER,
+    KINDS,
     Cell,
     ConversionError,
     cells_of,
@@ -107,7 +107,9 @@ def to_keras(layer: Layer) -> list[Any]:
     arrays: list[Array] = []
     for cell in cells_of(caller, layer):
         refuse_extras(caller, cell, "Keras's LSTM")
-        arrays += split_cell(cell, f"Keras {type(cell).__name__}")
+        kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"Keras {type(cell).__name__}")
+        both = isinstance(cell, GRU) and cell.reset_after
+        arrays += kernel, recurrent, np.stack([bias, recurrent_bias]) if both else bias
     return arrays
 
 
@@ -163,12 +165,10 @@ def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
                 f"{what} has {name}={found}; only Keras's own {expected!r} can be expressed. Train it with that one, or"
                 f" stay with Keras"
             )
-    if kind == "GRU" and config["reset_after"]:
-        raise ConversionError(f"{what} has reset_after=True (Keras's default). {RESET_AFTER}")
     arrays = source.get_weights()
     if not arrays:
         raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _cell_from_arrays(caller, arrays, reset_after=False, reverse=reverse)
+    return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], reverse=reverse)
 
 
 def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> Layer:
@@ -200,24 +200,24 @@ def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | No
     arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
     kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
     gates = count_gates(caller, "recurrent_kernel", recurrent, axis=1)
-    hidden = len(recurrent)
+    columns = gates * len(recurrent)
     bias = arrays.get("bias")
-    if gates == 3 and bias is not None and bias.shape == (2, 3 * hidden):
+    if gates == 3 and bias is None and reset_after is None:
         raise ConversionError(
-            f"{caller}: bias has shape {bias.shape}, so this is a GRU with reset_after=True (Keras's default)."
-            f" {RESET_AFTER}"
+            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
+            f" layer itself, or reset_after="
         )
-    if gates == 3 and bias is None and reset_after is not False:
-        raise ConversionError(
-            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default), which"
-            f" cannot be expressed; pass the layer itself, or reset_after=False if that is so"
-        )
-    if bias is not None and bias.shape == (2 * gates * hidden,):
+    if bias is not None and bias.shape == (2 * columns,):
         raise ConversionError(
             f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose kernels are laid"
-            f" out differently. Load the weights into a keras.layers.LSTM first, which converts them"
+            f" out differently. Load the weights into a keras.layers.LSTM or GRU first, which converts them"
         )
+    if reset_after is None:
+        reset_after = bias is not None and bias.ndim == 2
+    reset_after = reset_after and gates == 3
+    shape = (2, columns) if reset_after else (columns,)
     if bias is None:
-        bias = np.zeros(gates * hidden, kernel.dtype)
-    check_shapes(caller, {"kernel": (kernel, (None, gates * hidden)), "bias": (bias, (gates * hidden,))})
-    return make_cell(f"Keras {'LSTM' if gates == 4 else 'GRU'}", kernel, recurrent, bias, reverse=reverse)
+        bias = np.zeros(shape, kernel.dtype)
+    check_shapes(caller, {"kernel": (kernel, (None, columns)), "bias": (bias, shape)})
+    biases = bias if reset_after else (bias, None)
+    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reset_after=reset_after, reverse=reverse)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..layers import LSTM, Bidirectional, Layer, Stack
+from ..layers import GRU, LSTM, Bidirectional, Layer, Stack
 from ..optable import Array
 from .shared import (
     ORDERS,
-    RESET_AFTER,
     Cell,
     ConversionError,
     cells_of,
@@ -78,6 +77,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
     directions = 2 if direction == "bidirectional" else 1
     _refuse(what, kind, attributes, direction)
+    reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
     places = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")[: 8 if kind == "LSTM" else 6]
     if len(source.input) > len(places):
         raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
@@ -106,9 +106,9 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
     cells = []
     for d in range(directions):
-        bias = B[d, :columns] + B[d, columns:]
         peepholes = arrays["P"][d] if "P" in arrays else None
-        cells.append(make_cell(f"ONNX {kind}", W[d].T, R[d].T, bias, peepholes, reverse=direction == "reverse"))
+        parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
+        cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
     return cells[0] if directions == 1 else Bidirectional(*cells)
 
 
@@ -152,6 +152,11 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     cells = cells_of(caller, layer)
     if len({type(cell) for cell in cells}) > 1:
         raise ConversionError(f"{caller}: the layer has an LSTM and a GRU; an ONNX node is one or the other")
+    resets = {cell.reset_after for cell in cells if isinstance(cell, GRU)}
+    if len(resets) > 1:
+        raise ConversionError(
+            f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
+        )
     for cell in cells:
         if isinstance(cell, LSTM) and clips(cell):
             raise ConversionError(
@@ -163,9 +168,9 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     kind = type(cells[0]).__name__
     parts = [split_cell(cell, f"ONNX {kind}") for cell in cells]
     arrays = {
-        "W": np.stack([kernel.T for kernel, _, _ in parts]),
-        "R": np.stack([recurrent.T for _, recurrent, _ in parts]),
-        "B": np.stack([np.concatenate([bias, np.zeros_like(bias)]) for *_, bias in parts]),
+        "W": np.stack([kernel.T for kernel, *_ in parts]),
+        "R": np.stack([recurrent.T for _, recurrent, *_ in parts]),
+        "B": np.stack([np.concatenate(biases) for _, _, *biases in parts]),
     }
     if any(has_peepholes(cell) for cell in cells):
         arrays["P"] = np.stack([_peepholes(cell) for cell in cells])
@@ -178,6 +183,8 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
+    if resets:
+        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets.pop())))
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
 
 
@@ -267,13 +274,6 @@ def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str)
         raise ConversionError(
             f"{what} has input_forget=1, which couples the input gate to the forget gate; the gates of the block cells"
             f" are independent"
-        )
-    if "linear_before_reset" in attributes and attributes["linear_before_reset"].i:
-        raise ConversionError(f"{what} has linear_before_reset=1. {RESET_AFTER}")
-    if "layout" in attributes and attributes["layout"].i:
-        raise ConversionError(
-            f"{what} has layout=1, batch first; layers here read x as [T,B,I]. Its weights are the same: remove that"
-            f" attribute from the node, convert it, and swap the first two axes of x and y"
         )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, LSTM, Bidirectional, Layer, Stack
+from ..layers import GRU, Bidirectional, Layer, Stack
 from ..optable import Array
 from .shared import (
-    RESET_AFTER,
+    KINDS,
+    Cell,
     ConversionError,
     cells_of,
     check_shapes,
@@ -147,39 +148,36 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for k, part in enumerate(layers):
         for cell, direction in zip(cells_of(caller, part), ("", "_reverse"), strict=False):
-            if isinstance(cell, GRU):
+            kind = type(cell).__name__
+            if isinstance(cell, GRU) and not cell.reset_after:
                 raise ConversionError(
-                    f"{caller}: the layer is a GRU, and torch.nn.GRU is another function. {RESET_AFTER}"
+                    f"{caller}: the layer is a GRU with reset_after=False, which applies the reset gate before the"
+                    f" product with the recurrent weights, torch.nn.GRU after it: these are different functions, for"
+                    f" which no weights are equal. Train with GRU.init(..., reset_after=True)"
                 )
-            refuse_extras(caller, cell, "torch.nn.LSTM")
-            kernel, recurrent, bias = split_cell(cell, "PyTorch LSTM")
+            refuse_extras(caller, cell, f"torch.nn.{kind}")
+            kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"PyTorch {kind}")
             suffix = f"_l{k}{direction}"
             arrays[f"{prefix}weight_ih{suffix}"] = np.ascontiguousarray(kernel.T)
             arrays[f"{prefix}weight_hh{suffix}"] = np.ascontiguousarray(recurrent.T)
             arrays[f"{prefix}bias_ih{suffix}"] = bias
-            arrays[f"{prefix}bias_hh{suffix}"] = np.zeros_like(bias)
+            arrays[f"{prefix}bias_hh{suffix}"] = recurrent_bias
     return arrays
 
 
-def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> LSTM:
+def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> Cell:
     named = {name: prefix + name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
     arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
     kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
     gates = count_gates(caller, named["weight_hh"], recurrent, axis=0, known=(1, 3, 4))
-    if gates == 3:
-        raise ConversionError(
-            f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (3H, H): a GRU. {RESET_AFTER}"
-        )
     if gates == 1:
         raise ConversionError(
             f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (H, H): a plain RNN, which has no gates;"
             f" there is no such layer here"
         )
     columns = len(recurrent)
-    biases = {name: arrays[name] for name in (named["bias_ih"], named["bias_hh"]) if name in arrays}
+    zeros = np.zeros(columns, kernel.dtype)
+    biases = {named[name]: arrays.get(named[name], zeros) for name in ("bias_ih", "bias_hh")}
     check_shapes(caller, {named["weight_ih"]: (kernel, (columns, None))})
     check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
-    bias = sum(biases.values(), start=np.zeros(columns, kernel.dtype))
-    cell = make_cell("PyTorch LSTM", kernel.T, recurrent.T, bias)
-    assert isinstance(cell, LSTM)
-    return cell
+    return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), reset_after=True)

@@ -4,7 +4,8 @@
     python tests/golden/generate_layers.py torch        # needs torch
 
 The arrays of a case are ``<case>/x``, its results and its weights: for Keras ``y`` and ``weights.<k>``, those of
-``get_weights()`` in order; for PyTorch ``y``, ``h``, ``c`` and ``weights.<name in the state_dict>``.
+``get_weights()`` in order; for PyTorch ``y``, ``h``, of an LSTM ``c``, and ``weights.<name in the state_dict>``.
+The files are those of Keras 3.15.1 (on PyTorch) and PyTorch 2.14.1.
 """
 
 import os
@@ -28,11 +29,16 @@ def keras_layers():
         "gru without bias": GRU(H, reset_after=False, use_bias=False, **every),
         "bidirectional lstm": Bidirectional(LSTM(H, **every)),
         "bidirectional gru": Bidirectional(GRU(H, reset_after=False, **every)),
+        "gru reset after": GRU(H, **every),
+        "gru reset after without bias": GRU(H, use_bias=False, **every),
+        "bidirectional gru reset after": Bidirectional(GRU(H, **every)),
     }
 
 
 def keras_cases(seed):
     """Of every layer: itself, and its arrays."""
+    from keras.ops import convert_to_numpy
+
     rng = np.random.default_rng(seed)
     cases = {}
     for name, layer in keras_layers().items():
@@ -40,7 +46,8 @@ def keras_cases(seed):
         layer.build(x.shape)
         weights = [rng.uniform(-1, 1, w.shape).astype(np.float32) for w in layer.get_weights()]
         layer.set_weights(weights)
-        cases[name] = layer, {"x": x, "y": np.asarray(layer(x)), **{f"weights.{k}": w for k, w in enumerate(weights)}}
+        y = convert_to_numpy(layer(x))
+        cases[name] = layer, {"x": x, "y": y, **{f"weights.{k}": w for k, w in enumerate(weights)}}
     return cases
 
 
@@ -50,20 +57,23 @@ def torch_cases(seed):
 
     rng = np.random.default_rng(seed)
     cases = {}
-    for name, options in {
-        "lstm": {},
-        "lstm without bias": {"bias": False},
+    forms = {
+        "": {},
+        " without bias": {"bias": False},
         "two layers": {"num_layers": 2},
         "bidirectional": {"bidirectional": True},
         "two bidirectional layers": {"num_layers": 2, "bidirectional": True},
-    }.items():
-        layer = torch.nn.LSTM(I, H, dtype=torch.float64, **options)
+    }
+    for kind, form in [(kind, form) for kind in ("lstm", "gru") for form in forms]:
+        name = f"{kind}{form}" if form[:1] in ("", " ") else f"{form} gru" if kind == "gru" else form
+        layer = getattr(torch.nn, kind.upper())(I, H, dtype=torch.float64, **forms[form])
         weights = {key: rng.uniform(-1, 1, value.shape) for key, value in layer.state_dict().items()}
         layer.load_state_dict({key: torch.from_numpy(value) for key, value in weights.items()})
         x = rng.standard_normal((T, B, I))
         with torch.no_grad():
-            y, (h, c) = layer(torch.from_numpy(x))
-        arrays = {"x": x, "y": y.numpy(), "h": h.numpy(), "c": c.numpy()}
+            y, state = layer(torch.from_numpy(x))
+        states = zip("hc", state if kind == "lstm" else [state], strict=False)
+        arrays = {"x": x, "y": y.numpy()} | {key: value.numpy() for key, value in states}
         cases[name] = layer, arrays | {f"weights.{key}": value for key, value in weights.items()}
     return cases
 
