@@ -462,7 +462,7 @@ def build(
     Parameters
     ----------
     op : str
-        Any of the twelve: ``"BlockLSTM"``, ``"block_gru_grad"``, ...
+        Any op: ``"BlockLSTM"``, ``"block_gru_grad"``, ...
     dtype : str or numpy dtype
         float32, float64 or float16. float16 is for storage: a step computes in float32, as `blockcell.raw_ops` does.
     sizes : dict, optional

@@ -132,7 +132,7 @@ def verify(
     Parameters
     ----------
     ops : str or iterable of str, optional
-        Names of ops; None: all twelve.
+        Names of ops; None: all.
     dtypes : str or iterable
         Any of float32, float64 and float16.
     sizes : dict or sequence of dict

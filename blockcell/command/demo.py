@@ -2,7 +2,7 @@
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
 steps of I = 8 pixels, and after every row a softmax readout of h says which digit this is: the belief.  They are
-layers, trained with `blockcell.loss` and `blockcell.optim`.  Then all twelve ops run on the trained weights and on
+layers, trained with `blockcell.loss` and `blockcell.optim`.  Then all ops run on the trained weights and on
 digits that were held out, and are compared with the float64 formulas; so are their ONNX graphs on the runtimes that are
 here.
 

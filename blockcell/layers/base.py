@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from numbers import Integral
 from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 
@@ -329,10 +328,12 @@ class CellTape(NamedTuple):
 class Cell(Layer[S_co]):
     """A layer of one cell. `LSTM` and `GRU` set the attributes below and override the options of the kernels."""
 
-    _op: ClassVar[Op]
+    _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
-    _kernel: ClassVar[str]
+    _kernel: str
     """The first part of the kernels' names."""
+    _tensors: tuple[Tensor, ...]
+    """The weights in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState]]
     _reverse: bool = False
     _sizes: dict[str, int]
@@ -361,12 +362,6 @@ class Cell(Layer[S_co]):
 
     def _cells(self, prefix: str = "") -> dict[str, Cell]:
         return {prefix: self}
-
-    @classmethod
-    @cache
-    def _tensors(cls) -> tuple[Tensor, ...]:
-        """The weights in the order in which kernels take them."""
-        return tuple(tensor for tensor in cls._op.inputs if tensor.name[0] in "wb")
 
     @property
     def input_size(self) -> int:
@@ -399,9 +394,10 @@ class Cell(Layer[S_co]):
     # ---------------------------------------------------------------------------------------------------------- weights
     def _initialize(self, values: dict[str, Any]) -> None:
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
+        self._tensors = self._op.weights
         reader, tensors = (
             ArgumentReader(type(self).__name__),
-            [tensor for tensor in self._tensors() if tensor.name in values],
+            [tensor for tensor in self._tensors if tensor.name in values],
         )
         sizes = [*values.values()][:2]
         if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
@@ -435,7 +431,7 @@ class Cell(Layer[S_co]):
         """Copies of the values that are weights of this cell; the prefix is in front of their names."""
         arrays = {}
         sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
-        for tensor in self._tensors():
+        for tensor in self._tensors:
             name = prefix + tensor.name
             if name in values:
                 shape = sizes_of(tensor.shape, self._sizes)
@@ -454,7 +450,7 @@ class Cell(Layer[S_co]):
 
     def _ordered(self, arrays: dict[str, Array]) -> list[Array]:
         """One array for each weight of the op, an empty one if the cell does not have it."""
-        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors()]
+        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors]
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream:
@@ -574,7 +570,7 @@ class Cell(Layer[S_co]):
         d_x = empty(tape.x.shape, self.dtype)
         grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
         read = [
-            w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
+            w for tensor, w in zip(self._tensors, self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
         ]
         self._compute(
             *("layer_grad", T, B, tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),
