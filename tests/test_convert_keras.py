@@ -176,8 +176,7 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
             lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
             r"go_backwards=True and return_sequences=True.*x\[::-1\]",
         ),
-        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU or Bid"),
-        (lambda: keras("Sequential"), "Of a model, pass the recurrent layers of model.layers in a list"),
+        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU, Bid"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
         (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither Keras's LSTM nor its GRU"),
         (

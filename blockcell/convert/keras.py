@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, Bidirectional, Layer, Stack
+from ..layers import GRU, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
+from .models import ACTIVATIONS, Step, assemble
 from .shared import (
     KINDS,
     Cell,
@@ -17,6 +17,7 @@ from .shared import (
     cells_of,
     check_shapes,
     count_gates,
+    is_of,
     make_cell,
     read_arrays,
     refuse_extras,
@@ -66,7 +67,7 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Layer:
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
-        return _layer(caller, source)
+        return _from_model(caller, source) if _is_model(source) else _layer(caller, source)
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
         expected = (
             "expected a Keras LSTM, GRU or Bidirectional layer, the arrays of its get_weights(), or a list of these"
@@ -104,6 +105,8 @@ def to_keras(layer: Layer) -> list[Any]:
     caller = "to_keras"
     if isinstance(layer, Stack):
         return [to_keras(part) for part in layer.layers]
+    if isinstance(layer, Dense):
+        return [array.copy() for array in layer.weights.values()]
     arrays: list[Array] = []
     for cell in cells_of(caller, layer):
         refuse_extras(caller, cell, "Keras's LSTM")
@@ -114,20 +117,160 @@ def to_keras(layer: Layer) -> list[Any]:
 
 
 def _is_of_keras(thing: Any, name: str) -> bool:
-    """Whether it is the class or function of that name in one of Keras's modules, and not another of the same name."""
-    module = getattr(thing, "__module__", None) or ""
-    ours = module.split(".")[0] in ("keras", "tf_keras", "tensorflow")
-    return ours and getattr(sys.modules.get(module), name, None) is thing
+    return is_of(("keras", "tf_keras", "tensorflow"), thing, name)
 
 
+# -------------------------------------------------------------------------------------------------------------- models
+def _is_model(source: Any) -> bool:
+    return isinstance(getattr(source, "layers", None), (list, tuple))
+
+
+def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
+    steps: dict[str, Step] = {}
+    outputs = _add_model(caller, steps, model, "", ())
+    return assemble(caller, steps, outputs, stacklevel=4)
+
+
+_NOTHING = (  # what does nothing in inference
+    "ActivityRegularization",
+    "AlphaDropout",
+    "Dropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Identity",
+    "InputLayer",
+    "Masking",
+    "SpatialDropout1D",
+)
+_Keys = tuple[str | None, ...] | None  # as `Step.inputs`
+
+
+def _add_model(caller: str, steps: dict[str, Step], model: Any, prefix: str, given: _Keys) -> _Keys:
+    """Add a model's layers under their names; what its results come from."""
+    layers = {layer.name: layer for layer in model.layers}
+    if any(_is_of_keras(each, "Sequential") for each in type(model).__mro__):
+        for layer in layers.values():
+            given = _add_layer(caller, steps, layer, prefix, given)
+        return given
+    try:
+        config = model.get_config()
+    except NotImplementedError:  # a model with a call() of its own
+        config = {}
+    entries = {entry.get("name") or entry["config"]["name"]: entry for entry in config.get("layers", ())}
+    if not any("inbound_nodes" in entry for entry in entries.values()):
+        for layer in layers.values():
+            _add_layer(caller, steps, layer, prefix, None)
+        return None
+    starts = [name for name, _ in _tensors(config.get("input_layers"))]
+    results: dict[str, _Keys] = {}
+
+    def keys(tensors: Iterable[tuple[str, int]]) -> _Keys:
+        """What these results come from: the first ones of layers are the steps themselves."""
+        found: list[str | None] = []
+        for name, index in tensors:
+            if name not in results:
+                results[name] = (None,)  # for a layer that reads its own result
+                results[name] = add(name)
+            found.append((*(results[name] or ()), *[None] * (index + 1))[index])
+        return tuple(found)
+
+    def add(name: str) -> _Keys:
+        if name in starts and given:
+            inputs: _Keys = given[starts.index(name) :][:1]
+        else:
+            inputs = keys(_tensors(entries[name]["inbound_nodes"]))
+        if name in layers:
+            result = _add_layer(caller, steps, layers[name], prefix, inputs)
+            if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
+                steps[key] = steps[key]._replace(hint="that it is called more than once")
+            return result
+        steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", inputs)
+        return (prefix + name,)
+
+    return keys(_tensors(config.get("output_layers")))
+
+
+def _tensors(nodes: Any) -> Iterator[tuple[str, int]]:
+    """The results that nodes of a model's config read: of which layer, and which of its results. Masks are left out."""
+    if isinstance(nodes, Mapping):
+        for name, value in nodes.items():
+            if name != "mask":
+                yield from _tensors(value)
+    elif isinstance(nodes, (list, tuple)):
+        if [type(part) for part in nodes[:3]] == [str, int, int]:  # with the number of the layer's call
+            yield nodes[0], nodes[2]
+            nodes = nodes[3:]
+        for part in nodes:
+            yield from _tensors(part)
+
+
+def _add_layer(caller: str, steps: dict[str, Step], source: Any, prefix: str, inputs: _Keys) -> _Keys:
+    if _is_model(source):
+        return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
+    key = prefix + source.name
+    steps[key] = _step(caller, source, key, inputs)
+    return (key,)
+
+
+def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
+    kind, config = type(source).__name__, source.get_config()
+    plain = Step(f"{key} ({kind})", inputs)
+    if not _is_of_keras(type(source), kind):
+        return plain
+    if kind in ("LSTM", "GRU", "Bidirectional"):
+        sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
+        layer = _layer(caller, source)
+        both = isinstance(layer, Bidirectional) or layer.reverse
+        return plain._replace(layer=layer, last=False if sequences else "ends" if both else True)
+    if kind == "TimeDistributed":
+        return _step(caller, source.layer, key, inputs)._replace(last=False)
+    if kind == "Dense":
+        activation = _activation(source)
+        if activation in ("linear", *ACTIVATIONS):
+            return plain._replace(layer=_dense(caller, source))
+        return plain._replace(hint=f"its activation is {config['activation']!r}")
+    if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
+        activation = _activation(source) if kind == "Activation" else "softmax"
+        return plain._replace(
+            nothing=activation == "linear", activation=activation if activation in ACTIVATIONS else None
+        )
+    hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
+    return plain._replace(nothing=kind in _NOTHING, hint=hint)
+
+
+def _activation(source: Any) -> str | None:
+    """The name of Keras's own activation function that a layer has."""
+    name = source.get_config()["activation"]
+    return name if isinstance(name, str) and _is_of_keras(source.activation, name) else None
+
+
+def _dense(caller: str, source: Any) -> Dense:
+    what = f"{caller}: Dense {getattr(source, 'name', '')!r}"
+    activation = _activation(source)
+    if activation not in ("linear", *ACTIVATIONS):
+        raise ConversionError(
+            f"{what} has activation={source.get_config()['activation']!r}; only Keras's own linear,"
+            f" {', '.join(ACTIVATIONS)} can be expressed"
+        )
+    arrays = source.get_weights()
+    if not arrays:
+        raise ValueError(f"{what} has no weights yet; build it, or call it once")
+    read = read_arrays(what, dict(zip(("kernel", "bias"), arrays, strict=False)))
+    kernel = read["kernel"]
+    bias = read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype))
+    return Dense(kernel, bias, None if activation == "linear" else activation)
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
 def _layer(caller: str, source: Any) -> Layer:
     kind = type(source).__name__
-    if kind not in ("LSTM", "GRU", "Bidirectional") or not _is_of_keras(type(source), kind):
+    if kind not in ("LSTM", "GRU", "Bidirectional", "Dense") or not _is_of_keras(type(source), kind):
         raise ConversionError(
-            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU or Bidirectional."
-            f" Of a model, pass the recurrent layers of model.layers in a list; of another class that computes the"
-            f" same, pass its get_weights()"
+            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, Bidirectional or"
+            f" Dense, or a model. Of another class that computes the same, pass its get_weights()"
         )
+    if kind == "Dense":
+        return _dense(caller, source)
     config = source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
     if kind == "Bidirectional":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -130,6 +131,12 @@ def refuse_extras(caller: str, cell: Cell, target: str) -> None:
             f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; {target} does not. If the limit is never"
             f" reached, make the layer anew with cell_clip=0"
         )
+
+
+def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:
+    """Whether it is the class or function of that name in a module of these packages, not another of the same name."""
+    module = getattr(thing, "__module__", None) or ""
+    return module.split(".")[0] in packages and getattr(sys.modules.get(module), name, None) is thing
 
 
 def read_names(caller: str, source: Mapping[str, Any]) -> list[str]:

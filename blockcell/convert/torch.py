@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, Bidirectional, Layer, Stack
+from ..layers import GRU, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
+from .models import ACTIVATIONS, Step, assemble
 from .shared import (
     KINDS,
     Cell,
@@ -17,6 +18,7 @@ from .shared import (
     cells_of,
     check_shapes,
     count_gates,
+    is_of,
     make_cell,
     read_arrays,
     read_names,
@@ -61,28 +63,127 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     x is [T,B,I] here.
     """
     caller = "from_torch"
+    module = source
     if hasattr(source, "state_dict"):
         source = source.state_dict()
     if not isinstance(source, Mapping):
-        expected = "expected a state_dict: names and tensors"
+        expected = "expected a module or a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    found = [match for name in read_names(caller, source) if (match := _NAME.match(name))]
-    prefixes = list(dict.fromkeys(match[1] for match in found))
-    if prefix is None:
-        if len(prefixes) != 1:
-            which = f"several: {prefixes}; say which with prefix=" if prefixes else "none: no name ends in weight_hh_l0"
-            raise ValueError(f"{caller}: expected the weights of one LSTM, found {which}")
-        prefix = prefixes[0]
-    elif prefix not in prefixes:
-        raise ValueError(f"{caller}: no LSTM has the prefix {prefix!r}; there are {prefixes}")
+    groups = _groups(caller, source)
+    if prefix is not None:
+        if prefix in groups:
+            return _recurrent(caller, source, prefix, groups[prefix])
+        if f"{prefix}weight" in source:
+            return _dense(caller, source, prefix)
+        raise ValueError(f"{caller}: no LSTM or GRU has the prefix {prefix!r}; there are {[*groups]}")
+    if is_of(("torch",), type(module), "Linear"):
+        return _dense(caller, source, "")
+    if not groups:
+        inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
+        mend = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
+        raise ValueError(
+            f"{caller}: expected the weights of an LSTM or a GRU, found none: no name ends in weight_hh_l0{mend}"
+        )
+    steps: dict[str, Step] = {}
+    if is_of(("torch",), type(module), "Sequential"):
+        result = _add_modules(caller, steps, module, source, groups, "", None)
+        return assemble(caller, steps, [result], stacklevel=3)
+    _add_groups(caller, steps, source, groups)
+    _add_others(steps, source)
+    return assemble(caller, steps, None, stacklevel=3)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+_NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
+_NOTHING = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # do nothing in inference
+
+
+def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The names of the weights of LSTMs and GRUs, by prefix and without it."""
+    groups: dict[str, set[str]] = {}
+    for name in read_names(caller, source):
+        if match := _NORMS.match(name):
+            weight = (match["before"] or "") + match["new"] if match["new"] else match["old"]
+            if _NAME.match(weight):
+                norm = "spectral" if f"{weight}_orig" in source else "weight"
+                remove = f"remove_{norm}_norm" if match["old"] else "parametrize.remove_parametrizations"
+                raise ConversionError(
+                    f"{caller}: {weight} is normalized, and {name} is a part of it. Call"
+                    f" torch.nn.utils.{remove}(module, {weight.split('.')[-1]!r}) first, for every weight that is"
+                )
+        if match := _NAME.match(name):
+            groups.setdefault(match[1], set()).add(name[len(match[1]) :])
+    return groups
+
+
+def _has_weights(source: Mapping[Any, Any]) -> bool:
+    return any(isinstance(name, str) and _NAME.match(name) for name in source)
+
+
+def _add_modules(
+    caller: str,
+    steps: dict[str, Step],
+    module: Any,
+    source: Mapping[str, Any],
+    groups: Mapping[str, set[str]],
+    prefix: str,
+    last: str | None,
+) -> str | None:
+    """Add what a Sequential consists of; the key of its result."""
+    for name, child in module.named_children():
+        key, kind = prefix + name, type(child).__name__
+        known = is_of(("torch",), type(child), kind)
+        if known and kind == "Sequential":
+            last = _add_modules(caller, steps, child, source, groups, f"{key}.", last)
+            continue
+        step = Step(f"{key} ({kind})", (last,))
+        if known and f"{key}." in groups:
+            step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."]))
+        elif known and kind == "Linear":
+            step = step._replace(layer=_dense(caller, source, f"{key}."))
+        elif known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
+            step = step._replace(activation=kind.lower())
+        else:  # perhaps a module of the user's own with layers in it
+            _add_groups(caller, steps, source, {p: n for p, n in groups.items() if p.startswith(f"{key}.")})
+        steps[key] = step._replace(nothing=known and kind in _NOTHING)
+        last = key
+    return last
+
+
+def _add_groups(caller: str, steps: dict[str, Step], source: Mapping[str, Any], groups: Mapping[str, set[str]]) -> None:
+    """Add LSTMs and GRUs in an unknown order."""
+    for prefix, names in groups.items():
+        key = prefix.removesuffix(".")
+        steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names))
+
+
+def _add_others(steps: dict[str, Step], source: Mapping[str, Any]) -> None:
+    """Add what has other weights."""
+    others: dict[str, list[str]] = {}
+    for name in source:
+        if not _NAME.match(name):
+            module, _, leaf = name.rpartition(".")
+            others.setdefault(module, []).append(leaf)
+    for module, leaves in others.items():
+        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None)
+
+
+def _recurrent(caller: str, source: Mapping[str, Any], prefix: str, names: set[str]) -> Layer:
     layers: list[Layer] = []
-    for suffixes in _suffixes(caller, prefix, {match.string[len(prefix) :] for match in found if match[1] == prefix}):
+    for suffixes in _suffixes(caller, prefix, names):
         cells = [_cell(caller, source, prefix, suffix) for suffix in suffixes]
         layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
 
 
-_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+def _dense(caller: str, source: Mapping[str, Any], prefix: str) -> Dense:
+    named = {name: prefix + name for name in ("weight", "bias")}
+    arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
+    weight = arrays[named["weight"]]
+    if weight.ndim != 2:
+        raise ValueError(f"{caller}: {named['weight']} has shape {weight.shape}; expected (O, I), of a Linear")
+    return Dense(weight.T, arrays.get(named["bias"], np.zeros(len(weight), weight.dtype)))
 
 
 def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
@@ -139,6 +240,9 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         A GRU; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a single ``torch.nn.LSTM``.
     """
     caller = "to_torch"
+    if isinstance(layer, Dense):
+        w, b = layer.weights.values()
+        return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
     if len({(type(part), part.hidden_size) for part in layers if isinstance(part, Layer)}) > 1:
         raise ConversionError(
