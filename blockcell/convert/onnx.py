@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
 from .models import Step, assemble
@@ -76,6 +77,13 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
 
         source = inliner.inline_local_functions(source)
     graph = Graph(caller, source.graph, source.opset_import)
+    if name is None and (texts := [each.value for each in source.metadata_props if each.key == "blockcell.layer"]):
+        try:
+            description = files.parse(texts[0])
+            files.check(description)
+        except ValueError as error:
+            raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
+        return _exported(caller, graph, description, "")
     graphs = [graph, *graph.bodies()]
     if name is None:
         return _from_graphs(caller, graphs)
@@ -212,6 +220,29 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
 
 
 # -------------------------------------------------------------------------------------------------------------- models
+def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix: str) -> Layer:
+    """The layer that `onnx_export.export` made a model of."""
+    kind = description["type"]
+    if kind == "Bidirectional":
+        return Bidirectional(*(_exported(caller, graph, description[d], f"{prefix}{d}.") for d in ("fw", "bw")))
+    if kind == "Stack":
+        parts = enumerate(description["layers"])
+        return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
+    names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
+    if len(names) >= 3:  # of a node of ONNX's own
+        W, R, B, *P = (array[0] for array in read_arrays(caller, {name: graph.array(name) for name in names}).values())
+        options = {name: description.get(name, False) for name in ("reset_after", "reverse")}
+        half = len(B) // 2
+        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], *P, **options)
+    weights = {
+        name: graph.array(prefix + name) for name in files.shapes_of(description) if prefix + name in graph.tensors
+    }
+    if not weights:
+        raise ValueError(f"{caller}: the model has no weights for its {kind} {prefix!r}: it gets them with every call")
+    attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
+    return {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}[kind](**weights, **attributes)
+
+
 _ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
