@@ -57,7 +57,14 @@ def ops(family: str) -> None:
 
 
 def layers(family: str) -> None:
-    for name in ("lstm", "bidirectional lstm", "gru", "bidirectional gru"):
+    for name in (
+        "lstm",
+        "bidirectional lstm",
+        "gru",
+        "bidirectional gru",
+        "gru reset after",
+        "bidirectional gru reset after",
+    ):
         if family not in name:
             continue
         for dtype in DTYPES:
@@ -75,7 +82,7 @@ def layers(family: str) -> None:
 
 
 def streams(family: str) -> None:
-    for name in ("lstm", "gru"):
+    for name in ("lstm", "gru", "gru reset after"):
         if family not in name:
             continue
         for dtype in DTYPES:
@@ -135,7 +142,7 @@ def shared(name: str, team: int) -> None:
 
 
 def python_threads(family: str) -> None:
-    for name in ("lstm", "gru"):
+    for name in ("lstm", "gru", "gru reset after"):
         for team in (1, 2):
             if family in name:
                 shared(name, team)

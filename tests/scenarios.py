@@ -84,6 +84,7 @@ def kinds() -> dict[str, Any]:
         "LSTM": LSTM.init(I, H, seed=0, use_peephole=True, cell_clip=0.5),
         "LSTM half": LSTM.init(I, H, seed=0, dtype=np.float16),
         "GRU": GRU.init(I, H, seed=1),
+        "GRU that resets after": GRU.init(I, H, seed=1, reset_after=True),
         "stack": Stack([LSTM.init(I, H, seed=2), Stack([GRU.init(H, 40, seed=3), LSTM.init(40, H, seed=4)])]),
         "bidirectional": Stack(
             [Bidirectional(GRU.init(I, H, seed=5), LSTM.init(I, H, seed=6)), LSTM.init(2 * H, H, seed=7)]

@@ -153,6 +153,8 @@ def test_arguments_of_the_ops():
     np.testing.assert_allclose(
         results["BlockLSTMGradV2"].x_grad, results["BlockLSTMGrad"].x_grad, rtol=1e-9, atol=1e-15
     )
+    for name, value in results["block_gru_reset_after"]._asdict().items():
+        np.testing.assert_allclose(values["block_gru_reset_after_grad"][name], value, rtol=1e-12, err_msg=name)
 
 
 def test_sensitivity():

@@ -39,7 +39,7 @@ THREADS = [1, 2, 3, 8]
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
-KINDS = ["LSTM", "LSTM with all", "GRU"]
+KINDS = ["LSTM", "LSTM with all", "GRU", "GRU reset after"]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -50,9 +50,10 @@ def cells(draw, inputs, hidden, dtype):
     def weights(*shape):
         return uniform(g, shape, dtype, 1.5 / np.sqrt(max(shape[0], 1)))
 
-    if kind == "GRU":
+    if "GRU" in kind:
         matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
-        return GRU(*matrices, weights(2 * hidden), weights(hidden))
+        options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
+        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options)
     options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
     peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
     return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options)

@@ -226,6 +226,8 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
         values["d_h"] = values["h_grad"]  # its name in the GRU's cell
         if op.gates == OPS["BlockLSTMV2"].gates:
             values |= for_v2(values)
+        if "b_hc" in (tensor.name for tensor in op.inputs):
+            values |= for_reset_after(values)
         taken = (
             {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
         )
@@ -268,6 +270,14 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
             parts["f"] = parts["f"] + np.float32(values["forget_bias"])
         reordered[name] = np.concatenate([parts[gate] for gate in OPS["BlockLSTMV2"].gates], axis=-1)
     return reordered
+
+
+def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
+    """The GRU's weights in the GRU that resets after the product, which has half of the candidate's bias on either side
+    of the reset, and the states that it then has."""
+    given = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
+    given |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
+    return given | ops.block_gru_reset_after(**given)._asdict()
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:
