@@ -103,15 +103,16 @@ def _chain(steps: Mapping[str, Step], behind: Mapping[str, str], key: str) -> tu
         line.append(each)
     layers: list[Layer] = []
     carried: list[str] = []
-    last: bool | str = False
+    last: bool | str = False  # whether what comes now gets the last output only
     for each in line:
         step = steps[each]
-        top = layers[-1] if layers else None
-        if isinstance(step.layer, Dense):
-            layers.append(_changed(step.layer, last=last) if last else step.layer)
-        elif step.layer is not None and not last:
+        top = layers[-1] if layers and isinstance(layers[-1], Dense) else None
+        if isinstance(step.layer, Dense) and not (top and top.last):
+            layers.append(_changed(step.layer, last="ends") if last == "ends" else step.layer)
+        elif step.layer is not None and not (last or (top and top.last)):
             layers += step.layer.layers if isinstance(step.layer, Stack) else [step.layer]
-        elif step.activation and isinstance(top, Dense) and top.activation is None:
+            last = step.last
+        elif step.activation and top and top.activation is None:
             layers[-1] = _changed(top, activation=step.activation)
         elif key in carried:
             break
@@ -119,7 +120,8 @@ def _chain(steps: Mapping[str, Step], behind: Mapping[str, str], key: str) -> tu
             layers, carried, last = [], [], False
             continue
         carried.append(each)
-        last = False if isinstance(step.layer, Dense) else step.last
+    if last is True and isinstance(layers[-1], Dense):  # in a Stack, the top alone may have it
+        layers[-1] = _changed(layers[-1], last=True)
     return layers, carried
 
 

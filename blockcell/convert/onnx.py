@@ -12,7 +12,7 @@ from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
 from .models import Step, assemble
-from .onnx_graph import RESHAPING, SELECTING, Graph
+from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
 from .shared import (
     ORDERS,
     Cell,
@@ -87,7 +87,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     graphs = [graph, *graph.bodies()]
     if name is None:
         return _from_graphs(caller, graphs)
-    nodes = [(graph, node) for graph in graphs for node in graph.nodes if _is_recurrent(node)]
+    nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
     found = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(found) != 1:
         names = [_key(node) for _, node in nodes]
@@ -247,10 +247,6 @@ _ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tan
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
-def _is_recurrent(node: Any) -> bool:
-    return node.op_type in ("LSTM", "GRU") and node.domain in ("", "ai.onnx")
-
-
 def _key(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
@@ -284,16 +280,17 @@ class GraphSteps:
     def add(self) -> list[str | None]:
         """Add the steps; what the results come from."""
         graph, others = self.graph, []
-        for node in graph.nodes:
+        nodes = graph.needed()
+        for node in nodes:
             if node.op_type in (*RESHAPING, *SELECTING) or _is_in(node, self.taken):
                 continue
-            if _is_recurrent(node):
+            if is_recurrent(node):
                 self._add_recurrent(node)
             elif not (self._add_dense(node) or self._add_activation(node)) and not all(
                 map(graph.is_fixed, node.output)
             ):
                 others.append(self._put(node, node.output, self._inputs(node.input)))
-        for node in graph.nodes:
+        for node in nodes:
             if node.op_type in SELECTING and not _is_in(node, self.taken) and not all(map(graph.is_fixed, node.output)):
                 origins = {each for name in node.input for each in graph.origins(name, self.sources)[1]}
                 if not origins <= self.states:

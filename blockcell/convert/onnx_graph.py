@@ -15,6 +15,10 @@ COUNTING = ("Add", "Div", "Mul", "Shape", "Sub")  # with these, shapes are compu
 ZEROS = (*RESHAPING, "Concat", "Expand", "Slice", "Tile")  # of zeros, these make zeros
 
 
+def is_recurrent(node: Any) -> bool:
+    return node.op_type in ("LSTM", "GRU") and node.domain in ("", "ai.onnx")
+
+
 class Graph:
     """A graph, or the body of a Loop, a Scan or an If, which also sees the values of the graph around it."""
 
@@ -41,6 +45,21 @@ class Graph:
                     body = Graph(self.caller, graph, self.opsets, self)
                     yield body
                     yield from body.bodies()
+
+    def needed(self) -> list[Any]:
+        """The nodes that the results or an LSTM or a GRU need, in order."""
+        waiting = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
+        seen = {""}
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += self._read_by(self.makers[name]) if name in self.makers else []
+        return [node for node in self.nodes if seen.intersection(node.output) - {""}]
+
+    def _read_by(self, node: Any) -> list[str]:
+        graphs = [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
+        return [*node.input, *(name for graph in graphs for each in graph.node for name in self._read_by(each))]
 
     def array(self, name: str) -> Array:
         """The value of a constant."""
