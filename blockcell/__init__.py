@@ -1,21 +1,22 @@
 """TensorFlow's fused RNN block cells, forward and backward, without TensorFlow.
 
-`raw_ops` has TensorFlow's eight ops, `ops` four more in the same style; `LSTM`, `GRU`, `Bidirectional` and `Stack` are
-whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads their
-files.  numpy arrays in, numpy arrays out.
+`raw_ops` has TensorFlow's eight ops, `ops` four more in the same style; `LSTM`, `GRU`, `Dense`, `Bidirectional` and
+`Stack` are whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads
+their files.  numpy arrays in, numpy arrays out.
 """
 
 from . import convert, loss, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
-from .layers import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
+from .layers import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
 from .layers.loading import load
 
 __all__ = [
     "GRU",
     "LSTM",
     "Bidirectional",
+    "Dense",
     "GRUState",
     "LSTMState",
     "Stack",

@@ -14,11 +14,13 @@ where the layer has one of these descriptions:
 
     {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
     {"type": "GRU"}
+    {"type": "Dense", "activation": "softmax"}
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, and a GRU with ``reset_after=True`` has
-``"reset_after": true``.
+An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, a GRU with ``reset_after=True`` has
+``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
+where there is none.
 
 `checksum` computes "sha256"; files of earlier versions have none.
 
@@ -48,17 +50,22 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .optable import DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, sizes_of
+from .optable import ACTIVATIONS, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, sizes_of
 
 VERSION = 1
 KEY = "blockcell"
 PARTS = {
     "LSTM": ["cell_clip", "forget_bias", "gate_order"],
     "GRU": [],
+    "Dense": ["activation"],
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-SWITCHES = {"LSTM": ("reverse",), "GRU": ("reset_after", "reverse")}  # of a cell; false where they are missing
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values
+    "LSTM": {"reverse": (True,)},
+    "GRU": {"reset_after": (True,), "reverse": (True,)},
+    "Dense": {"last": (True, "ends")},
+}
 PEEPHOLES = ("wci", "wcf", "wco")
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
@@ -214,15 +221,21 @@ def check(description: Any) -> None:
         kind, names = each["type"], sorted(each.keys() - {"type"})
         if not isinstance(kind, str) or kind not in PARTS:
             raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(PARTS)}")
-        for switch in SWITCHES.get(kind, ()):
-            if switch in names:
-                names.remove(switch)
-                if each[switch] is not True:
-                    raise ValueError(f"its {kind} has {switch} {short(each[switch])}; expected true, or nothing")
+        for name, known in OPTIONS.get(kind, {}).items():
+            if name in names:
+                names.remove(name)
+                if not any(type(each[name]) is type(value) and each[name] == value for value in known):
+                    expected = " or ".join(map(json.dumps, known))
+                    raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
         if kind == "LSTM":
             _check_attributes(each)
+        elif kind == "Dense":
+            activation = each["activation"]
+            if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+                expected = ", ".join(map(json.dumps, ACTIVATIONS))
+                raise ValueError(f"its Dense has activation {short(activation)}; expected one of {expected}")
         elif kind == "Bidirectional":
             waiting += [each["fw"], each["bw"]]
         elif kind == "Stack":
@@ -244,7 +257,7 @@ def _check_attributes(description: Mapping[str, Any]) -> None:
 
 def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The prefixes of the cells' weights, and their descriptions."""
-    if description["type"] in SWITCHES:
+    if description["type"] in OPTIONS:
         yield prefix, description
     for name in ("fw", "bw") if description["type"] == "Bidirectional" else ():
         yield from cells(description[name], f"{prefix}{name}.")
@@ -254,6 +267,8 @@ def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def shapes_of(cell: Any) -> dict[str, str]:
     """The shapes of the weights of a cell that is described."""
+    if cell["type"] == "Dense":
+        return {"w": "I O", "b": "O"}
     if cell["type"] == "LSTM":
         op = OPS["BlockLSTM"]
     else:
@@ -304,12 +319,14 @@ def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
             raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")
         if dtype != expected:
             raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, that of {first}")
-        if shape.startswith("I+H "):
+        if shape == "I O":
+            sizes = dict(zip("IO", (*stored[name].shape, 0, 0), strict=False))
+        elif shape.startswith("I+H "):
             rows, columns = stored[name].shape if len(stored[name].shape) == 2 else (0, 0)
             hidden = columns // int(shape[4:-1] or 1)
             sizes = {"I": max(0, rows - hidden), "H": hidden}
         if stored[name].shape != sizes_of(shape, sizes):
-            form = f"({shape.replace(' ', ', ')}) with I={sizes['I']} and H={sizes['H']}"
+            form = f"({shape.replace(' ', ', ')}) with {' and '.join(f'{key}={size}' for key, size in sizes.items())}"
             raise ValueError(f"its {name} has shape {short(str(stored[name].shape))}; expected {form}")
 
 

@@ -1,4 +1,4 @@
-"""The mathematics of all ops in plain numpy and float64: the oracle.
+"""The mathematics of all ops, and of the dense layer, in plain numpy and float64: the oracle.
 
 Written to be read. Each function has its op's name, keyword arguments and result, and stands by itself: nothing here is
 fast, nothing validates. Whatever the inputs' dtype, everything is computed and returned in float64.
@@ -569,6 +569,40 @@ def BlockLSTMGradV2(
     gates = OPS["BlockLSTMGradV2"].gates
     weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
     return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+
+
+# ================================================================================================================ Dense
+def dense(*, x: ArrayLike, w: ArrayLike, b: ArrayLike, activation: str | None = None) -> Float64:
+    """What `blockcell.Dense` computes of rows (..., I)."""
+    x, w, b = _float64(x, w, b)
+    z = x @ w + b
+    if activation == "softmax":
+        e = np.exp(z - z.max(axis=-1, keepdims=True, initial=-np.inf))
+        y: Float64 = e / e.sum(axis=-1, keepdims=True)
+        return y
+    elementwise: dict[str | None, Callable[[Float64], Float64]] = {
+        None: lambda z: z,
+        "sigmoid": sigmoid,
+        "tanh": np.tanh,
+        "relu": lambda z: np.maximum(z, 0),
+    }
+    return elementwise[activation](z)
+
+
+def dense_grad(
+    *, x: ArrayLike, w: ArrayLike, y: ArrayLike, d_y: ArrayLike, activation: str | None = None
+) -> tuple[Float64, Float64, Float64]:
+    """The gradients to x, w and b."""
+    x, w, y, d_y = _float64(x, w, y, d_y)
+    d_z = {
+        None: d_y,
+        "sigmoid": d_y * y * (1 - y),
+        "tanh": d_y * (1 - y * y),
+        "relu": np.where(y > 0, d_y, 0),
+        "softmax": y * (d_y - (d_y * y).sum(axis=-1, keepdims=True)),
+    }[activation]
+    over = [*range(x.ndim - 1)]
+    return d_z @ w.T, np.tensordot(x, d_z, (over, over)), d_z.sum(axis=tuple(over))
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS}

@@ -28,6 +28,8 @@ STORAGE: dict[np.dtype[Any], str] = {
 }
 """The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/tile.pxd``."""
 DTYPES = tuple(STORAGE)
+ACTIVATIONS = (None, "sigmoid", "tanh", "relu", "softmax")
+"""Of a `Dense` layer, in the order of ``pyx/dense.pxd``."""
 DTYPE_NAMES = f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
 """For messages: ``"float32, float64 or float16"``."""
 
@@ -145,6 +147,8 @@ def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
 
 def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
+    if "O" in shape:  # of a `Dense` layer's weights, which are of no op
+        return tuple(sizes[letter] for letter in shape.split())
     T, B, I, H = (sizes.get(letter, 0) for letter in LETTERS)  # noqa: E741
     return tuple([t * T + b * B + i * I + h * H for t, b, i, h in dims(shape)])
 

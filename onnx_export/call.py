@@ -14,11 +14,12 @@ from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import PEEPHOLES, Stored, cells, check_arrays, shapes_of
 from blockcell.layers import GRUState, LSTMState
 from blockcell.layers.arguments import read_parts
+from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .build import PACKED
 
-STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState}
+STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
 
@@ -38,7 +39,8 @@ class LayerCall:
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
-        with_state = any(name.endswith("_prev") for name in self._inputs)
+        stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
+        with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
         if not train:
             self._shapes = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
@@ -64,15 +66,13 @@ class LayerCall:
         weights = {name: self._shapes[name] for name in self._weights}
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
-        hidden = {
-            p: weights[f"{p}b_c"][0] if cell["type"] == "GRU" else weights[f"{p}b"][0] // 4
-            for p, cell in cells(self.tree)
-        }
+        bias, gates = {"LSTM": "b", "GRU": "b_c", "Dense": "b"}, {"LSTM": 4, "GRU": 1, "Dense": 1}
+        hidden = {p: weights[p + bias[cell["type"]]][0] // gates[cell["type"]] for p, cell in cells(self.tree)}
 
         states = {
             p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell["type"]]._fields
         }
-        y = {"y": [*rows, _output_size(self.tree, "", hidden)]}
+        y = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", hidden)]}
         first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
         inputs, outputs = {"x": x} | first, y | states
         if train:
@@ -205,6 +205,11 @@ def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tup
         shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in PEEPHOLES or "P" in given}
         found |= {prefix + name: sizes_of(shape, {"I": inputs, "H": hidden}) for name, shape in shapes.items()}
     return found
+
+
+def _over_time(tree: Tree) -> bool:
+    """Whether y has a row for each step, or for the last one only."""
+    return _over_time(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
 
 
 def _output_size(tree: Tree, prefix: str, hidden: Mapping[str, int]) -> int:

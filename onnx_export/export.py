@@ -26,20 +26,34 @@ from onnx import (
 from blockcell import __version__
 from blockcell._read import short
 from blockcell.files import replacing
-from blockcell.layers import GRU, LSTM, Bidirectional, Layer, Stack
-from blockcell.optable import OPS, Array, Tensor
+from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.optable import OPS, Array, Op, Tensor
 
-from .build import DOMAIN, PACKED, Config, checked_sizes, config, constant, dtype_of, function, packed
+from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, constant, dtype_of, function, packed
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
+ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softmax": "Softmax"}
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
-# The ops whose texts the functions have, by the order of the gates. A function has no op's name, because its inputs and
-# outputs are not those of the op.
+
+
+def _step_of(op: Op) -> Op:
+    """A sequence's op without time, where there is none of a single step."""
+    inputs, outputs = (
+        tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
+        for tensors in (op.inputs, op.outputs)
+    )
+    return replace(op, sequence=False, inputs=inputs, outputs=outputs)
+
+
+# The ops whose texts the functions have, by the order of an LSTM's gates and by where a GRU resets. A function has no
+# op's name, because its inputs and outputs are not those of the op.
+RESET_AFTER = OPS["block_gru_reset_after"]
 OPS_OF = {
-    "icfo": {"Step": "LSTMBlockCell", "": "BlockLSTM", "Grad": "BlockLSTMGrad"},
-    "ifco": {"Step": "LSTMBlockCell", "": "BlockLSTMV2", "Grad": "BlockLSTMGradV2"},
-    "ru": {"Step": "GRUBlockCell", "": "block_gru", "Grad": "block_gru_grad"},
+    "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
+    "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
+    "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
+    "after": {"Step": _step_of(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
 }
 
 
@@ -61,10 +75,11 @@ def export(
 ) -> ModelProto:
     """Write a layer as an ONNX model, weights included.
 
-    The model computes what the layer's call does (`blockcell.LSTM` and `blockcell.GRU` have the equations). A name is
-    that of an argument of the layer, or of a state or weight of one of its cells, as in ``layer.weights``; it is the
-    same in every model of the layer. The names of a cell's state and weights begin with its place in the layer: nothing
-    for an LSTM or GRU alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a layer of dtype D, the inputs are
+    The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU` and `blockcell.Dense` have the
+    equations). A name is that of an argument of the layer, or of a state or weight of one of its cells or dense layers,
+    as in ``layer.weights``; it is the same in every model of the layer. The names of states and weights begin with
+    their place in the layer: nothing for an LSTM, GRU or Dense alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a
+    layer of dtype D, the inputs are
 
     ===================  ==========  =====  ==========================================================================
     ``x``                [T, B, I]   D
@@ -77,7 +92,7 @@ def export(
     and the outputs
 
     ===================  ==========  =====  ==========================================================================
-    ``y``                [T, B, ..]  D
+    ``y``                [T, B, ..]  D      [B, ..] where a Dense with `last` stands at the end
     ``0.fw.cs``          [B, H]      D      cell state of an LSTM after each row's last step
     ``0.fw.h``           [B, H]      D      output or state after each row's last step
     ===================  ==========  =====  ==========================================================================
@@ -92,7 +107,7 @@ def export(
 
     Parameters
     ----------
-    layer : LSTM, GRU, Bidirectional or Stack
+    layer : LSTM, GRU, Dense, Bidirectional or Stack
     path : path_like or None
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
     streaming : bool
@@ -109,7 +124,8 @@ def export(
     sizes : dict, optional
         T and B where they are to be fixed. Otherwise they are free; T must be at least 1 then.
     functions, opset, static
-        As in `build`: cells are functions that the model brings along, or plain nodes; the version of ONNX's operators;
+        As in `build`: cells are functions that the model brings along, or plain nodes, which dense layers always are;
+        the version of ONNX's operators;
         Scans as tract demands them, with plain nodes, and no Split with more outputs than WebGPU lets it have.
 
     Returns
@@ -127,9 +143,9 @@ def export(
     OSError
         The file cannot be written.
     """
-    if not isinstance(layer, (LSTM, GRU, Bidirectional, Stack)):
+    if not isinstance(layer, (LSTM, GRU, Dense, Bidirectional, Stack)):
         found = type(layer).__name__
-        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Bidirectional or Stack")
+        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Dense, Bidirectional or Stack")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"export: path is {short(path)}; expected a path or None")
     if streaming and train:
@@ -143,6 +159,7 @@ def export(
         if size == 0:
             raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
+    check_form("export", loop, opset)
     made = _Model(
         layer,
         kind,
@@ -237,7 +254,8 @@ class _Model:
         states: dict[str, Sequence[int | str]] = {
             p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
         }
-        shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size], "y": [*rows, layer.output_size]}
+        shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
+        shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
         shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
         shapes |= {name: array.shape for name, array in weights.items()}
 
@@ -255,7 +273,7 @@ class _Model:
         self.results["y"] = y
         outputs = ["y", *states]
         if self.train:
-            self.results["d_x"] = self._backward(layer, "", tape, self._live("d_y"))
+            self.results["d_x"] = self._backward(layer, "", tape, self._counted(layer, "d_y"))
             outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
         return helper.make_graph(
             self._finished(outputs),
@@ -301,6 +319,8 @@ class _Model:
             fw, fw_tape = self._forward(layer.fw, f"{prefix}fw.", x, reverse)
             bw, bw_tape = self._forward(layer.bw, f"{prefix}bw.", x, not reverse)
             return self._add("Concat", fw, bw, axis=2), (fw_tape, bw_tape)
+        if isinstance(layer, Dense):
+            return self._forward_dense(layer, prefix, x)
         return self._forward_cell(layer, prefix, x, reverse)
 
     def _backward(self, layer: Layer, prefix: str, tape: Any, d_y: str) -> str:
@@ -315,6 +335,8 @@ class _Model:
             bw = self._add("Slice", d_y, self._ints(n), self._ints(2 * n), at_2)
             d_fw = self._backward(layer.fw, f"{prefix}fw.", tape[0], fw)
             return self._add("Add", d_fw, self._backward(layer.bw, f"{prefix}bw.", tape[1], bw))
+        if isinstance(layer, Dense):
+            return self._backward_dense(layer, prefix, tape, d_y)
         return self._backward_cell(layer, prefix, tape, d_y)
 
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
@@ -379,6 +401,75 @@ class _Model:
         self.results |= {f"d_{prefix}{name}": found[f"{name}_grad"] for name in cell.weights}
         return self._turn(found["x_grad"]) if tape.reverse else found["x_grad"]
 
+    # ----------------------------------------------------------------------------------------------------- dense layers
+    def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
+        if layer.last and not self.streaming:
+            x = self._at_last(layer, x)
+        product = self._add("MatMul", self._computed(x), self._computed(f"{prefix}w"))
+        y = self._add("Add", product, self._computed(f"{prefix}b"))
+        if layer.activation is not None:
+            y = self._add(ACTIVATIONS[layer.activation], y, **{"axis": -1} if layer.activation == "softmax" else {})
+        y = self._stored(y)
+        if not self.streaming:
+            y = self._counted(layer, y)
+        return y, (x, y)
+
+    def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str) -> str:
+        x, y, d = (self._computed(array) for array in (*tape, d_y))
+        zero, one = (self._constant(np.array(value, self.compute)) for value in (0, 1))
+        if layer.activation == "sigmoid":
+            d = self._add("Mul", self._add("Mul", d, y), self._add("Sub", one, y))
+        elif layer.activation == "tanh":
+            d = self._add("Mul", d, self._add("Sub", one, self._add("Mul", y, y)))
+        elif layer.activation == "relu":
+            d = self._add("Where", self._add("Greater", y, zero), d, zero)
+        elif layer.activation == "softmax":
+            total = self._add("ReduceSum", self._add("Mul", d, y), self._ints(-1), keepdims=1)
+            d = self._add("Mul", y, self._add("Sub", d, total))
+        rows, d_rows = (array if layer.last else self._add("Flatten", array, axis=2) for array in (x, d))
+        self.results[f"d_{prefix}w"] = self._stored(self._add("Gemm", rows, d_rows, transA=1))
+        self.results[f"d_{prefix}b"] = self._stored(self._add("ReduceSum", d_rows, self._ints(0), keepdims=0))
+        d_x = self._stored(self._add("MatMul", d, self._add("Transpose", self._computed(f"{prefix}w"))))
+        return self._from_last(layer, d_x) if layer.last else d_x
+
+    def _at_last(self, layer: Dense, x: str) -> str:
+        """The rows of x that a layer with `last` reads, [B, I]; rows without steps get any values."""
+        parts = []
+        for part, backwards in self._parts(layer, x, 2):
+            first = self._constant(np.array(0, np.int64))
+            parts.append(self._add("Gather", part, first, axis=0) if backwards else self._at_ends(part))
+        return self._concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+
+    def _from_last(self, layer: Dense, d_rows: str) -> str:
+        """The gradient to x, [T, B, I], from that to these rows."""
+        parts = []
+        for part, backwards in self._parts(layer, d_rows, 1):
+            first = self._add("Unsqueeze", self._add("Equal", self._steps(), self._ints(0)), self._ints(2))
+            parts.append(self._add("Where", first if backwards else self._last(), part, self._zero()))
+        d_x = self._concat(*parts, axis=2) if len(parts) > 1 else parts[0]
+        shape = self._concat(self._size("T"), self._size("B"), self._ints(layer.input_size))
+        return self._add("Expand", d_x, shape)  # which some runtimes do not find out
+
+    def _parts(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:
+        """The array by the directions of its columns, and whether they run backwards."""
+        directions, parts, start = layer._directions_of_x(), [], 0
+        for size, backwards in directions:
+            ints = map(self._ints, (start, start + size, axis))
+            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, backwards))
+            start += size
+        return parts
+
+    @property
+    def compute(self) -> np.dtype[Any]:
+        """The dtype that is computed in: float16 is only for storage."""
+        return np.dtype(np.float32) if self.dtype == np.float16 else self.dtype
+
+    def _computed(self, array: str) -> str:
+        return array if self.dtype == self.compute else self._add("Cast", array, to=TensorProto.FLOAT)
+
+    def _stored(self, array: str) -> str:
+        return array if self.dtype == self.compute else self._add("Cast", array, to=TensorProto.FLOAT16)
+
     # ------------------------------------------------------------------------------------------------------------ cells
     def _config(
         self, cell: Any, prefix: str, kind: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
@@ -388,20 +479,23 @@ class _Model:
         described: dict[str, float | bool] = {"use_peephole": "wci" in cell.weights} if isinstance(cell, LSTM) else {}
         if isinstance(cell, LSTM) and kind != "Grad":
             described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-        gates = getattr(cell, "gate_order", "")
-        name = OPS_OF[gates or "ru"][kind]
-        known = {attribute.name for attribute in OPS[name].attributes}
+        if isinstance(cell, LSTM):
+            ops = OPS_OF[cell.gate_order]
+        else:
+            ops = OPS_OF["after" if cell.reset_after else "before"]
+        row = ops[kind]
+        known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
         where = f"export: {prefix.rstrip('.')}: " if prefix else "export: "
         try:
-            c = config(name, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
+            c = config(row, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
         except ValueError as error:
-            raise ValueError(str(error).replace(f"{name}: ", where, 1)) from None
+            raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
         op = replace(
             c.op,
-            gates=OPS[OPS_OF[gates or "ru"][""]].gates,  # LSTMBlockCell itself has one order only
+            gates=ops[""].gates,  # LSTMBlockCell itself has one order only
             outputs=(
                 *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
                 *(Tensor(f"{name}_last", "B H") for name in last),
@@ -494,6 +588,12 @@ class _Model:
         live = self._add("Unsqueeze", self._add("Less", self._steps(), "lengths"), self._ints(2))
         return self._add("Where", live, array, self._zero())
 
+    def _counted(self, layer: Layer, array: str) -> str:
+        """A layer's y, or the gradient to it, set to zero where no step of its row counts."""
+        if layer._over_time or not self.lengths:
+            return self._live(array)
+        return self._add("Where", self._begun(), array, self._zero())
+
     def _begun(self) -> str:
         """Which rows have a step, [B, 1]."""
         return self._add("Unsqueeze", self._add("Greater", "lengths", self._ints(0)), self._ints(1))
@@ -534,5 +634,5 @@ class _Model:
         rest = self._add("Slice", self._turn(starts), self._ints(0), self._ints(-1), self._ints(0))
         return self._add("Cast", self._add("Concat", none, rest, axis=0), to=TensorProto.BOOL)
 
-    def _concat(self, *vectors: str) -> str:
-        return self._add("Concat", *vectors, axis=0)
+    def _concat(self, *arrays: str, axis: int = 0) -> str:
+        return self._add("Concat", *arrays, axis=axis)

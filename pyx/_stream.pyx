@@ -92,7 +92,7 @@ cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B
 
 
 cdef class Runner:
-    """Calls of a layer of one cell, of which nothing is kept but what the next call of the same sizes can use."""
+    """Calls of a layer with weights of its own, of which nothing is kept but what the next call of the same sizes can use."""
 
     cdef Py_ssize_t inputs, cells
     cdef object dtype
@@ -103,7 +103,8 @@ cdef class Runner:
     def __init__(self, layer):
         self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.type_number = self.dtype.num
-        self.state, self.states = layer._state, len(layer._state._fields)
+        self.states = len(layer._state._fields)
+        self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
 
     def call(self, layer, weights, x, state):
         """What ``layer(x, state)`` returns, or None where something has to be converted, or explained."""
@@ -116,7 +117,9 @@ cdef class Runner:
         if not is_shaped(x, self.type_number, 3, -1, -1, self.inputs):
             return None
         T, B = PyArray_DIMS(<ndarray> x)[0], PyArray_DIMS(<ndarray> x)[1]
-        if T == 0 or B == 0 or self.cells == 0 or (state is not None and type(state) is not self.state):
+        if T == 0 or B == 0 or self.cells == 0:
+            return None
+        if state is not None and (type(state) is not self.state or len(<tuple> state) != self.states):
             return None
         for k in range(self.states):
             first[k] = NULL
@@ -148,7 +151,7 @@ cdef class Runner:
 
 # -------------------------------------------------------------------------------------------------------------- streams
 cdef class Stream:
-    """Steps of a recurrent layer, one after the other, with the state kept in between.
+    """Steps of a layer, one after the other, with the state kept in between.
 
     Made by `layer.stream(batch=1)`.  One step costs little more than its arithmetic, and with ``out=`` allocates
     nothing; the results have the bits of one call of the layer over all steps.  A stream keeps the weights that the
@@ -159,10 +162,10 @@ cdef class Stream:
 
     Attributes
     ----------
-    layer : LSTM or GRU
+    layer : LSTM, GRU or Dense
     batch : int
         B, the rows that run side by side.
-    state : LSTMState or GRUState
+    state : LSTMState, GRUState or the empty tuple
         [B,H] each; a copy.  Assigning sets it.
     """
 

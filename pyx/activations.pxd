@@ -115,3 +115,15 @@ cdef inline real tanh(real x) noexcept nogil:
         exp_parts(a, <real> -2.0, <real> -2.96875, <real> 0.0, &e, &p)
     a = ((half - half * e) + e * p) / ((half + half * e) - e * p)
     return copysignf(a, x) if real is float else copysign(a, x)
+
+
+cdef inline real scaled_exp(real x) noexcept nogil:
+    """exp(x) for x <= 0, times 2**64 (2**512), so that it is not subnormal: as the terms of a softmax, which divides."""
+    cdef real two_n, p
+    if real is float:
+        x = bounds_f[0] if x < bounds_f[0] else x
+        exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 64.0, &two_n, &p)
+    else:
+        x = bounds_d[0] if x < bounds_d[0] else x
+        exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 512.0, &two_n, &p)
+    return two_n + two_n * p

@@ -1,4 +1,4 @@
-"""Weight matrices in panels, and products with them: what the forward passes of LSTM and GRU share.
+"""Weight matrices in panels, and products with them: what the forward passes of LSTM, GRU and Dense share.
 
 w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  A panel holds `units` lines of
 hidden units with all of their gates: its line g is gate g % gates of line of units j * units + g // gates, so that the
@@ -79,6 +79,11 @@ cdef struct Panels:
 
 cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
+    return panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates)
+
+
+cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+    """Panels that hold K rows."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
@@ -87,7 +92,7 @@ cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssiz
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart = gates, False
-    p.K = I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H))
+    p.K = K
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
 
@@ -154,10 +159,10 @@ cdef inline void pack_block(
 cdef inline void pack_panels(
     const Panels *p, real *panels, const store **w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack all of w into the panels j0 to j1.  A new block begins where x ends and h begins."""
+    """Pack all of w into the panels j0 to j1.  A new block begins where x ends and h, if there is one, begins."""
     cdef Py_ssize_t k = 0, kb
-    while k < I + p.H:
-        kb = min(<Py_ssize_t> BLOCK, (I if k < I else I + p.H) - k)
+    while k < p.K:
+        kb = min(<Py_ssize_t> BLOCK, (I if k < I else p.K) - k)
         pack_block(p, panels, k, w, k, kb, k < I, j0, j1)
         k += kb
 

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, ops, raw_ops
+from blockcell import GRU, LSTM, Bidirectional, Dense, ops, raw_ops
 
 SEED, CASES = 20240229, 200  # of each level, dtype and kind
 DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
-CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []))
+CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense")
 KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS))
 MOST = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
@@ -112,6 +112,9 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
 
     if "reset_after" in kind:
         return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c", "b_hc"), reset_after=True)
+    if "Dense" in kind:
+        activation = [None, "sigmoid", "tanh", "relu", "softmax"][g.integers(5)]
+        return Dense(array(g, "w", (I, H), dtype), array(g, "b", (H,), dtype), activation)
     if "GRU" in kind:
         return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"))
     peepholes = drawn("wci", "wcf", "wco") if g.integers(2) else {}
@@ -122,6 +125,8 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
 def state_of(g: Generator, layer: Any, B: int) -> Any:
     if isinstance(layer, Bidirectional):
         return state_of(g, layer.fw, B), state_of(g, layer.bw, B)
+    if isinstance(layer, Dense):
+        return ()
     shape = B, layer.hidden_size
     parts = [array(g, "h", shape, layer.dtype) for _ in range(2 if isinstance(layer, LSTM) else 1)]
     return tuple(parts) if g.integers(4) else None

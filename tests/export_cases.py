@@ -8,7 +8,7 @@ from cases import rng
 from graphs import FLOAT64, checked, on_onnxruntime
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 
 T, B, I = 6, 5, 3  # noqa: E741
 LENGTHS = np.array([3, 0, 6, 1, 5])
@@ -25,6 +25,10 @@ def gru(size, dtype, inputs=I, **options):
     return drawn(GRU.init(inputs, size, seed=size, dtype=dtype, **options))
 
 
+def dense(size, dtype, inputs=I, **options):
+    return drawn(Dense.init(inputs, size, seed=size, dtype=dtype, **options))
+
+
 def drawn(layer):
     """The layer with noise added to all weights, so that its biases differ."""
     g = rng(repr(layer))
@@ -37,23 +41,69 @@ LAYERS = {
     "LSTM": lambda dtype: lstm(5, dtype),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, cell_clip=0.4, gate_order="ifco"),
     "GRU": lambda dtype: gru(4, dtype),
-    "Reverse": lambda dtype: Stack([lstm(4, dtype, reverse=True), gru(3, dtype, 4, reverse=True), gru(2, dtype, 3)]),
+    "GRU after": lambda dtype: gru(4, dtype, reset_after=True),
+    "Reverse": lambda dtype: Stack(
+        [
+            lstm(4, dtype, reverse=True),
+            gru(3, dtype, 4, reverse=True),
+            gru(3, dtype, 3, reset_after=True, reverse=True),
+            gru(2, dtype, 3),
+        ]
+    ),
     "Bidirectional": lambda dtype: Bidirectional(lstm(5, dtype, use_peephole=True), gru(5, dtype)),
     "Stack": lambda dtype: Stack(
         [
             Bidirectional(gru(2, dtype), lstm(2, dtype, gate_order="ifco", forget_bias=1.0)),
             lstm(3, dtype, 4, cell_clip=0.3),
             Bidirectional(
-                Stack([gru(4, dtype), lstm(2, dtype, 4)]),
-                Stack([lstm(5, dtype), Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5))]),  # both ways, backwards
+                Stack([gru(4, dtype, reset_after=True), lstm(2, dtype, 4)]),
+                Stack(
+                    [
+                        lstm(5, dtype),
+                        Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5, reset_after=True)),  # both ways, backwards
+                    ]
+                ),
             ),
         ]
     ),
 }
-DEPTH = {"Reverse": 3, "Stack": 4}
+LAYERS |= {
+    "Dense": lambda dtype: dense(4, dtype, activation="tanh"),
+    "Classifier": lambda dtype: Stack(
+        [
+            dense(5, dtype, activation="relu"),
+            lstm(4, dtype, 5),
+            dense(3, dtype, 4, activation="softmax", last=True),
+        ]
+    ),
+    "Both ends": lambda dtype: Stack(
+        [
+            Bidirectional(gru(3, dtype), lstm(3, dtype)),
+            Stack(
+                [
+                    Bidirectional(gru(2, dtype, 6), Bidirectional(gru(1, dtype, 6), gru(1, dtype, 6))),
+                    dense(3, dtype, 4, activation="sigmoid", last="ends"),
+                ]
+            ),
+        ]
+    ),
+    "Dense within": lambda dtype: Stack(
+        [
+            Bidirectional(Stack([dense(4, dtype, activation="softmax"), gru(3, dtype, 4)]), dense(3, dtype)),
+            dense(2, dtype, 6, activation="sigmoid"),
+            gru(3, dtype, 2, reverse=True),
+            dense(2, dtype, 3),
+        ]
+    ),
+}
+DEPTH = {"Reverse": 4, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
 STREAMING = {
-    **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU")},
-    "Stack": lambda dtype: Stack([lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), lstm(4, dtype, 3)])]),
+    **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU", "GRU after")},
+    "Stack": lambda dtype: Stack(
+        [lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), gru(3, dtype, 3, reset_after=True)])]
+    ),
+    "Dense": LAYERS["Dense"],
+    "Classifier": LAYERS["Classifier"],
 }
 
 
@@ -65,7 +115,7 @@ def flat(layer, state, prefix=""):
     elif isinstance(layer, Bidirectional):
         parts = [flat(layer.fw, state[0], f"{prefix}fw."), flat(layer.bw, state[1], f"{prefix}bw.")]
     else:
-        return {prefix + name: array for name, array in state._asdict().items()}
+        return {prefix + name: array for name, array in zip(layer._state._fields, state, strict=True)}
     return {name: array for part in parts for name, array in part.items()}
 
 
@@ -95,8 +145,8 @@ class Case:
             first = self.arguments["state"] = random_state(layer, g, sizes[1])
             self.feeds |= {f"{name}_prev": array for name, array in flat(layer, first).items()}
         if train:
-            d_y = g.uniform(-1, 1, (*sizes, layer.output_size)).astype(dtype)
-            d_y[past] = np.nan
+            d_y = g.uniform(-1, 1, layer._shape_of_y(*sizes)).astype(dtype)
+            d_y[past if layer._over_time else past[0]] = np.nan
             self.arguments |= {"d_y": d_y, "weights": layer.weights}
             self.feeds |= {"d_y": d_y} | layer.weights
             if state:

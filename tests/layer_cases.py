@@ -3,11 +3,13 @@
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
+import numpy as np
 from bits import leaves, like, zeros
 from cases import arguments, rng
 from test_kernels import sizes_of
 
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.optable import ACTIVATIONS
 
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
 
@@ -26,6 +28,14 @@ def gru(inputs, hidden, dtype, seed=0):
 def reset_after(inputs, hidden, dtype, seed=0):
     args = arguments("block_gru_reset_after", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
     return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}, reset_after=True)
+
+
+def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
+    g = rng("dense", inputs, outputs, activation, seed)
+    w, b = g.uniform(-1, 1, (inputs, outputs)) * 1.5 / np.sqrt(max(inputs, 1)), g.uniform(-1, 1, outputs)
+    if activation == "relu":  # each output on one side of the kink, which differences must not cross
+        b += np.where(np.arange(outputs) % 2, 3, -3)
+    return Dense(w.astype(dtype), b.astype(dtype), activation, **options)
 
 
 LAYERS = {
@@ -52,8 +62,22 @@ LAYERS = {
     "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(
         Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), gru(H, 3, dtype, 1)])
     ),
+    **{
+        f"dense {activation or 'alone'}": lambda I, H, dtype, activation=activation, **_: dense(I, H, dtype, activation)
+        for activation in ACTIVATIONS
+    },
+    "stack with dense": lambda I, H, dtype, **more: Stack(
+        [
+            dense(I, H, dtype, "tanh"),
+            Bidirectional(Stack([gru(H, H, dtype), dense(H, 3, dtype, "sigmoid")]), lstm(H, 3, dtype, **more)),
+            dense(6, H, dtype, "relu", 1),
+            gru(H, H, dtype, 1),
+            dense(H, H, dtype, "softmax", 2),
+        ]
+    ),
 }
-CELLS = [name for name in LAYERS if "directional" not in name and name != "stack"]
+CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru"))]
+SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 
 
 def draw(layer, T, B, *key):

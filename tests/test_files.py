@@ -25,7 +25,7 @@ from traced import peak
 
 import blockcell
 from blockcell import files
-from blockcell.layers import GRU, LSTM, Bidirectional, Stack
+from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Stack
 
 FORMATS = [".npz", ".safetensors"]
 LAYERS = {
@@ -44,6 +44,21 @@ LAYERS = {
         [
             Bidirectional(Stack([GRU.init(3, 4, seed=6, **d)]), LSTM.init(3, 4, seed=7, cell_clip=3, **d)),
             *(GRU.init(8 if k == 0 else 2, 2, seed=k, **d) for k in range(11)),  # "10.w_ru" is not part of "1."
+        ]
+    ),
+    "dense": lambda **d: Dense.init(3, 4, seed=8, **d),
+    "dense of nothing": lambda **d: Dense.init(0, 0, seed=8, activation="softmax", **d),
+    "classifier": lambda **d: Stack(
+        [
+            Dense.init(3, 5, seed=9, activation="relu", **d),
+            LSTM.init(5, 4, seed=10, **d),
+            Dense.init(4, 2, seed=11, activation="tanh", last=True, **d),
+        ]
+    ),
+    "both ends": lambda **d: Stack(
+        [
+            Bidirectional(GRU.init(3, 4, seed=12, **d), GRU.init(3, 4, seed=13, **d)),
+            Dense.init(8, 2, seed=14, activation="sigmoid", last="ends", **d),
         ]
     ),
 }
@@ -314,6 +329,8 @@ GRU_LAYER = {"type": "GRU"}
 GRU_TEXT = {"version": 1, "layer": GRU_LAYER}
 LSTM_LAYER = {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
 WEIGHTS = dict(LAYERS["gru"]().weights)
+DENSE = {"type": "Dense", "activation": None}
+DENSE_WEIGHTS = dict(LAYERS["dense"]().weights)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -386,6 +403,38 @@ WEIGHTS = dict(LAYERS["gru"]().weights)
             "it has no b_c; expected w_ru, w",
         ),
         (GRU_TEXT, WEIGHTS | {"fw.b": np.zeros(1)}, "arrays that belong to no layer: 'fw.b'"),
+        ({"version": 1, "layer": {"type": "Dense"}}, DENSE_WEIGHTS, r"its Dense has the attributes ''; expected \["),
+        *(
+            ({"version": 1, "layer": DENSE | {"activation": value}}, DENSE_WEIGHTS, f"its Dense has activation {shown}")
+            for value, shown in [("gelu", "'gelu'; expected one of null, \"sigmoid\""), (1, "1"), ([], "of type list")]
+        ),
+        *(
+            ({"version": 1, "layer": DENSE | {"last": value}}, DENSE_WEIGHTS, f"its Dense has last {shown}")
+            for value, shown in [(False, 'False; expected true or "ends", or nothing'), (1, "1"), ("first", "'first'")]
+        ),
+        (
+            {"version": 1, "layer": DENSE | {"reverse": True}},
+            DENSE_WEIGHTS,
+            "its Dense has the attributes 'activation, r",
+        ),
+        (GRU_TEXT | {"layer": GRU_LAYER | {"last": True}}, WEIGHTS, "its GRU has the attributes 'last'"),
+        ({"version": 1, "layer": DENSE}, {"w": DENSE_WEIGHTS["w"]}, "it has no b; expected w, b of its Dense"),
+        (
+            {"version": 1, "layer": DENSE},
+            DENSE_WEIGHTS | {"b": np.zeros(3, np.float32)},
+            r"its b has shape '\(3,\)'; expected \(O\) with I=3 and O=4",
+        ),
+        (
+            {"version": 1, "layer": DENSE},
+            DENSE_WEIGHTS | {"w": np.zeros((3, 4, 1), np.float32)},
+            r"its w has shape '\(3, 4, 1\)'; expected \(I, O\)",
+        ),
+        ({"version": 1, "layer": DENSE}, DENSE_WEIGHTS | {"b": np.zeros(4)}, "b has dtype float64; expected float32"),
+        (
+            {"version": 1, "layer": {"type": "Stack", "layers": [DENSE | {"last": "ends"}]}},
+            {f"0.{name}": array for name, array in DENSE_WEIGHTS.items()},
+            "Stack: 0 has last='ends'; expected a layer below it",
+        ),
     ],
 )
 def test_other_content(text, weights, message, suffix, tmp_path):

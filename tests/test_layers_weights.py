@@ -82,7 +82,7 @@ def test_copies_and_pickles(name, dtype):
         assert same_bits([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "Bidirectional", "Stack", "LSTMState", "GRUState"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "Dense", "Bidirectional", "Stack", "LSTMState", "GRUState"])
 def test_pickles_name_the_package(name):
     """So pickles can be read after a class has moved to another file. Its annotations can be resolved, too."""
     assert typing.get_type_hints(getattr(blockcell, name))

@@ -7,6 +7,7 @@ After every call the whole state is compared. `make test-stateful` tries many mo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -28,7 +29,8 @@ from hypothesis.stateful import (
 )
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.optable import ACTIVATIONS
 
 REFUSED = (TypeError, ValueError)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -39,17 +41,19 @@ THREADS = [1, 2, 3, 8]
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
-KINDS = ["LSTM", "LSTM with all", "GRU", "GRU reset after"]
+KINDS = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Dense"])
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 @st.composite
-def cells(draw, inputs, hidden, dtype):
-    kind, g = draw(st.sampled_from(KINDS)), np.random.default_rng(draw(SEEDS))
+def cells(draw, inputs, hidden, dtype, kinds=KINDS):
+    kind, g = draw(kinds), np.random.default_rng(draw(SEEDS))
 
     def weights(*shape):
         return uniform(g, shape, dtype, 1.5 / np.sqrt(max(shape[0], 1)))
 
+    if kind == "Dense":
+        return Dense(weights(inputs, hidden), weights(hidden), draw(st.sampled_from(ACTIVATIONS)))
     if "GRU" in kind:
         matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
         options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
@@ -74,10 +78,22 @@ def cells_or_stacks(inputs, hidden, dtype):
 
 
 @st.composite
+def headed(draw, layer):
+    """Some of the layers below a dense one, which gives only the last step."""
+    below = draw(layer)
+    if draw(st.integers(0, 3)):
+        return below
+    head = draw(cells(below.output_size, draw(HIDDEN), below.dtype, st.just("Dense")))
+    for last in draw(st.permutations([True, "ends"])):
+        with contextlib.suppress(ValueError):  # as "ends" has no meaning above a dense layer
+            return Stack([below, Dense(*head.weights.values(), head.activation, last=last)])
+
+
+@st.composite
 def streamed(draw):
     """A layer that has a stream."""
     inputs, dtype = draw(INPUTS), draw(st.sampled_from(DTYPES))
-    return draw(cells(inputs, draw(HIDDEN), dtype) | stacks(inputs, dtype, cells_or_stacks))
+    return draw(headed(cells(inputs, draw(HIDDEN), dtype) | stacks(inputs, dtype, cells_or_stacks)))
 
 
 @st.composite
@@ -85,9 +101,13 @@ def bidirectional(draw, inputs, hidden, dtype):
     return Bidirectional(draw(cells(inputs, hidden, dtype)), draw(cells(inputs, hidden, dtype)))
 
 
-@st.composite
-def layers(draw):
+def layers():
     """A layer of any kind."""
+    return headed(whole_layers())
+
+
+@st.composite
+def whole_layers(draw):
     inputs, hidden, dtype = draw(INPUTS), draw(HIDDEN), draw(st.sampled_from(DTYPES))
     one = draw(st.sampled_from([cells, bidirectional]))
     if draw(st.booleans()):
@@ -335,7 +355,9 @@ class Streams(RuleBasedStateMachine):
         """All parts are good but one."""
         g = np.random.default_rng(seed)
         state = like(self.model.state, lambda a: uniform(g, a.shape, a.dtype))
-        wrong, k = data.draw(st.integers(0, len(leaves(state)) - 1)), iter(range(99))
+        if bad not in ("number", "parts") and not leaves(state):
+            return  # of a dense layer
+        wrong, k = data.draw(st.integers(0, max(0, len(leaves(state)) - 1))), iter(range(99))
         spoil = {
             "rows": lambda a: np.concatenate([a, a[:1]]),
             "dtype": lambda a: a.astype(np.float32 if a.dtype == np.float64 else np.float64),
@@ -344,7 +366,7 @@ class Streams(RuleBasedStateMachine):
         if bad == "number":
             state = 3
         elif bad == "parts":
-            state = (*state, state[0]) if seed % 2 else state[1:]
+            state = (*state, state[:1]) if seed % 2 or not state else state[1:]
         else:
             state = like(state, lambda a: spoil[bad](a) if next(k) == wrong else a)
         self.refuse(lambda: setattr(self.stream, "state", state))

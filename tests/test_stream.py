@@ -14,13 +14,21 @@ import pytest
 from bits import leaves, same
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 
 T, B, I, H = 40, 3, 5, 19  # noqa: E741
 LAYERS = {
     "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True, cell_clip=0.5),
     "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
     "Stack": lambda dtype: Stack([LSTM.init(I, 33, seed=3, dtype=dtype), GRU.init(33, H, seed=4, dtype=dtype)]),
+    "Dense": lambda dtype: Dense.init(I, H, seed=5, dtype=dtype, activation="tanh"),
+    "Stack with Dense": lambda dtype: Stack(
+        [
+            Dense.init(I, 7, seed=6, dtype=dtype, activation="relu"),
+            GRU.init(7, 33, seed=7, dtype=dtype),
+            Dense.init(33, H, seed=8, dtype=dtype, activation="softmax"),
+        ]
+    ),
 }
 DTYPES = [np.float32, np.float64, np.float16]
 every_layer = pytest.mark.parametrize("name", LAYERS)

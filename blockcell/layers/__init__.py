@@ -1,4 +1,4 @@
-"""Layers that run on the kernels of the ops: `LSTM`, `GRU`, `Bidirectional` and `Stack`.
+"""Layers that run on the kernels of the ops: `LSTM`, `GRU`, `Bidirectional` and `Stack`; and `Dense`, for their heads.
 
 .. code-block:: text
 
@@ -15,11 +15,12 @@ calls: states are arguments and results. Several threads may use one layer.
 
 from .base import Layer, Tape
 from .containers import Bidirectional, Stack
+from .dense import Dense
 from .lstm_gru import GRU, LSTM
 from .shared import GRUState, LSTMState
 
-__all__ = ["GRU", "LSTM", "Bidirectional", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
+__all__ = ["GRU", "LSTM", "Bidirectional", "Dense", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
-for _class in (GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack):
+for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack):
     _class.__module__ = __name__

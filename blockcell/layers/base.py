@@ -1,4 +1,4 @@
-"""What all layers have in common: `Layer`, and `Cell`, of which `LSTM` and `GRU` are made."""
+"""What all layers have in common: `Layer`; `Single`, those with weights of their own; and `Cell`, `LSTM` and `GRU`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ from .._read import ArgumentReader, form, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, Array, Op, Tensor, sizes_of
 from .arguments import read_array, read_lengths, read_parts, read_reset
-from .shared import CellWeights, ForwardPass, GivenState, GRUState, LSTMState, RowMarks, S_co, SharedWeights, State
+from .shared import (
+    CellWeights,
+    ForwardPass,
+    GivenState,
+    GRUState,
+    LSTMState,
+    NoState,
+    RowMarks,
+    S_co,
+    SharedWeights,
+    State,
+)
 
 HALF = DTYPES.index(np.dtype(np.float16))
 
@@ -38,7 +49,7 @@ class Tape:
 
 
 class Layer(ABC, Generic[S_co]):
-    """What `LSTM`, `GRU`, `Bidirectional` and `Stack` have in common."""
+    """What `LSTM`, `GRU`, `Dense`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
 
@@ -51,7 +62,7 @@ class Layer(ABC, Generic[S_co]):
     @property
     @abstractmethod
     def hidden_size(self) -> int:
-        """H, the number of cells; of a stack's last layer."""
+        """H, the number of cells; of a stack's last layer. Of a `Dense`, its outputs."""
 
     @property
     @abstractmethod
@@ -72,8 +83,20 @@ class Layer(ABC, Generic[S_co]):
         """The layer without its weights, as `blockcell.files` has it."""
 
     @abstractmethod
-    def _cells(self, prefix: str = "") -> dict[str, Cell]:
-        """The cells that the layer consists of, by the prefix of their weights' names."""
+    def _cells(self, prefix: str = "") -> dict[str, Single]:
+        """The layers with weights that the layer consists of, by the prefix of these weights' names."""
+
+    @abstractmethod
+    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+        """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
+
+    @property
+    def _over_time(self) -> bool:
+        """Whether y has a row for each step, or for the last one only."""
+        return True
+
+    def _shape_of_y(self, T: int, B: int) -> tuple[int, ...]:
+        return (T, B, self.output_size) if self._over_time else (B, self.output_size)
 
     def _share(self, shared: SharedWeights) -> None:
         """Use the weights of a layer that this one is now a part of."""
@@ -178,7 +201,8 @@ class Layer(ABC, Generic[S_co]):
         Returns
         -------
         y : ndarray (T, B, output_size)
-            The cells' h; for `Bidirectional` the forward half comes first.
+            The cells' h; for `Bidirectional` the forward half comes first. (B, output_size) where a `Dense` with `last`
+            stands at the end.
         state
             State after each row's last step, in the form of `state`.
 
@@ -226,7 +250,7 @@ class Layer(ABC, Generic[S_co]):
         tape : Tape
             From this layer's `forward`.
         d_y : array_like (T, B, output_size)
-            Gradient to y; it is not read past a row's length. None means zeros.
+            Gradient to y, of its shape; it is not read past a row's length. None means zeros.
         d_state : optional
             Gradient to the final state, in its form. None means zeros, also in place of any part.
 
@@ -253,13 +277,13 @@ class Layer(ABC, Generic[S_co]):
             raise ValueError(
                 f"{reader.caller}: tape is that of another layer, {tape.layer!r}; expected one of {self!r}"
             )
-        shape = tape.T, tape.B, self.output_size
+        shape = self._shape_of_y(tape.T, tape.B)
         if d_y is None:
             d_y = np.zeros(shape, self.dtype)
         else:
             d_y = read_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
         d_last = self._read_state(reader, "d_state", d_state, tape.B)
-        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end], d_last)
+        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end] if self._over_time else d_y, d_last)
         if tape.end < tape.T:
             d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
         return d_x, d_first, grads
@@ -281,12 +305,14 @@ class Layer(ABC, Generic[S_co]):
         end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
         x = x[:end].copy() if training else x[:end]
         marks = RowMarks(end, B, lengths, reset if reset is None else reset[:end])
-        y = None
+        y = until_end = None
         if training or end < T:  # for the caller; the tape has its own
-            y = empty((T, B, self.output_size), self.dtype)
-            y[end:] = 0
+            y = until_end = empty(self._shape_of_y(T, B), self.dtype)
+            if self._over_time:
+                y[end:] = 0
+                until_end = y[:end]
         current = ForwardPass(weights, marks, training)
-        part, last, content = self._forward(current, x, first, False, y if y is None else y[:end])
+        part, last, content = self._forward(current, x, first, False, until_end)
         return part if y is None else y, last, Tape(self, T, B, end, content)
 
     @abstractmethod
@@ -312,30 +338,17 @@ class Layer(ABC, Generic[S_co]):
         """The results of `backward`, from what `_forward` kept on the tape."""
 
 
-# ------------------------------------------------------------------------------------------------------------- one cell
-class CellTape(NamedTuple):
-    """What a cell keeps of a forward pass."""
+# ----------------------------------------------------------------------------------------------- weights of their own
+class Single(Layer[S_co]):
+    """A layer that consists of no others. `Cell` and `Dense` set the attributes below."""
 
-    weights: dict[str, Array]
-    x: Array
-    state: tuple[Array, ...]
-    saved: Array
-    h: Array
-    marks: Array | None
-    reverse: bool
-
-
-class Cell(Layer[S_co]):
-    """A layer of one cell. `LSTM` and `GRU` set the attributes below and override the options of the kernels."""
-
-    _op: Op
-    """The op that the layer computes: it has the same weights and outputs."""
     _kernel: str
     """The first part of the kernels' names."""
     _tensors: tuple[Tensor, ...]
     """The weights in the order in which kernels take them."""
-    _state: ClassVar[type[LSTMState] | type[GRUState]]
-    _reverse: bool = False
+    _state: ClassVar[type[LSTMState] | type[GRUState] | type[NoState]]
+    _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
+    """What the repr begins with."""
     _sizes: dict[str, int]
     _number: int
     _runner: Runner
@@ -348,19 +361,11 @@ class Cell(Layer[S_co]):
         """Options of the forward kernels."""
         return ()
 
-    @property
-    def reverse(self) -> bool:
-        """Whether the layer runs from each row's last step to its first."""
-        return self._reverse
+    @abstractmethod
+    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
+        """The letters' values by the shape of the first weight; `what` begins a message."""
 
-    def _arguments(self) -> dict[str, Any]:
-        return self._shared.weights[self].arrays | {"reverse": self.reverse}
-
-    def _described(self, **attributes: Any) -> dict[str, Any]:
-        """The layer's type and attributes. Only a reverse one says in which direction it runs, as files of old ones."""
-        return {"type": type(self).__name__} | attributes | ({"reverse": True} if self.reverse else {})
-
-    def _cells(self, prefix: str = "") -> dict[str, Cell]:
+    def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
 
     @property
@@ -384,17 +389,16 @@ class Cell(Layer[S_co]):
         return DTYPES[self._number]
 
     def __repr__(self) -> str:
-        values = [f"input_size={self.input_size}", f"hidden_size={self.hidden_size}", f"dtype={self.dtype}"]
+        values = [f"{name}={getattr(self, name)}" for name in self._shown]
         return f"{type(self).__name__}({', '.join(values + self._remarks())})"
 
     def _remarks(self) -> list[str]:
         """The repr's last part: options that differ from their defaults."""
-        return ["reverse=True"] if self.reverse else []
+        return []
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _initialize(self, values: dict[str, Any]) -> None:
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
-        self._tensors = self._op.weights
         reader, tensors = (
             ArgumentReader(type(self).__name__),
             [tensor for tensor in self._tensors if tensor.name in values],
@@ -413,17 +417,12 @@ class Cell(Layer[S_co]):
                 )
             arrays[tensor.name] = reader.array(tensor.name, values[tensor.name])
         self._number = reader.dtype_number((name, values[name], array) for name, array in arrays.items())
-        first, gates = tensors[0], len(self._op.gates)
+        first = tensors[0]
         shape = arrays[first.name].shape
         what = f"{reader.caller}: {first.name} has shape {shape}; expected {form(first.shape)}"
         if len(shape) != 2:
             raise ValueError(f"{what}, rank 2")
-        hidden, rest = divmod(shape[1], gates)
-        if rest:
-            raise ValueError(f"{what}, so {gates} times as many columns as cells")
-        if shape[0] < hidden:
-            raise ValueError(f"{what}, so at least H = {hidden} rows")
-        self._sizes = {"I": shape[0] - hidden, "H": hidden}
+        self._sizes = self._sizes_of(shape, what)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values))})
         self._runner = Runner(self)
 
@@ -460,15 +459,7 @@ class Cell(Layer[S_co]):
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
-
-        Raises
-        ------
-        TypeError
-            The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
         """
-        if self.reverse:
-            what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
-            raise TypeError(f"{what}; expected one that runs forwards")
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
     def _with(self, weights: CellWeights) -> Self:
@@ -480,14 +471,19 @@ class Cell(Layer[S_co]):
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
+    def _form_of_state(self) -> str:
+        """For messages."""
+        names = self._state._fields
+        return f"{self._state.__name__}({', '.join(names)})" if names else "()"
+
     def _taken_state(self, value: Any, batch: int) -> list[Array]:
         """The arrays of a state given to a stream, in the form that the kernels read."""
         names = self._state._fields
-        what, expected = f"{type(self).__name__}.stream: state", self._state.__name__
+        what = f"{type(self).__name__}.stream: state"
         if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{what} is {short(value)}; expected {expected}({', '.join(names)})")
+            raise TypeError(f"{what} is {short(value)}; expected {self._form_of_state()}")
         if len(value) != len(names):
-            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names)}")
+            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names) or 'none'}")
         shape = batch, self.hidden_size
         return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
 
@@ -500,7 +496,7 @@ class Cell(Layer[S_co]):
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return None if self._reverse else self._runner.call(self, self._shared.weights[self], x, state)
+        return self._runner.call(self, self._shared.weights[self], x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
@@ -527,7 +523,7 @@ class Cell(Layer[S_co]):
         fields, shape = self._state._fields, (B, self.hidden_size)
         if state is None:
             return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
-        parts = read_parts(reader, name, state, fields, f"{self._state.__name__}({', '.join(fields)})")
+        parts = read_parts(reader, name, state, fields, self._form_of_state())
         expected = f"(B, H) = {shape} with B from x, H from the layer"
         return self._state(
             *(
@@ -537,6 +533,75 @@ class Cell(Layer[S_co]):
                 for part, value in parts.items()
             )
         )
+
+
+# ------------------------------------------------------------------------------------------------------------- one cell
+class CellTape(NamedTuple):
+    """What a cell keeps of a forward pass."""
+
+    weights: dict[str, Array]
+    x: Array
+    state: tuple[Array, ...]
+    saved: Array
+    h: Array
+    marks: Array | None
+    reverse: bool
+
+
+class Cell(Single[S_co]):
+    """A layer of one cell. `LSTM` and `GRU` override the options of the kernels."""
+
+    _op: Op
+    """The op that the layer computes: it has the same weights and outputs."""
+    _reverse: bool = False
+
+    @property
+    def reverse(self) -> bool:
+        """Whether the layer runs from each row's last step to its first."""
+        return self._reverse
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._shared.weights[self].arrays | {"reverse": self.reverse}
+
+    def _described(self, **attributes: Any) -> dict[str, Any]:
+        """The layer's type and attributes. Only a reverse one says in which direction it runs, as files of old ones."""
+        return {"type": type(self).__name__} | attributes | ({"reverse": True} if self.reverse else {})
+
+    def _remarks(self) -> list[str]:
+        return ["reverse=True"] if self.reverse else []
+
+    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+        return [(self.hidden_size, reverse ^ self.reverse)]
+
+    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
+        gates = len(self._op.gates)
+        hidden, rest = divmod(shape[1], gates)
+        if rest:
+            raise ValueError(f"{what}, so {gates} times as many columns as cells")
+        if shape[0] < hidden:
+            raise ValueError(f"{what}, so at least H = {hidden} rows")
+        return {"I": shape[0] - hidden, "H": hidden}
+
+    def stream(self, batch: SupportsIndex = 1) -> Stream:
+        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
+
+        Parameters
+        ----------
+        batch : int
+            B, the number of rows that run side by side; at least 1.
+
+        Raises
+        ------
+        TypeError
+            The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
+        """
+        if self.reverse:
+            what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
+            raise TypeError(f"{what}; expected one that runs forwards")
+        return super().stream(batch)
+
+    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        return None if self._reverse else super()._fast_call(x, state)
 
     def _forward(
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None

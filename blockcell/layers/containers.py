@@ -15,7 +15,8 @@ from .._args import empty
 from .._read import ArgumentReader, as_kernels_take, short
 from ..optable import Array
 from .arguments import read_parts
-from .base import Cell, Layer
+from .base import Cell, Layer, Single
+from .dense import Dense
 from .shared import ForwardPass, S_bw_co, S_co, SharedWeights, State
 
 
@@ -46,8 +47,8 @@ class Composite(Layer[S_co]):
         for layer in self._layers.values():
             layer._share(shared)
 
-    def _cells(self, prefix: str = "") -> dict[str, Cell]:
-        found: dict[str, Cell] = {}
+    def _cells(self, prefix: str = "") -> dict[str, Single]:
+        found: dict[str, Single] = {}
         for name, layer in self._layers.items():
             found |= layer._cells(f"{prefix}{name}.")
         return found
@@ -87,7 +88,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     TypeError
         An argument is not a layer, or the dtypes differ.
     ValueError
-        The sizes differ, or a layer has ``reverse=True``.
+        The sizes differ, or a layer has ``reverse=True``, or `last`.
     """
 
     def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
@@ -97,6 +98,9 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
                 raise ValueError(
                     f"{type(self).__name__}: {name} has reverse=True; expected False, as bw is run backwards anyway"
                 )
+            if not layer._over_time:
+                what = f"{type(self).__name__}: {name} gives only the last step; expected all of them"
+                raise ValueError(f"{what}: put the Dense above, in a Stack")
         for size in ("input_size", "output_size"):
             expected, found = getattr(fw, size), getattr(bw, size)
             if found != expected:
@@ -140,6 +144,9 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
+    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+        return [*self.fw._directions(reverse), *self.bw._directions(not reverse)]
+
     def _halves(self, y: Array) -> tuple[Array, Array]:
         return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
 
@@ -176,7 +183,8 @@ class Stack(Composite[tuple[Any, ...]]):
     TypeError
         An element is not a layer, or the dtypes differ.
     ValueError
-        There is none, or the input size of one is not the output size of the one before it.
+        There is none, the input size of one is not the output size of the one before it, or a `Dense` with `last` is
+        not the last one.
     """
 
     def __init__(self, layers: Iterable[Layer]) -> None:
@@ -191,6 +199,11 @@ class Stack(Composite[tuple[Any, ...]]):
             if layer.input_size != before.output_size:
                 expected = f"expected {before.output_size}, the output_size of {k}"
                 raise ValueError(f"{caller}: {k + 1} has input_size {layer.input_size}; {expected}")
+            if not before._over_time:
+                raise ValueError(f"{caller}: {k} gives only the last step; expected all steps, but for the last layer")
+        for k, layer in enumerate(self.layers):
+            if isinstance(layer, Dense):
+                layer._stand_above(self.layers[k - 1] if k else None)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -204,13 +217,20 @@ class Stack(Composite[tuple[Any, ...]]):
 
     @property
     def hidden_size(self) -> int:
-        """H, the number of cells of the last layer."""
+        """H, the number of cells of the last layer, or of its outputs."""
         return self.layers[-1].hidden_size
 
     @property
     def output_size(self) -> int:
         """The last dimension of y."""
         return self.layers[-1].output_size
+
+    @property
+    def _over_time(self) -> bool:
+        return self.layers[-1]._over_time
+
+    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+        return self.layers[-1]._directions(reverse)
 
     def stream(self, batch: SupportsIndex = 1) -> StackStream:
         """Run the stack step by step; the stream keeps the states in between, which are zero at first.

@@ -10,6 +10,7 @@ from .. import files
 from ..optable import Array
 from .base import Layer
 from .containers import Bidirectional, Stack
+from .dense import Dense
 from .lstm_gru import GRU, LSTM
 
 
@@ -25,7 +26,7 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     Returns
     -------
     Layer
-        An `LSTM`, `GRU`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes.
+        An `LSTM`, `GRU`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes.
 
     Raises
     ------
@@ -54,4 +55,5 @@ def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: 
         name: arrays[prefix + name] for name in files.shapes_of(description) if prefix + name in arrays
     }
     attributes = {name: value for name, value in description.items() if name != "type"}
-    return (GRU if kind == "GRU" else LSTM)(**weights, **attributes)
+    made: dict[str, type[LSTM | GRU | Dense]] = {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}
+    return made[kind](**weights, **attributes)

@@ -56,6 +56,7 @@ class LSTM(Cell[LSTMState]):
     """
 
     _op = OPS["BlockLSTM"]
+    _tensors = _op.weights
     _kernel = "lstm"
     _state = LSTMState
 
@@ -185,7 +186,7 @@ class GRU(Cell[GRUState]):
 
     **The reset gate is applied before the product with w_c unless** ``reset_after=True``. Before it, as in TensorFlow's
     GRUBlockCell, is the default; PyTorch, cuDNN and Keras by default apply it after the product. These are different
-    functions: weights of one mean nothing to the other. After the product is faster, as a step then has one product.
+    functions: weights of one mean nothing to the other.
 
     Parameters
     ----------
@@ -213,6 +214,7 @@ class GRU(Cell[GRUState]):
     """
 
     _op = OPS["block_gru"]
+    _tensors = _op.weights
     _kernel = "gru"
     _state = GRUState
 
@@ -232,6 +234,7 @@ class GRU(Cell[GRUState]):
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
         if reader.switch("reset_after", reset_after):
             self._op, self._kernel = OPS["block_gru_reset_after"], "gru_reset_after"
+            self._tensors = self._op.weights
             if b_hc is None and b_c is not None:
                 b_hc = np.zeros_like(reader.array("b_c", b_c))
             weights["b_hc"] = b_hc
@@ -292,9 +295,9 @@ class GRU(Cell[GRUState]):
 
 # ------------------------------------------------------------------------------------------------------ initial weights
 def _read_sizes(
-    reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any
+    reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any, name: str = "hidden_size"
 ) -> tuple[int, int, np.dtype[Any]]:
-    sizes = {"input_size": input_size, "hidden_size": hidden_size}
+    sizes = {"input_size": input_size, name: hidden_size}
     for name in sizes:
         sizes[name] = reader.integer(name, sizes[name])
         if sizes[name] < 0:
@@ -302,7 +305,7 @@ def _read_sizes(
     dtype = np.dtype(dtype)
     if dtype not in DTYPES:
         raise TypeError(f"{reader.caller}: dtype is {dtype}; expected float32, float64 or float16")
-    return sizes["input_size"], sizes["hidden_size"], dtype
+    return sizes["input_size"], sizes[name], dtype
 
 
 def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int, ...]) -> Array:

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,20 @@ class GRUState(NamedTuple):
     h: Array
 
 
-State = Any  # LSTMState, GRUState, or tuples of them
+class NoState(tuple[()]):
+    """Makes the state of a `Dense`, which has none: the empty tuple."""
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *arrays: Array) -> tuple[()]:  # type: ignore[misc]
+        return ()
+
+    @classmethod
+    def _make(cls, arrays: Iterable[Array]) -> tuple[()]:
+        return ()
+
+
+State = Any  # LSTMState, GRUState, () or tuples of them
 GivenState = tuple[Any, ...] | list[Any] | None  # what a user gives for one; parts may be None too
 
 # What a layer returns for its state, and for that of a backward direction. Until 3.13 only type checkers know defaults.

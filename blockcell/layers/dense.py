@@ -1,0 +1,263 @@
+"""The dense layer: `Dense`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from .._args import empty
+from .._read import ArgumentReader, short
+from .._stream import Stream
+from ..optable import ACTIVATIONS, Array, Tensor
+from .base import Layer, Single
+from .lstm_gru import _glorot, _read_sizes, _rounded
+from .shared import ENDED, ForwardPass, NoState, State
+
+
+class DenseTape(NamedTuple):
+    """What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."""
+
+    weights: dict[str, Array]
+    x: Array
+    y: Array
+    marks: Array | None
+    ends: Ends | None
+
+
+class Ends(NamedTuple):
+    """Where a layer with `last` finds the rows that it reads."""
+
+    T: int
+    last: Array
+    """Each row's last step, [B]; -1 where there is none."""
+    begins: Array
+    """Which columns are of a direction that ends at the first step, [I]."""
+
+    def rows(self, x: Array) -> Array:
+        """These rows of x, [1, B, I]."""
+        if self.T == 0:
+            return np.zeros((1, *x.shape[1:]), x.dtype)
+        rows = x[self.last, np.arange(len(self.last))]
+        rows[:, self.begins] = x[0][:, self.begins]
+        return rows[None]
+
+    def spread(self, d_rows: Array) -> Array:
+        """The gradient to x, [T, B, I], from that to these rows."""
+        d_x = np.zeros((self.T, *d_rows.shape[1:]), d_rows.dtype)
+        if self.T:
+            d_x[self.last, np.arange(len(self.last))] = np.where(self.begins, 0, d_rows[0])
+            d_x[0][:, self.begins] = d_rows[0][:, self.begins]
+        return d_x
+
+
+class Dense(Single[tuple[()]]):
+    """A dense layer: the same product and activation for each step of each row, or for each row's last step alone.
+
+    .. code-block:: text
+
+        y = activation(x @ w + b)
+
+    It has no state: where a call takes or returns one, it is the empty tuple. `reset` changes nothing. In a `Stack` it
+    may stand anywhere, and with `last` at the end, as the head of a classifier:
+
+    .. code-block:: python
+
+        Stack([LSTM.init(8, 64), Dense.init(64, 10, last=True)])
+
+    Parameters
+    ----------
+    w : array_like (I, O)
+        Weights: a row for each input, a column for each output.
+    b : array_like (O,)
+        Bias.
+    activation : {None, "sigmoid", "tanh", "relu", "softmax"}
+        What is done with ``x @ w + b``. `blockcell.loss.softmax_cross_entropy` takes logits, that is None.
+    last : bool or "ends"
+        Whether y is (B, O), from each row's last step alone, that before its length; zero for a row without steps. A
+        stream gives the answer after each step. "ends", for the end of a `Stack`: from the step at which each
+        direction of the layer below ends, which is the row's first one for a backward direction. That is what the
+        Bidirectional of Keras hands on without ``return_sequences``.
+
+    Raises
+    ------
+    TypeError
+        The arrays are not all of one dtype of float32, float64 and float16, or an argument is of the wrong kind.
+    ValueError
+        Shapes do not agree, or the activation or `last` is unknown.
+    """
+
+    _kernel = "dense"
+    _state = NoState
+    _shown = "input_size", "output_size", "dtype"
+    _tensors = Tensor("w", "I O"), Tensor("b", "O")
+    _below: list[tuple[int, bool]] | None = None
+
+    def __init__(
+        self,
+        w: ArrayLike,
+        b: ArrayLike,
+        activation: str | None = None,
+        *,
+        last: bool | str = False,
+    ) -> None:
+        reader = ArgumentReader(type(self).__name__)
+        if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+            error = ValueError if isinstance(activation, str) else TypeError
+            expected = ", ".join(map(repr, ACTIVATIONS))
+            raise error(f"{reader.caller}: activation is {short(activation)}; expected one of {expected}")
+        if isinstance(last, str) and last != "ends":
+            raise ValueError(f"{reader.caller}: last is {short(last)}; expected True, False or 'ends'")
+        self._activation = activation
+        self._last = last if isinstance(last, str) else reader.switch("last", last)
+        self._initialize({"w": w, "b": b})
+
+    @classmethod
+    def init(
+        cls,
+        input_size: SupportsIndex,
+        output_size: SupportsIndex,
+        *,
+        seed: Any = None,
+        dtype: DTypeLike = np.float32,
+        activation: str | None = None,
+        last: bool | str = False,
+    ) -> Self:
+        """A layer with initial weights, the same ones for the same seed: w is Glorot uniform and b is 0, as in Keras.
+
+        Parameters
+        ----------
+        input_size, output_size : int
+            I and O.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
+        dtype : float32, float64 or float16
+        activation, last
+            As in the constructor.
+        """
+        reader = ArgumentReader(f"{cls.__name__}.init")
+        I, O, dtype = _read_sizes(reader, input_size, output_size, dtype, "output_size")  # noqa: E741
+        w = _glorot(np.random.default_rng(seed), I, O, (I, O))
+        return cls(**_rounded({"w": w, "b": np.zeros(O)}, dtype), activation=activation, last=last)
+
+    @property
+    def activation(self) -> str | None:
+        return self._activation
+
+    @property
+    def last(self) -> bool | str:
+        """Whether y is from each row's last step alone, or "ends", from the step at which each direction below ends."""
+        return self._last
+
+    @property
+    def hidden_size(self) -> int:
+        """O, the number of outputs."""
+        return self._sizes["O"]
+
+    @property
+    def output_size(self) -> int:
+        """O, the last dimension of y."""
+        return self._sizes["O"]
+
+    @property
+    def _over_time(self) -> bool:
+        return not self.last
+
+    def _attributes(self) -> dict[str, Any]:
+        return {"activation": self.activation} | ({"last": self.last} if self.last else {})
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._shared.weights[self].arrays | self._attributes()
+
+    def _description(self) -> dict[str, Any]:
+        return {"type": "Dense"} | self._attributes()
+
+    def _remarks(self) -> list[str]:
+        return [f"{name}={value!r}" for name, value in self._attributes().items() if value is not None]
+
+    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
+        return dict(zip("IO", shape, strict=True))
+
+    # ----------------------------------------------------------------------------------------------- the layer below it
+    def _stand_above(self, layer: Layer | None) -> None:
+        """Learn where the directions of the layer below end, if that matters."""
+        if self.last == "ends":
+            if layer is None:
+                raise ValueError("Stack: 0 has last='ends'; expected a layer below it, whose directions end somewhere")
+            self._below = layer._directions(False)
+
+    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+        raise ValueError("Stack: last='ends' above a Dense, whose outputs have no direction; expected a layer with one")
+
+    def _directions_of_x(self) -> list[tuple[int, bool]]:
+        """How many inputs are of a direction that ends at the first step, or at the last one: part after part."""
+        if self.last != "ends":
+            return [(self.input_size, False)]
+        if self._below is None:
+            raise TypeError(
+                f"{type(self).__name__}: last is 'ends', but there is no layer below; expected a Stack with both"
+            )
+        return self._below
+
+    def _begins(self) -> Array:
+        """Which inputs are of a direction that ends at the first step."""
+        sizes, backwards = zip(*self._directions_of_x(), strict=True)
+        return np.repeat(backwards, sizes)
+
+    def stream(self, batch: SupportsIndex = 1) -> Stream:
+        """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
+
+        Parameters
+        ----------
+        batch : int
+            B, the number of rows that run side by side; at least 1.
+        """
+        if self._begins().any():
+            raise TypeError(f"{type(self).__name__}.stream: a direction of the layer below begins at the last step")
+        return super().stream(batch)
+
+    # ---------------------------------------------------------------------------------------------------------- kernels
+    def _forward_options(self) -> tuple[int, ...]:
+        return (ACTIVATIONS.index(self.activation),)
+
+    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
+        return None if self.last else super()._fast_call(x, state)
+
+    def _forward(
+        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
+    ) -> tuple[Array, State, Any]:
+        arrays, packed = current.weights[self]
+        lengths = current.marks.lengths
+        marks = None if lengths is None else current.marks.in_direction(reverse)
+        ends = None
+        if self.last:
+            T, B, _ = x.shape
+            last = np.full(B, T - 1) if lengths is None else lengths - 1
+            ends = Ends(T, last, self._begins())
+            x, marks = ends.rows(x), ENDED * (last < 0)[None].astype(np.uint8)
+            y = y if y is None else y[None]
+        T, B, _ = x.shape
+        rows = empty((T, B, self.output_size), self.dtype) if y is None or current.training else y
+        if rows.size:
+            self._compute("layer", T, B, x, packed, rows, marks, *self._forward_options())
+        if y is None:
+            y = rows
+        elif y is not rows:
+            y[...] = rows
+        tape = DenseTape(arrays, x, rows, marks, ends) if current.training else None
+        return y if ends is None else y[0], (), tape
+
+    def _backward(self, tape: DenseTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+        T, B, _ = tape.x.shape
+        d_y = d_y if tape.ends is None else d_y[None]
+        if tape.y.size:
+            d_x = empty(tape.x.shape, self.dtype)
+            grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
+            given = tape.x, tape.weights["w"], tape.y, d_y
+            found = d_x, grads["w"], grads["b"]
+            self._compute("layer_grad", T, B, *given, *found, tape.marks, *self._forward_options())
+        else:
+            d_x = np.zeros_like(tape.x)
+            grads = {name: np.zeros_like(w) for name, w in tape.weights.items()}
+        return d_x if tape.ends is None else tape.ends.spread(d_x), (), grads

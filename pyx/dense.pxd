@@ -1,0 +1,487 @@
+"""The dense layer: its equations, its gradient, and both passes, `forward` and `backward`, with their phases.
+
+Each row r = (t, b) of x gives a row of y = activation(z), z = x @ w + b.  With d_z the gradient to z,
+
+    none      y = z                                              d_z = d_y
+    sigmoid   y = sigmoid(z)                                     d_z = d_y * y * (1 - y)
+    tanh      y = tanh(z)                                        d_z = d_y * (1 - y^2)
+    relu      y = max(z, 0)                                      d_z = d_y where y > 0, else 0
+    softmax   y = e / (sum of e), e = exp(z - (largest z))       d_z = y * (d_y - (sum of d_y * y))
+
+and d_x = d_z @ w.T, d_w = x.T @ d_z, d_b = the sum of d_z over all rows.
+
+`activate`, `softmax`, `activation_grad` and `softmax_grad` are these equations, for a line or for a whole row.  The two
+sums of a softmax are in double: a chain for each lane of a line, and the lanes in ascending order.  A row that has
+ended gives zeros, and no gradient.
+"""
+from cython.parallel cimport parallel, prange
+from libc.math cimport INFINITY
+
+from activations cimport scaled_exp, sigmoid, tanh
+from gradients cimport (
+    PLAIN, add_columns, backward_threads, input_grads, pack_inputs, pack_transposed, plain_panels, tiles_of,
+    weight_grad_rows
+)
+from half cimport half
+from panels cimport (
+    THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
+    units_in
+)
+from plan cimport take
+from real cimport real
+from steps cimport ENDED
+from team cimport Team, barrier, gather, join, lost, share
+from tile cimport (
+    DOUBLE, HALF, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line, load_row,
+    narrow, pack_rows, row_group, store, store_line, store_row
+)
+
+cdef enum:  # as in blockcell/optable.py
+    NONE, SIGMOID, TANH, RELU, SOFTMAX
+
+cdef enum:
+    CHUNK = 96  # rows that meet all panels of w, one after the other, while they are in cache
+
+
+# --------------------------------------------------------------------------------------- the equations, for one line
+cdef inline called activate(real *restrict z, int activation) noexcept nogil:
+    """From z to y, but for softmax."""
+    cdef Py_ssize_t l, L = line_of(z)
+    if activation == SIGMOID:
+        for l in range(L):
+            z[l] = sigmoid(z[l])
+    elif activation == TANH:
+        for l in range(L):
+            z[l] = tanh(z[l])
+    elif activation == RELU:
+        for l in range(L):
+            z[l] = 0 if z[l] < 0 else z[l]  # NaN stays
+
+
+cdef inline called activation_grad(const real *restrict y, real *restrict d, int activation) noexcept nogil:
+    """From d_y to d_z, but for softmax."""
+    cdef Py_ssize_t l, L = line_of(y)
+    cdef real one = 1  # a literal 1 would make all of it double
+    if activation == SIGMOID:
+        for l in range(L):
+            d[l] = d[l] * y[l] * (one - y[l])
+    elif activation == TANH:
+        for l in range(L):
+            d[l] = d[l] * (one - y[l] * y[l])
+    elif activation == RELU:
+        for l in range(L):
+            d[l] = 0 if y[l] <= 0 else d[l]
+
+
+# ---------------------------------------------------------------------------------------------- and for a whole row
+cdef inline double sum_of_lanes(const double *lanes, Py_ssize_t L) noexcept nogil:
+    cdef double total = 0
+    cdef Py_ssize_t l
+    for l in range(L):
+        total = total + lanes[l]
+    return total
+
+
+cdef inline called softmax(real *restrict z, Py_ssize_t n) noexcept nogil:
+    """From a row of n values of z to y.  The row is whole lines; what is beyond n may be anything."""
+    cdef Py_ssize_t L = line_of(z), lines = lines_in(z, n), j, l
+    cdef real[LF] lane
+    cdef double[LF] sums
+    cdef real top = -INFINITY, total
+    for l in range(n, lines * L):
+        z[l] = -INFINITY
+    for l in range(L):
+        lane[l] = -INFINITY
+        sums[l] = 0
+    for j in range(lines):
+        for l in range(L):
+            lane[l] = z[j * L + l] if z[j * L + l] > lane[l] else lane[l]
+    for l in range(L):
+        top = lane[l] if lane[l] > top else top
+    for j in range(lines):
+        for l in range(L):
+            z[j * L + l] = scaled_exp(z[j * L + l] - top)
+        for l in range(L):
+            sums[l] = sums[l] + <double> z[j * L + l]
+    total = <real> sum_of_lanes(sums, L)
+    for j in range(lines):
+        for l in range(L):
+            z[j * L + l] = z[j * L + l] / total
+
+
+cdef inline called softmax_grad(const real *restrict y, real *restrict d, Py_ssize_t lines) noexcept nogil:
+    """From d_y to d_z.  Beyond the row's values both are zero."""
+    cdef Py_ssize_t L = line_of(y), j, l
+    cdef double[LF] sums
+    cdef real total
+    for l in range(L):
+        sums[l] = 0
+    for j in range(lines):
+        for l in range(L):
+            sums[l] = sums[l] + <double> d[j * L + l] * <double> y[j * L + l]
+    total = <real> sum_of_lanes(sums, L)
+    for j in range(lines):
+        for l in range(L):
+            d[j * L + l] = y[j * L + l] * (d[j * L + l] - total)
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+cdef struct Forward:
+    Py_ssize_t rows, I, O
+    Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
+    Py_ssize_t y_stride  # of rows of the output
+    const unsigned char *marks  # of the rows, or NULL
+    int activation
+    Py_ssize_t threads  # that are of use
+    bint by_rows  # parts are of the rows, not of the panels
+    Py_ssize_t chunk  # rows
+    Panels w
+    # Where a part's x, of float16 in float32, and z, for softmax, are in scratch, how far the next part's are, the size.
+    Py_ssize_t x, z, part, total
+
+
+cdef inline Forward forward_of(
+    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+) noexcept nogil:
+    """The plan of a forward pass."""
+    cdef Forward p
+    p.rows, p.I, p.O, p.y_stride = rows, I, O, O
+    p.L = 64 // itemsize
+    p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
+    p.marks, p.activation = NULL, activation
+    p.w = panels_with(I, O, p.L, 1)
+    p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= 1 << 20)
+    if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value
+        p.threads = 1
+    else:
+        p.threads = threads if p.by_rows else min(threads, p.w.count)
+    p.chunk = min(rows, <Py_ssize_t> CHUNK) if p.by_rows else rows
+    p.part = 0
+    p.x = take(&p.part, p.chunk * p.Is)
+    p.z = take(&p.part, p.chunk * p.Os)
+    p.part += THREAD_GAP * p.L
+    p.total = p.threads * p.part
+    return p
+
+
+cdef inline bint ended(const unsigned char *marks, Py_ssize_t r) noexcept nogil:
+    return marks is not NULL and marks[r] & ENDED != 0
+
+
+cdef inline void finish(
+    const Forward *p, store *y, const real *z, real *sums, Py_ssize_t j, Py_ssize_t r, Py_ssize_t rows
+) noexcept nogil:
+    """From the product of panel j and `rows` rows from r on to y; a softmax, which needs whole rows, keeps it in `sums`."""
+    cdef Py_ssize_t L = p.L, q, u, l, at
+    cdef real[LF] line
+    for q in range(rows):
+        for u in range(units_in(&p.w, j)):
+            at = (j * p.w.units + u) * L
+            for l in range(L):
+                line[l] = z[(q * LINES + u) * L + l]
+            if p.activation == SOFTMAX:
+                for l in range(L):
+                    sums[q * p.Os + at + l] = line[l]
+                continue
+            if ended(p.marks, r + q):
+                clear(line, L)
+            elif p.activation != NONE:
+                activate(line, p.activation)
+            store_line(y + (r + q) * p.y_stride + at, line, p.O - at)
+
+
+cdef inline void softmax_rows(
+    const Forward *p, store *y, real *sums, Py_ssize_t r, Py_ssize_t q0, Py_ssize_t q1
+) noexcept nogil:
+    """y of the rows q0 to q1 of those from r on, whose z is in `sums`."""
+    cdef Py_ssize_t q
+    for q in range(q0, q1):
+        if ended(p.marks, r + q):
+            clear(sums + q * p.Os, p.Os)
+        else:
+            softmax(sums + q * p.Os, p.O)
+        store_row(y + (r + q) * p.y_stride, sums + q * p.Os, p.O)
+
+
+cdef inline void multiply_rows(
+    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *sums, Py_ssize_t r, Py_ssize_t rows,
+    Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """`rows` rows from r on with the panels j0 to j1."""
+    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
+    while j < j1:
+        if rows == 1:
+            m = at_once(&p.w, j, j1)
+            for i in range(m):
+                add_bias(&p.w, j + i, 1, acc + i * panel)
+            add_row_product(&p.w, j, m, 0, p.I, x, acc, panel)
+            for i in range(m):
+                finish(p, y, acc + i * panel, sums, j + i, r, 1)
+            j += m
+            continue
+        q, first = 0, 0
+        while q < rows:
+            m = row_group(rows - q, TILES * ROWS)
+            add_bias(&p.w, j, m, acc)
+            add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
+            finish(p, y, acc, sums + q * p.Os, j, r + q, m)
+            q += m
+            first += TILES
+        j += 1
+
+
+cdef inline void multiply(
+    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the rows, or of the panels."""
+    cdef Py_ssize_t r = 0, r1 = p.rows, j0 = 0, j1 = p.w.count, n, q, stride = p.I
+    cdef real *rows = work + number * p.part + p.x
+    cdef real *sums = work + p.z
+    cdef const real *a
+    if p.by_rows:
+        r, r1 = share(p.rows, number, parts), share(p.rows, number + 1, parts)
+        sums = sums + number * p.part
+    else:
+        j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
+    while r < r1:
+        n = min(p.chunk, r1 - r)
+        if store is half:
+            a, stride = rows, p.Is
+            for q in range(n):
+                load_row(rows + q * p.Is, x + (r + q) * p.I, p.I)
+        else:
+            a = <const real *> x + r * p.I
+        multiply_rows(p, y, a, stride, sums, r, n, j0, j1)
+        if p.activation == SOFTMAX and (p.by_rows or parts == 1):
+            softmax_rows(p, y, sums, r, 0, n)
+        r += n
+
+
+cdef inline long long forward(
+    const Forward *p, const store *x, store *y, real *work, int threads
+) noexcept nogil:
+    """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+    cdef Team team
+    cdef Py_ssize_t part, parts = threads
+    if parts == 1:
+        multiply(p, x, y, work, 0, 1)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            multiply(p, x, y, work, part, parts)
+        if p.activation == SOFTMAX and not p.by_rows:
+            barrier(&team)
+            for part in prange(parts, schedule="static"):
+                softmax_rows(p, y, work + p.z, 0, share(p.rows, part, parts), share(p.rows, part + 1, parts))
+        barrier(&team)  # as in forward.pxd
+    return lost(&team, threads)
+
+
+cdef inline long long run_forward(
+    const Forward *p, const store *x, store *y, void *work, int threads
+) noexcept nogil:
+    """`forward` in the type in which arrays of this type are computed."""
+    if store is double:
+        return forward(p, x, y, <double *> work, threads)
+    else:
+        return forward(p, x, y, <float *> work, threads)
+
+
+cdef inline void run_pack(const Forward *p, const store *w, const store *b) noexcept nogil:
+    """Pack all weights, likewise."""
+    if store is double:
+        pack_panels(&p.w, <double *> p.w.base, &w, p.I, 0, p.w.count)
+        pack_bias(&p.w, <double *> p.w.base, &b, 0, p.w.count)
+    else:
+        pack_panels(&p.w, <float *> p.w.base, &w, p.I, 0, p.w.count)
+        pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
+
+
+cdef inline long long run_stream(
+    const Forward *p, int storage, int threads, void *work, const void *x, void *y
+) noexcept nogil:
+    """A stream's steps, where `storage` says which type the arrays have."""
+    if storage == DOUBLE:
+        return run_forward(p, <const double *> x, <double *> y, work, threads)
+    if storage == HALF:
+        return run_forward(p, <const half *> x, <half *> y, work, threads)
+    return run_forward(p, <const float *> x, <float *> y, work, threads)
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+cdef struct Arrays:  # of a backward pass
+    const void *x
+    const void *w
+    const void *y
+    const void *y_grad
+    void *x_grad
+    void *w_grad
+    void *b_grad
+
+
+cdef struct Backward:
+    Py_ssize_t rows, I, O
+    Py_ssize_t L, Ns  # values in a line, stride of rows of d_z in scratch
+    const unsigned char *marks
+    int activation
+    Py_ssize_t x_panels, panel  # of w.T, and the reals of one
+    Py_ssize_t d_panels  # of d_z
+    Py_ssize_t threads  # that are of use
+    bint by_inputs  # parts of w_grad are of its rows, not of its columns
+    Py_ssize_t tiles, part  # from one tile of inputs to the next, and from one part's scratch to the next part's
+    # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double; and of
+    # each part: a row of y, and for a block of rows x in tiles and a panel of d_z.
+    Py_ssize_t w_x, w_grad, d, sums, parts, y, x, d_panel, total
+
+
+cdef inline Backward backward_of(
+    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+) noexcept nogil:
+    """The plan of a backward pass."""
+    cdef Backward p
+    cdef Py_ssize_t block = min(rows, <Py_ssize_t> ROW_BLOCK)
+    p.rows, p.I, p.O = rows, I, O
+    p.L = 64 // itemsize
+    p.Ns = stride_of(O, p.L)
+    p.marks, p.activation = NULL, activation
+    p.x_panels, p.d_panels = plain_panels((I + p.L - 1) // p.L), plain_panels((O + p.L - 1) // p.L)
+    p.panel = PLAIN * p.L * O
+    p.threads = backward_threads(4.0 * rows * O * (I + 4), 1, True, threads)
+    p.by_inputs = tiles_of(I) >= p.d_panels
+    p.tiles = stride_of(block * ROWS, p.L)
+    p.total = p.part = 0
+    p.w_x = take(&p.total, p.x_panels * p.panel)
+    p.w_grad = take(&p.total, stride_of(I * O, p.L))
+    p.d = take(&p.total, rows * p.Ns)
+    p.sums = take(&p.total, 2 * p.Ns)
+    p.y = take(&p.part, p.Ns)
+    p.x = take(&p.part, tiles_of(I) * p.tiles)
+    p.d_panel = take(&p.part, block * PLAIN * p.L)
+    p.part += THREAD_GAP * p.L
+    p.parts = take(&p.total, p.threads * p.part)
+    return p
+
+
+cdef inline void z_grads(
+    const Backward *p, const store *y, const store *y_grad, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the rows of d_z."""
+    cdef Py_ssize_t lines = lines_in(work, p.O), r, j, at
+    cdef real *row = work + p.parts + number * p.part + p.y
+    cdef real *d
+    for r in range(share(p.rows, number, parts), share(p.rows, number + 1, parts)):
+        d = work + p.d + r * p.Ns
+        if ended(p.marks, r):
+            clear(d, p.Ns)
+            continue
+        load_row(d, y_grad + r * p.O, p.O)
+        if p.activation == NONE:
+            continue
+        load_row(row, y + r * p.O, p.O)
+        if p.activation == SOFTMAX:
+            softmax_grad(row, d, lines)
+            continue
+        for j in range(lines):
+            at = j * p.L
+            activation_grad(row + at, d + at, p.activation)
+
+
+cdef inline void pack_weights(
+    const Backward *p, const store *w, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the panels of w.T."""
+    cdef Py_ssize_t j
+    for j in range(share(p.x_panels, number, parts), share(p.x_panels, number + 1, parts)):
+        pack_transposed(work + p.w_x + j * p.panel, w, p.O, p.I, j)
+
+
+cdef inline void weight_grads(
+    const Backward *p, const store *x, store *w_grad, store *b_grad, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x and
+    d_z.  No part waits for another: what two of them need, both pack."""
+    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, kb, k, j, l, m, at, r
+    cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
+    cdef real *tiles = work + p.parts + number * p.part + p.x
+    cdef real *panel = work + p.parts + number * p.part + p.d_panel
+    cdef double *sums = <double *> (work + p.sums)
+    cdef real *out
+    if p.by_inputs:
+        i0 = min(p.I, share(tiles_of(p.I), number, parts) * ROWS)
+        i1 = min(p.I, share(tiles_of(p.I), number + 1, parts) * ROWS)
+    else:
+        j0, j1 = b0, b1
+    if store is half:
+        out = work + p.w_grad
+    else:
+        out = <real *> w_grad
+    while r0 < p.rows:
+        kb = min(<Py_ssize_t> ROW_BLOCK, p.rows - r0)
+        for k in range(kb):
+            r = r0 + k
+            pack_inputs(tiles + k * ROWS, p.tiles, <const store *> NULL if ended(p.marks, r) else x + r * p.I + i0,
+                        <const store *> NULL, i1 - i0)
+        for j in range(j0, j1):
+            at = j * PLAIN * L
+            m = min(<Py_ssize_t> PLAIN, lines_in(work, O) - j * PLAIN)
+            pack_rows(panel, m, work + p.d + r0 * p.Ns + at, p.Ns, O - at, kb)
+            weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tiles, panel, m, O - at, kb, r0 == 0)
+            if b0 <= j < b1:
+                if r0 == 0:
+                    for l in range(at, at + m * L):
+                        sums[l] = 0
+                add_columns(sums + at, panel, m, kb)
+        r0 += kb
+    for l in range(min(b0 * PLAIN * L, O), min(b1 * PLAIN * L, O)):
+        narrow(b_grad + l, <real> sums[l])
+    if store is half:
+        at, m = min(j0 * PLAIN * L, O), min(j1 * PLAIN * L, O)
+        for k in range(i0, i1):
+            store_row(w_grad + k * O + at, out + k * O + at, m - at)
+
+
+cdef inline long long backward(
+    const Backward *p, const Arrays *a, const store *x, real *work, int threads
+) noexcept nogil:
+    """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+    cdef Team team
+    cdef Py_ssize_t part, parts = threads
+    cdef const store *w = <const store *> a.w
+    cdef const store *y = <const store *> a.y
+    cdef const store *y_grad = <const store *> a.y_grad
+    cdef store *x_grad = <store *> a.x_grad
+    cdef store *w_grad = <store *> a.w_grad
+    cdef store *b_grad = <store *> a.b_grad
+    if parts == 1:
+        z_grads(p, y, y_grad, work, 0, 1)
+        pack_weights(p, w, work, 0, 1)
+        input_grads(x_grad, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
+        weight_grads(p, x, w_grad, b_grad, work, 0, 1)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            z_grads(p, y, y_grad, work, part, parts)
+        for part in prange(parts, schedule="static"):
+            pack_weights(p, w, work, part, parts)
+        barrier(&team)
+        for part in prange(parts, schedule="static"):
+            input_grads(x_grad, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part, parts)
+        for part in prange(parts, schedule="static"):
+            weight_grads(p, x, w_grad, b_grad, work, part, parts)
+        barrier(&team)  # as in forward.pxd
+    return lost(&team, threads)
+
+
+cdef inline long long run_backward(
+    const Backward *p, const Arrays *a, const store *x, void *work, int threads
+) noexcept nogil:
+    """`backward` in the type in which arrays of this type are computed."""
+    if store is double:
+        return backward(p, a, x, <double *> work, threads)
+    else:
+        return backward(p, a, x, <float *> work, threads)
