@@ -1,7 +1,7 @@
 """LSTMs and GRUs beside Keras's on the same weights, in one or two directions, one or two upon each other, with masks
-or not: y, the final states, and the gradients to x, to the initial states and to all weights, by PyTorch under Keras.
+or not: y, the final states, and the gradients to x, to the initial states and to all weights, by TensorFlow.
 
-`make test-peers`, with keras and torch in .venv.  BLOCKCELL_SEED repeats a run.
+`make test-peers`, with keras and tensorflow in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ from peer_cases import BOUNDS, CONFIGURATIONS, SEED, parts_of, random_sizes, sta
 
 from blockcell import Bidirectional, Stack, convert
 
-# Keras itself makes arrays of PyTorch's tensors in a way that numpy 2 deprecates.
-pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")]
+pytestmark = pytest.mark.peers
 KINDS = {"LSTM": {}, "GRU": {"reset_after": False}, "GRU reset_after": {"reset_after": True}}
 
 
 @pytest.fixture(autouse=True)
 def keras():
-    os.environ.setdefault("KERAS_BACKEND", "torch")  # read when keras is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras = pytest.importorskip("keras")
-    if keras.backend.backend() != "torch":
-        pytest.skip("the gradients are those of PyTorch")
-    torch = pytest.importorskip("torch")
-    keras.config.set_floatx("float64")
-    torch.set_default_dtype(torch.float64)  # that of the states that Keras keeps where there are masks
-    yield
-    keras.config.set_floatx("float32")
-    torch.set_default_dtype(torch.float32)
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("products of float64 are float32 on Keras's other backends")
 
 
 def layer_of(layers, kind, hidden, directions, bias):
     """Keras's, in float64."""
-    options = {"return_sequences": True, "return_state": True, "use_bias": bias}
+    options = {"return_sequences": True, "return_state": True, "use_bias": bias, "dtype": "float64"}
     layer = getattr(layers, kind.split()[0])(hidden, **options, **KINDS[kind])
-    return layers.Bidirectional(layer) if directions == 2 else layer
+    return layers.Bidirectional(layer, dtype="float64") if directions == 2 else layer
 
 
 def convert_arrays(arrays, kind, directions):
@@ -57,7 +50,7 @@ def without_second(arrays, kind, hidden, bias):
 
 
 def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
-    import torch
+    import tensorflow as tf
     from keras import layers as keras_layers
 
     T, B, inputs, hidden = sizes
@@ -78,34 +71,39 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
     live = np.arange(T)[:, None] < lengths  # [T, B]
     d_y[~live] = 0  # Keras repeats y where a step is left out
 
-    x64, *first64 = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in (x, *first))
-    y_theirs, last = x64.transpose(0, 1), []
-    mask = torch.from_numpy(live.T.copy()) if masked else None
-    for k, layer in enumerate(theirs):
-        given = [a[c] for c in range(k * directions, (k + 1) * directions) for a in first64]
-        y_theirs, *states = layer(y_theirs, initial_state=given, mask=mask)
-        last += [states[c : c + count] for c in range(0, len(states), count)]
-    y_theirs = y_theirs.transpose(0, 1)
-    total = (y_theirs * torch.from_numpy(d_y.astype(np.float64))).sum()
-    for c, states in enumerate(last):
-        total = total + sum(
-            (a * torch.from_numpy(d[c].astype(np.float64))).sum() for a, d in zip(states, d_last, strict=True)
-        )
-    total.backward()
+    x64 = tf.constant(x.astype(np.float64))
+    cell_states = [tf.constant(a) for a in first.astype(np.float64).swapaxes(0, 1).reshape(-1, B, hidden)]
+    variables = [variable.value for layer in theirs for variable in layer.trainable_weights]
+    with tf.GradientTape() as recorded:
+        recorded.watch([x64, *cell_states])
+        y_theirs, last = tf.transpose(x64, (1, 0, 2)), []
+        mask = tf.constant(live.T) if masked else None
+        for k, layer in enumerate(theirs):
+            each = directions * count
+            y_theirs, *states = layer(y_theirs, initial_state=cell_states[k * each : (k + 1) * each], mask=mask)
+            last += states
+        y_theirs = tf.transpose(y_theirs, (1, 0, 2))
+        incoming = [d_y, *d_last.swapaxes(0, 1).reshape(-1, B, hidden)]
+        pairs = zip([y_theirs, *last], incoming, strict=True)
+        total = sum(tf.reduce_sum(a * d.astype(np.float64)) for a, d in pairs)
+    d_x64, *gradients = (
+        tf.convert_to_tensor(a).numpy() for a in recorded.gradient(total, [x64, *cell_states, *variables])
+    )
+    d_first64 = gradients[: len(cell_states)]
 
     options = {"lengths": lengths} if masked else {}
     y, state, tape = ours.forward(x, state_of([*zip(*first, strict=True)], layers, directions), **options)
     d_x, d_first, grads = ours.backward(tape, d_y, state_of([*zip(*d_last, strict=True)], layers, directions))
 
-    pairs = {"y": (y[live], y_theirs.detach().numpy()[live]), "d_x": (d_x, x64.grad)}
-    for cell, part in enumerate(parts_of(state, layers, directions)):
-        pairs |= {f"state {cell} {k}": (part[k], last[cell][k].detach()) for k in range(count)}
-    for cell, part in enumerate(parts_of(d_first, layers, directions)):
-        pairs |= {f"d_state {cell} {k}": (part[k], first64[k].grad[cell]) for k in range(count)}
-    for k, layer in enumerate(theirs):
-        expected = [variable.value.grad.numpy().copy() for variable in layer.trainable_weights]
-        expected = convert_arrays(without_second(expected, kind, hidden, bias), kind, directions).weights
-        for key, array in expected.items():
+    pairs = {"y": (y[live], y_theirs.numpy()[live]), "d_x": (d_x, d_x64)}
+    for what, found, expected in (("state", state, last), ("d_state", d_first, d_first64)):
+        flat = [array for part in parts_of(found, layers, directions) for array in part]
+        pairs |= {f"{what} {k}": pair for k, pair in enumerate(zip(flat, expected, strict=True))}
+    each = len(variables) // layers
+    for k in range(layers):
+        start = len(cell_states) + k * each
+        arrays = without_second(gradients[start : start + each], kind, hidden, bias)
+        for key, array in convert_arrays(arrays, kind, directions).weights.items():
             if bias or not key.split(".")[-1].startswith("b"):
                 name = f"{k}.{key}" if layers > 1 else key
                 pairs[f"gradient of {name}"] = grads[name], array

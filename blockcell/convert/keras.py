@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from ..layers import GRU, Bidirectional, Dense, Layer, Stack
-from ..optable import Array
-from .models import ACTIVATIONS, Step, assemble
+from ..optable import ACTIVATIONS, Array
+from .models import Step, assemble
 from .shared import (
     KINDS,
     Cell,
@@ -25,45 +25,56 @@ from .shared import (
 )
 
 
-def from_keras(source: Any, *, reset_after: bool | None = None) -> Layer:
-    """A layer with the weights of a Keras LSTM or GRU.
+@overload
+def from_keras(source: Sequence[Any], *, reset_after: bool | None = None) -> Layer: ...
+@overload
+def from_keras(source: Any, *, reset_after: bool | None = None) -> Any: ...
+def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
+    """A layer with the weights of a Keras layer, or of a whole model.
 
     .. code-block:: python
 
-        layer = convert.from_keras(model.get_layer("lstm"))
+        layer = convert.from_keras(model)
         y, state = layer(x.swapaxes(0, 1))          # Keras reads x as [B,T,I]
 
     Parameters
     ----------
-    source : Keras layer, or sequence
-        A ``keras.layers.LSTM``, ``GRU`` or ``Bidirectional`` of one of them; or what its ``get_weights()`` returned:
-        ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and these twice for
-        ``Bidirectional``. A list of any of these becomes a `blockcell.Stack`.
+    source : Keras model or layer, or sequence
+        A model; a ``keras.layers.LSTM``, ``GRU``, ``Bidirectional`` of one of them, or ``Dense``; or what
+        ``get_weights()`` of a recurrent one returned: ``[kernel, recurrent_kernel, bias]`` or, with
+        ``use_bias=False``, the first two, and these twice for ``Bidirectional``. A list of layers, or of such lists,
+        becomes a `blockcell.Stack`.
     reset_after : bool, optional
-        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it; must be False.
+        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it.
 
     Returns
     -------
-    LSTM, GRU, Bidirectional or Stack
-        ``unit_forget_bias`` does not matter: it only sets the initial bias. A lone layer with ``go_backwards=True`` has
-        ``reverse=True`` here.
+    LSTM, GRU, Bidirectional, Dense, Stack, or dict of str to Layer
+        Of a model that has several, a `Stack` if its recurrent layers stand one behind the other, with nothing between
+        them but layers that do nothing in inference, such as Dropout. Dense layers before and behind them, and
+        activations of these, belong to the stack. Behind a layer without ``return_sequences``, the last `Dense` has
+        ``last=True``, or behind a Bidirectional or one with ``go_backwards`` the next one ``last="ends"``. Otherwise
+        a dict of the recurrent layers by their names, within a nested model ``"model/layer"``; so too for a model with
+        a ``call`` of its own, which does not tell their order.
+
+        A lone layer with ``go_backwards=True`` has ``reverse=True`` here. ``unit_forget_bias`` does not matter: it only
+        sets the initial bias. States are named, not ordered: Keras's ``[h, c]`` is ``state={"h": h, "cs": c}``.
+
+    Warns
+    -----
+    UserWarning
+        Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls.
 
     Raises
     ------
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        A GRU with ``reset_after=True``, which is Keras's default; activations other than tanh and sigmoid;
-        ``go_backwards=True`` of a lone layer with ``return_sequences=True``, whose output Keras leaves in the order in
-        which it is computed; a ``merge_mode`` other than "concat".
+        Activations other than tanh and sigmoid; ``go_backwards=True`` of a lone layer with ``return_sequences=True``,
+        whose output Keras leaves in the order in which it is computed; a ``merge_mode`` other than "concat".
     ValueError
-        The number of arrays or their shapes are wrong, or they may be those of a Bidirectional with I = H as well as
-        those of two stacked layers.
-
-    Notes
-    -----
-    TensorFlow's block GRU multiplies h by the reset gate before the product with the recurrent kernel, as Keras does
-    with ``reset_after=False``. With ``reset_after=True`` Keras does so after the product, which is another function.
+        A model has no LSTM and no GRU; the number of arrays or their shapes are wrong, or they may be those of a
+        Bidirectional with I = H as well as those of two stacked layers.
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
@@ -87,15 +98,16 @@ def to_keras(layer: Layer) -> list[Any]:
 
     Parameters
     ----------
-    layer : LSTM, GRU, Bidirectional or Stack
-        For a ``keras.layers.LSTM``, a ``GRU`` with ``reset_after=False``, or a ``Bidirectional`` with its default
-        ``merge_mode``, all with ``use_bias=True`` and the default activations.
+    layer : LSTM, GRU, Bidirectional, Dense or Stack
+        For a ``keras.layers.LSTM``, a ``GRU`` with the same ``reset_after`` as the layer here, whose default is
+        another, or a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True`` and the default
+        activations; or a ``Dense``, whose activation is not among its weights.
 
     Returns
     -------
     list of ndarray
-        ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`; for a `Stack` a list of such lists.
-        An LSTM's forget_bias is added into the bias.
+        ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`, and ``[kernel, bias]`` for `Dense`; for a
+        `Stack` a list of such lists. An LSTM's forget_bias is added into the bias.
 
     Raises
     ------
@@ -220,13 +232,13 @@ def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
     if kind in ("LSTM", "GRU", "Bidirectional"):
         sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
         layer = _layer(caller, source)
-        both = isinstance(layer, Bidirectional) or layer.reverse
-        return plain._replace(layer=layer, last=False if sequences else "ends" if both else True)
+        ends = kind == "Bidirectional" or config["go_backwards"]
+        return plain._replace(layer=layer, last=False if sequences else "ends" if ends else True)
     if kind == "TimeDistributed":
         return _step(caller, source.layer, key, inputs)._replace(last=False)
     if kind == "Dense":
         activation = _activation(source)
-        if activation in ("linear", *ACTIVATIONS):
+        if activation == "linear" or activation in ACTIVATIONS[1:]:
             return plain._replace(layer=_dense(caller, source))
         return plain._replace(hint=f"its activation is {config['activation']!r}")
     if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
@@ -247,10 +259,10 @@ def _activation(source: Any) -> str | None:
 def _dense(caller: str, source: Any) -> Dense:
     what = f"{caller}: Dense {getattr(source, 'name', '')!r}"
     activation = _activation(source)
-    if activation not in ("linear", *ACTIVATIONS):
+    if activation != "linear" and activation not in ACTIVATIONS[1:]:
         raise ConversionError(
             f"{what} has activation={source.get_config()['activation']!r}; only Keras's own linear,"
-            f" {', '.join(ACTIVATIONS)} can be expressed"
+            f" {', '.join(ACTIVATIONS[1:])} can be expressed"
         )
     arrays = source.get_weights()
     if not arrays:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from ..layers import Dense, Layer, Stack
 
-ACTIVATIONS = ("relu", "sigmoid", "softmax", "tanh")  # that a Dense may have
-
 
 class Step(NamedTuple):
     """A layer or a node of a model, as far as it matters here."""
@@ -39,8 +37,8 @@ def assemble(
     """
     recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
     if not recurrent:
-        found = ", ".join(step.what for step in steps.values()) or "an empty one"
-        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {found}")
+        others = ", ".join(step.what for step in steps.values()) or "an empty one"
+        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}")
     live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
     sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
     readers: dict[str | None, list[str | None]] = {key: [] for key in live}
@@ -126,5 +124,5 @@ def _chain(steps: Mapping[str, Step], behind: Mapping[str, str], key: str) -> tu
 
 
 def _changed(dense: Dense, **options: Any) -> Dense:
-    arguments = {"activation": dense.activation, "last": dense.last} | options
-    return Dense(*dense.weights.values(), **arguments)
+    arguments: dict[str, Any] = {"activation": dense.activation, "last": dense.last} | options
+    return Dense(dense.weights["w"], dense.weights["b"], **arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -31,12 +31,18 @@ if TYPE_CHECKING:
     import onnx
 
 
-def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Layer:
-    """A layer with the weights of an ONNX LSTM or GRU node.
+@overload
+def from_onnx(source: Any, initializers: Mapping[str, Any], *, name: None = None) -> Layer: ...
+@overload
+def from_onnx(source: Any, initializers: None = None, *, name: str) -> Layer: ...
+@overload
+def from_onnx(source: Any, initializers: None = None, *, name: None = None) -> Any: ...
+def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Any:
+    """A layer with the weights of an ONNX LSTM or GRU node, or of a whole model.
 
     .. code-block:: python
 
-        layer = convert.from_onnx(onnx.load("model.onnx"), name="lstm_1")
+        layer = convert.from_onnx(onnx.load("model.onnx"))
 
     Parameters
     ----------
@@ -45,24 +51,37 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     initializers : mapping of str to array_like, optional
         The values of a node's inputs W, R, B and P under the names that they have in the node.
     name : str, optional
-        Name of the node in a model, or of one of its outputs. Needed if the model has more than one LSTM or GRU node.
+        Name of a node in a model, or of one of its outputs. None converts all of the model, the bodies of its loops
+        and branches as well.
 
     Returns
     -------
-    LSTM, GRU or Bidirectional
-        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``. ONNX's
-        bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
+    LSTM, GRU, Bidirectional, Stack, or dict of str to Layer
+        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
+        parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
+
+        Of a model that has several, a `Stack` if they stand one behind the other, with nothing but changes of shape
+        between them, as exporters write them. A dense layer behind them (Gemm, or MatMul and Add), and its activation,
+        belong to the stack; it gets `last` if it reads the last step or Y_h. Otherwise a dict, by the names of the
+        nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
+
+        The node's ``layout=1`` and transpositions before and behind it are not part of the layer: x and y are [T,B,.]
+        here unless a call has ``batch_first=True``.
+
+    Warns
+    -----
+    UserWarning
+        Of a model, what else it does and was left out.
 
     Raises
     ------
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        ``clip``, ``input_forget=1``, ``linear_before_reset=1``, ``layout=1``, other activations than the default ones,
-        weights that other nodes compute, and lengths or initial states that are constant or
-        that other nodes compute, unless the states are zero.
+        ``clip``, ``input_forget=1``, other activations than the default ones, weights that other nodes compute, and
+        lengths or initial states that are constant or that other nodes compute, unless the states are zero.
     ValueError
-        The node is not found, or its inputs, attributes or shapes are not as ONNX specifies them.
+        There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
     caller = "from_onnx"
     if not hasattr(source, "graph"):
@@ -229,18 +248,17 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         parts = enumerate(description["layers"])
         return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
     names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
-    if len(names) >= 3:  # of a node of ONNX's own
+    if len(names) >= 3:  # those of a node of ONNX's own
         W, R, B, *P = (array[0] for array in read_arrays(caller, {name: graph.array(name) for name in names}).values())
-        options = {name: description.get(name, False) for name in ("reset_after", "reverse")}
+        options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
         half = len(B) // 2
-        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], *P, **options)
-    weights = {
-        name: graph.array(prefix + name) for name in files.shapes_of(description) if prefix + name in graph.tensors
-    }
-    if not weights:
-        raise ValueError(f"{caller}: the model has no weights for its {kind} {prefix!r}: it gets them with every call")
-    attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    return {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}[kind](**weights, **attributes)
+        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
+    places = files.shapes_of(description)
+    arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
+    arguments |= {place: graph.array(prefix + place) for place in places if prefix + place in graph.tensors}
+    if not arguments.keys() & places.keys():
+        raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
+    return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
 
 
 _ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
@@ -366,8 +384,8 @@ class GraphSteps:
         source = self._source(names[0])
         w = self.graph.array(names[1])
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        factors = [attributes[name].f for name in ("alpha", "beta") if name in attributes]
-        if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or {*factors} - {1.0}:
+        factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
+        if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
             return False
         if "transB" in attributes and attributes["transB"].i:
             w = w.T
@@ -382,13 +400,14 @@ class GraphSteps:
                 return False
         b = self.graph.array(biases[0]).reshape(-1) if biases else np.zeros(w.shape[1], w.dtype)
         arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": b})
-        self._put_behind(source, node, output, layer=Dense(**arrays))
+        layer = Dense(arrays["w"], arrays["b"])
+        self._put_behind(source, node, output, layer.output_size, layer=layer)
         self.taken += nodes
         return True
 
     def _add_activation(self, node: Any) -> bool:
         source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS else None
-        if source is None or not isinstance(self.steps[source[0]].layer, Dense):
+        if source is None or not isinstance(layer := self.steps[source[0]].layer, Dense):
             return False
         if node.op_type == "Softmax":
             newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
@@ -396,22 +415,21 @@ class GraphSteps:
             rank = 3 if source[1] in ("y", "y, batch first") else 2
             if (axes or [-1 if newest >= 13 else 1])[0] not in (-1, rank - 1):
                 return False
-        self._put_behind(source, node, node.output[0], activation=_ACTIVATIONS[node.op_type])
+        self._put_behind(source, node, node.output[0], layer.output_size, activation=_ACTIVATIONS[node.op_type])
         return True
 
-    def _put_behind(self, source: tuple[str, str], node: Any, output: str, **rest: Any) -> None:
+    def _put_behind(self, source: tuple[str, str], node: Any, output: str, size: int, **rest: Any) -> None:
         """Add a dense layer, or its activation, which has results of the same form as its input."""
         before, form = source
         if form in ("last", "ends"):
             self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
-        layer = rest.get("layer") or self.steps[before].layer
         key = self._put(node, [output], (before,), **rest)
 
         def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
             if form in ("last", "ends"):
-                y = np.arange(B * layer.output_size).reshape(B, -1)
-                return {output: y}, {form: y}
-            y = np.arange(T * B * layer.output_size).reshape(T, B, -1)
+                rows = np.arange(1.0, 1.0 + B * size).reshape(B, size)
+                return {output: rows}, {form: rows}
+            y = np.arange(1.0, 1.0 + T * B * size).reshape(T, B, size)
             return {output: _forms(y)[form]}, _forms(y)
 
         self.probes[key] = probe

@@ -26,7 +26,7 @@ class Graph:
         self.caller = caller
         self.nodes = [*graph.node]
         self.opsets = opsets
-        self.inputs = {value.name for value in graph.input} | (around.inputs if around else set())
+        self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
@@ -167,7 +167,8 @@ class Graph:
         )
         try:
             evaluator = reference.ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
-            return np.asarray(evaluator.run(None, dict(probes))[0])
+            results: Any = evaluator.run(None, dict(probes))
+            return np.asarray(results[0])
         except MemoryError:
             raise
         except Exception:  # numpy's and onnx's, of many kinds

@@ -64,8 +64,9 @@ def make_cell(
             b[: 2 * hidden] += b_h[: 2 * hidden]
         else:
             b += b_h
-        after = {"reset_after": True, "b_hc": b_h[2 * hidden :]} if reset_after else {}
-        return GRU(w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :], reverse=reverse, **after)
+        weights = w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :]
+        b_hc = b_h[2 * hidden :] if reset_after else None
+        return GRU(*weights, reset_after=reset_after, b_hc=b_hc, reverse=reverse)
     b += b_h
     if peepholes is None:
         return LSTM(w, b, reverse=reverse)

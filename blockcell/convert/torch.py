@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from ..layers import GRU, Bidirectional, Dense, Layer, Stack
-from ..optable import Array
-from .models import ACTIVATIONS, Step, assemble
+from ..optable import ACTIVATIONS, Array
+from .models import Step, assemble
 from .shared import (
     KINDS,
     Cell,
@@ -27,8 +27,12 @@ from .shared import (
 )
 
 
-def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
-    """A layer with the weights of a ``torch.nn.LSTM``.
+@overload
+def from_torch(source: Any, *, prefix: str) -> Layer: ...
+@overload
+def from_torch(source: Any, *, prefix: None = None) -> Any: ...
+def from_torch(source: Any, *, prefix: str | None = None) -> Any:
+    """A layer with the weights of a ``torch.nn.LSTM`` or ``GRU``, or of a whole model.
 
     .. code-block:: python
 
@@ -39,28 +43,39 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     source : mapping of str to array_like, or module
         A state_dict, or anything like it (safetensors, numpy arrays), with PyTorch's names: ``weight_ih_l0``,
         ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on.
-        ``torch.nn.LSTMCell``'s names, without ``_l0``, are taken too.
+        The names of ``torch.nn.LSTMCell`` and ``GRUCell``, without ``_l0``, are taken too.
     prefix : str, optional
-        What the names of the LSTM begin with. Needed if the source has more than one LSTM; None looks for it.
+        What the names of one LSTM, GRU or Linear begin with. None converts all.
 
     Returns
     -------
-    LSTM, Bidirectional or Stack
-        A `Stack` for more than one layer. ``bias_ih + bias_hh`` is the bias.
+    LSTM, GRU, Bidirectional, Stack, Dense, or dict of str to Layer
+        A `Stack` for more than one layer. A GRU has ``reset_after=True``.
+
+        If there are several LSTMs and GRUs, a dict of them by their prefixes: neither a state_dict nor a module tells
+        in which order its ``forward`` calls them. Only of a ``torch.nn.Sequential`` that is known. If there is nothing
+        between them but Dropout and Identity, it becomes a `Stack`, to which Linears before and behind them, and the
+        activations of these, belong.
+
+    Warns
+    -----
+    UserWarning
+        Without a prefix, what else there is and was left out.
 
     Raises
     ------
     TypeError
         The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
     ConversionError
-        A GRU, which resets after the product; a plain RNN; a projection (``proj_size``).
+        A plain RNN; a projection (``proj_size``); weights that are normalized, in two parts.
     ValueError
-        Weights are missing or left over, or the prefix is not unique, or shapes are wrong.
+        There is no LSTM and no GRU, or none with the prefix; weights are missing or left over, or shapes are wrong.
 
     Notes
     -----
-    PyTorch's states are ``(h, c)``, those here ``LSTMState(cs, h)``. ``batch_first`` belongs to the call:
-    x is [T,B,I] here.
+    PyTorch trains two biases where a layer here has one, ``bias_ih + bias_hh``: with the same learning rate, its bias
+    moves twice as far in a step. Only the candidate of a GRU has both, b_c and b_hc. PyTorch's states are ``(h, c)``;
+    here they are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``. ``batch_first`` belongs to the call.
     """
     caller = "from_torch"
     module = source
@@ -215,7 +230,7 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
 
 
 def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
-    """The weights under the names of a ``torch.nn.LSTM``'s state_dict.
+    """The weights under the names of a state_dict of ``torch.nn.LSTM``, ``GRU`` or ``Linear``.
 
     .. code-block:: python
 
@@ -224,20 +239,22 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
 
     Parameters
     ----------
-    layer : LSTM, Bidirectional or Stack
-        A stack's layers are all bidirectional or none is, and all have one H, as in PyTorch.
+    layer : LSTM, GRU, Bidirectional, Stack or Dense
+        A GRU has ``reset_after=True``. A stack's layers are LSTMs or GRUs, all bidirectional or none, and all have one
+        H, as in PyTorch. A Dense's activation is not among its weights.
     prefix : str
         What the names shall begin with.
 
     Returns
     -------
     dict of str to ndarray
-        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero.
+        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero but for b_hc.
 
     Raises
     ------
     ConversionError
-        A GRU; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a single ``torch.nn.LSTM``.
+        A GRU with ``reset_after=False``; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a
+        single module of PyTorch's.
     """
     caller = "to_torch"
     if isinstance(layer, Dense):
@@ -246,7 +263,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
     if len({(type(part), part.hidden_size) for part in layers if isinstance(part, Layer)}) > 1:
         raise ConversionError(
-            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM has one kind and one H for all"
+            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM and GRU have one for all"
             f" of them. Convert layer.layers one by one"
         )
     arrays: dict[str, Array] = {}
