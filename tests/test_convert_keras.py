@@ -20,7 +20,8 @@ from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Stack
 
 KERAS = types.ModuleType("tf_keras.stand_in")
-exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...\ndef hard_sigmoid(x): ...", vars(KERAS))
+exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...", vars(KERAS))
+exec("def hard_sigmoid(x): ...\ndef gelu(x): ...\ndef linear(x): ...\ndef softmax(x): ...", vars(KERAS))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ class KerasLayer:
         defaults["return_sequences"] = False
         self.config = defaults | ({"reset_after": True} if type(self).__name__ == "GRU" else {}) | config
         self.weights = list(weights)
-        self.name = "a_layer"
+        self.name = config.get("name", "a_layer")
         self.activation, self.recurrent_activation = (
             getattr(KERAS, self.config[name], None) for name in ("activation", "recurrent_activation")
         )

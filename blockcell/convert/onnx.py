@@ -359,7 +359,8 @@ class GraphSteps:
             inputs: tuple[str | None, ...] = (source[0],)
         else:
             inputs = (*self._inputs(node.input[:1]), None)
-        Y, Y_h, *_ = [*node.output, "", ""]
+        outputs = [*node.output, "", ""]
+        Y, Y_h = outputs[:2]
         key = self._put(node, node.output, inputs, layer=layer)
         self.states |= {name for name in node.output[1:] if name}
         backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
