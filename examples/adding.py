@@ -9,52 +9,47 @@ Hinton ("A simple way to initialize recurrent networks of rectified linear units
     python examples/adding.py
 
 On two cores it reaches a mean squared error of 0.0003 on 1000 new sequences in 6 to 7 s; with the seeds 0 to 9 the
-error is 0.0003 to 0.0023.  The only package needed is blockcell.
+error is 0.0002 to 0.0023.  The only package needed is blockcell.
 """
 
 import time
 
 import numpy as np
 
-from blockcell import LSTM, LSTMState, optim
+from blockcell import LSTM, Dense, Stack, optim
 from blockcell.loss import mean_squared_error
 
 STEPS, BATCH, HIDDEN, LEARNING_RATE = 3000, 32, 16, 0.02
 
 
 def sequences(rng, T, B):
-    """Inputs [T,B,2] and the sums [B]."""
+    """Inputs [T,B,2] and the sums [B,1]."""
     x = np.zeros((T, B, 2), np.float32)
     x[:, :, 0] = rng.random((T, B))
     for first, end in ((0, T // 2), (T // 2, T)):
         x[rng.integers(first, end, B), range(B), 1] = 1
-    return x, (x[:, :, 0] * x[:, :, 1]).sum(axis=0)
+    return x, (x[:, :, :1] * x[:, :, 1:]).sum(axis=0)
 
 
 def train(T=100, steps=STEPS, seed=0, report=print):
-    """Train an LSTM with a linear readout of its last h; returns the mean squared error on new sequences."""
+    """Train an LSTM and a linear readout of its last h; returns the mean squared error on new sequences."""
     rng = np.random.default_rng(seed)
-    lstm = LSTM.init(2, HIDDEN, seed=rng)
-    readout = {"readout.w": np.zeros(HIDDEN, np.float32), "readout.b": np.zeros((), np.float32)}
+    readout = Dense(np.zeros((HIDDEN, 1), np.float32), np.zeros(1, np.float32), last=True)
+    net = Stack([LSTM.init(2, HIDDEN, seed=rng), readout])
     optimizer = None
     x_new, target_new = sequences(rng, T, 1000)
     start = time.perf_counter()
     for step in range(1, steps + 1):
         x, target = sequences(rng, T, BATCH)
-        _, last, tape = lstm.forward(x)
-        _, d_sum = mean_squared_error(last.h @ readout["readout.w"] + readout["readout.b"], target)
-        # the loss sees the final h alone, so there is no gradient to y, nor to cs
-        d_last = LSTMState(cs=None, h=np.outer(d_sum, readout["readout.w"]))
-        _, _, grads = lstm.backward(tape, None, d_last)
-        grads |= {"readout.w": d_sum @ last.h, "readout.b": d_sum.sum()}
+        y, _, tape = net.forward(x)
+        _, d_y = mean_squared_error(y, target)
+        _, _, grads = net.backward(tape, d_y)
         grads, _ = optim.clip_global_norm(grads, 1.0)
         rate = LEARNING_RATE * (1 - step / steps)
-        weights, optimizer = optim.adam(lstm.weights | readout, grads, optimizer, learning_rate=rate)
-        lstm.set_weights(**{name: weights[name] for name in lstm.weights})
-        readout = {name: weights[name] for name in readout}
+        weights, optimizer = optim.adam(net.weights, grads, optimizer, learning_rate=rate)
+        net.set_weights(**weights)
         if step % (steps // 10) == 0:
-            _, last = lstm(x_new)
-            mse, _ = mean_squared_error(last.h @ readout["readout.w"] + readout["readout.b"], target_new)
+            mse, _ = mean_squared_error(net(x_new)[0], target_new)
             report(f"step {step:4}, {time.perf_counter() - start:4.1f} s: mean squared error {mse:.5f}")
     return mse
 

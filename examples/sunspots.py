@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from statsmodels.datasets import sunspots
 from statsmodels.tsa.ar_model import ar_select_order
 
-from blockcell import LSTM, optim
+from blockcell import LSTM, Dense, Stack, optim
 from blockcell.loss import mean_squared_error
 
 HELD_OUT = 1950  # the first year
@@ -37,53 +37,47 @@ EPOCHS, CHUNK, ROWS, HIDDEN, LEARNING_RATE = 80, 44, 8, 8, 0.01
 NOISE, SCALE = 0.2, 0.3  # standard deviation, and the largest logarithm of a factor
 
 
-class Network:
-    """An LSTM that reads a series, and a readout that says how it goes on from here."""
+def new_network(seed):
+    """An LSTM that reads a series, and a readout of how it changes from here to the next."""
+    return Stack([LSTM.init(1, HIDDEN, seed=seed), Dense(np.zeros((HIDDEN, 1), np.float32), np.zeros(1, np.float32))])
 
-    def __init__(self, seed):
-        self.lstm = LSTM.init(1, HIDDEN, seed=seed)
-        self.readout = {"readout.w": np.zeros((HIDDEN, 1), np.float32), "readout.b": np.zeros(1, np.float32)}
 
-    def next(self, x, h):
-        return x + h @ self.readout["readout.w"] + self.readout["readout.b"]
+def train(network, series, zero, epochs, rng, report):
+    """On one series [T,1], of which `zero` stands for no sunspots."""
+    optimizer = None
+    for epoch in range(1, epochs + 1):
+        state, total = None, 0.0
+        scales = np.exp(rng.uniform(-SCALE, SCALE, (ROWS, 1))).astype(np.float32)
+        rows = zero + scales * (series[:, None] - zero)  # [T,B,1]
+        for first in range(0, len(series) - 1, CHUNK):
+            known = rows[first : first + CHUNK + 1]
+            x = known[:-1] + rng.normal(0, NOISE, known[:-1].shape).astype(np.float32)
+            change, state, tape = network.forward(x, state)  # on from where the last chunk ended
+            loss, d_next = mean_squared_error(x + change, known[1:])
+            _, _, grads = network.backward(tape, d_next)
+            grads, _ = optim.clip_global_norm(grads, 1.0)
+            rate = LEARNING_RATE * (1 - epoch / (epochs + 1))
+            weights, optimizer = optim.adam(network.weights, grads, optimizer, learning_rate=rate)
+            network.set_weights(**weights)
+            total += loss * len(x)
+        if epoch % max(1, epochs // 5) == 0:
+            report(f"epoch {epoch:3}: mean squared error {total / (len(series) - 1):.3f} of the roots' variance")
 
-    def train(self, series, zero, epochs, rng, report):
-        """On one series [T,1], of which `zero` stands for no sunspots."""
-        optimizer = None
-        for epoch in range(1, epochs + 1):
-            state, total = None, 0.0
-            scales = np.exp(rng.uniform(-SCALE, SCALE, (ROWS, 1))).astype(np.float32)
-            rows = zero + scales * (series[:, None] - zero)  # [T,B,1]
-            for first in range(0, len(series) - 1, CHUNK):
-                known = rows[first : first + CHUNK + 1]
-                x = known[:-1] + rng.normal(0, NOISE, known[:-1].shape).astype(np.float32)
-                h, state, tape = self.lstm.forward(x, state)  # on from where the last chunk ended
-                loss, d_next = mean_squared_error(self.next(x, h), known[1:])
-                _, _, grads = self.lstm.backward(tape, d_next @ self.readout["readout.w"].T)
-                grads |= {"readout.w": np.tensordot(h, d_next, ((0, 1), (0, 1))), "readout.b": d_next.sum(axis=(0, 1))}
-                grads, _ = optim.clip_global_norm(grads, 1.0)
-                rate = LEARNING_RATE * (1 - epoch / (epochs + 1))
-                weights, optimizer = optim.adam(self.lstm.weights | self.readout, grads, optimizer, learning_rate=rate)
-                self.lstm.set_weights(**{name: weights[name] for name in self.lstm.weights})
-                self.readout = {name: weights[name] for name in self.readout}
-                total += loss * len(x)
-            if epoch % max(1, epochs // 5) == 0:
-                report(f"epoch {epoch:3}: mean squared error {total / (len(series) - 1):.3f} of the roots' variance")
 
-    def forecasts(self, series, first, ahead):
-        """At the year before `first` and at all that have `ahead` measured years after them: the next ones."""
-        reader, dreamer = self.lstm.stream(), self.lstm.stream()
-        found = []
-        reader.run(series[: first - 1, None])
-        for x in series[first - 1 : len(series) - ahead, None]:
-            h = reader.step(x)
-            dreamer.state = reader.state
-            found.append([])
-            for _ in range(ahead):
-                x = self.next(x, h)
-                h = dreamer.step(x)
-                found[-1].append(x.item())
-        return np.array(found)
+def forecasts(network, series, first, ahead):
+    """At the year before `first` and at all that have `ahead` measured years after them: the next ones."""
+    reader, dreamer = network.stream(), network.stream()
+    found = []
+    reader.run(series[: first - 1, None])
+    for x in series[first - 1 : len(series) - ahead, None]:
+        change = reader.step(x)
+        dreamer.state = reader.state
+        found.append([])
+        for _ in range(ahead):
+            x = x + change
+            change = dreamer.step(x)
+            found[-1].append(x.item())
+    return np.array(found)
 
 
 def autoregression(series, first, ahead):
@@ -102,13 +96,13 @@ def main(path="sunspots.png", epochs=EPOCHS, seed=0, report=print):
     series = ((roots - mean) / deviation).astype(np.float32)[:, None]
 
     start = time.perf_counter()
-    network = Network(seed)
-    network.train(series[:first], np.float32(-mean / deviation), epochs, np.random.default_rng(seed), report)
+    network = new_network(seed)
+    train(network, series[:first], np.float32(-mean / deviation), epochs, np.random.default_rng(seed), report)
     report(f"{time.perf_counter() - start:.1f} s of training")
 
     origins = np.arange(first - 1, len(series) - AHEAD)
     found = {
-        "LSTM": network.forecasts(series, first, AHEAD),
+        "LSTM": forecasts(network, series, first, AHEAD),
         "autoregression": autoregression(series.astype(float), first, AHEAD),
         "persistence": np.repeat(series[origins], AHEAD, axis=1),
     }

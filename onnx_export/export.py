@@ -455,7 +455,7 @@ class _Model:
         directions, parts, start = layer._directions_of_x(), [], 0
         for size, backwards in directions:
             ints = map(self._ints, (start, start + size, axis))
-            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, backwards))
+            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, bool(backwards)))
             start += size
         return parts
 
@@ -476,11 +476,12 @@ class _Model:
     ) -> Config:
         """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
         `last`, after the last step."""
-        described: dict[str, float | bool] = {"use_peephole": "wci" in cell.weights} if isinstance(cell, LSTM) else {}
-        if isinstance(cell, LSTM) and kind != "Grad":
-            described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        described: dict[str, float | bool] = {}
         if isinstance(cell, LSTM):
             ops = OPS_OF[cell.gate_order]
+            described["use_peephole"] = "wci" in cell.weights
+            if kind != "Grad":
+                described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
         else:
             ops = OPS_OF["after" if cell.reset_after else "before"]
         row = ops[kind]

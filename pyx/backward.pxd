@@ -149,11 +149,11 @@ cdef inline void state_grad_rows(
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 elif cell is Lstm:
                     clear(d_h, L)
-                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t * p.B + r, carry, d_cs, d)
+                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, r, carry, d_cs, d)
                 elif cell is ResetAfter:
-                    bars_grad_line(p, inputs, before, at, t * p.B + r, carry, d_h, d)
+                    bars_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
                 else:
-                    candidate_grad_line(p, inputs, before, at, t * p.B + r, carry, d_h, d)
+                    candidate_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
         b += m
         first += TILES
 
@@ -239,8 +239,8 @@ cdef inline void x_grads(
     cdef const real *panels = NULL
     if matrices_of(c) > 1:
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0], panels, K, number,
-                parts)
+    input_grads(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0],
+                panels, K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -269,7 +269,7 @@ cdef inline void single_step_grads(
         pack_transposed(panel, inputs[W], p.N[0], p.I, k)
         if K > 0:
             pack_transposed(panel2, inputs[W + 1], K, p.I, k)
-        input_grad(outputs[X_GRAD] + b0 * p.I, p.I, work + p.d + b0 * p.Ns, p.Ns, b1 - b0, panel, p.N[0], panel2, K, k)
+        input_grad(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, b0, b1, panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(

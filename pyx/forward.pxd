@@ -75,7 +75,7 @@ cdef inline void load_x(
     cdef Py_ssize_t rows = part.b1 - part.b0, n = min(p.chunk, p.steps.T - k) * rows, r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], p.I, k, part.b0, rows, r0, r1)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, rows, r0, r1)
 
 
 cdef inline void multiply_x(

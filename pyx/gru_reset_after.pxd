@@ -21,7 +21,7 @@ from lstm cimport store_output
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
-from steps cimport ENDED, FRESH, marked, step_at
+from steps cimport ENDED, FRESH, marked, place, step_at
 from tile cimport LF, LINES, called, clear, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
@@ -81,12 +81,11 @@ cdef inline void reset_after_cells(
     batch rows b0 to b1."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
-    cdef Py_ssize_t j, b, l, r, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, l, t = step_at(&p.steps, k)
     cdef const real *h_prev
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
-            r = t * p.B + b
             h_prev = h_before(p, rows, k) + b * p.Hs + j * L
             h = h_before(p, rows, k + 1) + b * p.Hs + j * L
             if marked(&p.steps, k, b, ENDED):
@@ -95,11 +94,11 @@ cdef inline void reset_after_cells(
                 clear(y, OUTS * L)
             else:
                 new_state(z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
-            store_output(p, outputs, OUT_R, j, r, y)
-            store_output(p, outputs, OUT_U, j, r, y)
-            store_output(p, outputs, OUT_C, j, r, y)
-            store_output(p, outputs, OUT_HC, j, r, y)
-            store_output(p, outputs, OUT_H, j, r, y)
+            store_output(p, outputs, OUT_R, j, t, b, y)
+            store_output(p, outputs, OUT_U, j, t, b, y)
+            store_output(p, outputs, OUT_C, j, t, b, y)
+            store_output(p, outputs, OUT_HC, j, t, b, y)
+            store_output(p, outputs, OUT_H, j, t, b, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):
@@ -108,20 +107,20 @@ cdef inline void reset_after_cells(
 
 # ------------------------------------------------------------------------------------------ backward: a step's cells
 cdef inline void bars_grad_line(
-    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *carry,
-    real *d_h, real *d
+    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
+    const real *carry, real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b of the gradients of the pre-activations, to row d, from the carried gradient of h and
+    """Line j of row (t, b) of the gradients of the pre-activations, to row d, from the carried gradient of h and
     the incoming one; d_h becomes the carried one.  `h_prev` is the state that the step started from, or NULL for
     zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[OUTS * LF] y
     cdef real[4 * LF] bars
     cdef real[LF] h
-    cdef Py_ssize_t out, l, at = r * p.H + j * L, n = p.H - j * L
+    cdef Py_ssize_t out, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
     for out in range(OUT_R, OUTS):
         load_line(y + out * L, inputs[out] + at, n)
-    load_line(d_h, inputs[H_GRAD] + at, n)
+    load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + d_h[l]
     load_state(h, h_prev, j, n)

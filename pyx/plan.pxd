@@ -9,7 +9,7 @@ from panels cimport (
     MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, keep_apart, packs_all, panels_of, splits_rows, stride_of
 )
 from real cimport real
-from steps cimport Steps, steps_of
+from steps cimport Layout, Steps, layout_of, steps_of
 from team cimport share
 from tile cimport LINES, ROW_BLOCK, ROWS
 
@@ -70,7 +70,7 @@ cdef struct Forward:
     Py_ssize_t B, I, H
     Py_ssize_t L  # units in a line
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
-    Py_ssize_t y_stride  # of rows of the output h
+    Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads  # that are of use
     bint packed  # the weights are packed already
@@ -100,7 +100,8 @@ cdef inline Forward forward_of(
     cdef Forward p
     cdef Py_ssize_t gates = gates_of(c), rows
     p.steps = steps_of(T, B)
-    p.B, p.I, p.H, p.y_stride = B, I, H, H
+    p.B, p.I, p.H = B, I, H
+    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, H)
     p.L = 64 // itemsize
     p.packed = packed
     p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
@@ -135,6 +136,12 @@ cdef inline Forward forward_of(
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
     return p
+
+
+cdef inline void take_batch_first(Forward *p) noexcept nogil:
+    """Say that x is [B,T,I] and the output h [B,T,H]."""
+    p.x_layout.step, p.x_layout.row = p.I, p.steps.T * p.I
+    p.y_layout.step, p.y_layout.row = p.H, p.steps.T * p.H
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -180,6 +187,7 @@ cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) no
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
     Steps steps  # those that are run
+    Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
     Py_ssize_t B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
     Py_ssize_t Hs, Ns  # strides in scratch of rows of H, and of the gate gradients d of a row (t, b)
@@ -209,6 +217,7 @@ cdef inline Backward backward_of(
     cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H = B, I, H
+    p.d_y_layout, p.d_x_layout = layout_of(B, H), layout_of(B, I)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(columns_of(c) * H, p.L)
@@ -251,6 +260,7 @@ cdef inline Backward cell_grad_plan(
     cdef Backward p
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H
+    p.d_y_layout = layout_of(B, H)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H

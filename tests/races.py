@@ -1,6 +1,6 @@
 """All that threads do together, in teams of 2, 3 and 8 and in several Python threads at once.
 
-    python tests/races.py [lstm | gru]
+    python tests/races.py [lstm | gru | dense]
 
 Results must have the bits that one thread alone gives; BLOCKCELL_LEVEL says at which CPU level.
 `tests/sanitizers.py threads` runs this where ThreadSanitizer watches, `tests/freethreading.py` where there is no GIL.
@@ -31,7 +31,7 @@ TEAMS = (2, 3, 8)
 # rows (t, b) than a weight gradient's block.
 SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64), (1, 3, 400, 50)]
 WIDE = (2, 49, 8, 264)
-LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130)]
+LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 5, 300, 600)]
 PYTHON_THREADS = 8
 JOBS = 12  # of each
 done: Counter[str] = Counter()
@@ -64,6 +64,8 @@ def layers(family: str) -> None:
         "bidirectional gru",
         "gru reset after",
         "bidirectional gru reset after",
+        "dense alone",
+        "dense softmax",
     ):
         if family not in name:
             continue
@@ -82,7 +84,7 @@ def layers(family: str) -> None:
 
 
 def streams(family: str) -> None:
-    for name in ("lstm", "gru", "gru reset after"):
+    for name in ("lstm", "gru", "gru reset after", "dense softmax"):
         if family not in name:
             continue
         for dtype in DTYPES:

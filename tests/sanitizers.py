@@ -53,7 +53,13 @@ kernels = importlib.import_module("blockcell._activations_{level}")
 """
 BARRIER = re.compile(r"^( +)(barrier\(&team\).*)$", re.MULTILINE)  # those between which a call's threads do something
 # The last one of each driver, after which nothing follows: in a file's function, how many.
-SPARE = {"_lstm.pyx cell_grads": 1, "backward.pxd backward": 1, "forward.pxd forward": 1}
+SPARE = {
+    "_lstm.pyx cell_grads": 1,
+    "backward.pxd backward": 1,
+    "forward.pxd forward": 1,
+    "dense.pxd forward": 1,
+    "dense.pxd backward": 1,
+}
 LEFT_OUT = '''"""Whether the environment says to leave out the barrier of this number."""
 
 cdef extern from *:
@@ -227,7 +233,7 @@ def threads() -> None:
     )
     missed = Counter()
     for number, place in enumerate(places):
-        families = ["lstm"] if "lstm" in place else []
+        families = [family for family in ("lstm", "dense") if family in place]
         result = sanitized.run("races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
         missed[place] += RACE not in result.stdout
     if +missed != Counter(SPARE):

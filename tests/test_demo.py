@@ -34,9 +34,8 @@ def networks(dtype=np.float64, hidden=5):
     """Untrained, with weights that are not zero anywhere."""
     rng = np.random.default_rng(1)
     for network in demo.new_networks(1, hidden, dtype):
-        network.set_weights(
-            {name: w + 0.3 * rng.standard_normal(w.shape).astype(dtype) for name, w in network.weights.items()}
-        )
+        moved = {name: w + 0.3 * rng.standard_normal(w.shape).astype(dtype) for name, w in network.net.weights.items()}
+        network.net.set_weights(**moved)
         yield network
 
 
@@ -61,13 +60,13 @@ def test_gradient_is_that_of_the_loss(kind):
     network, digits = list(networks())[kind], few_digits()
     rng, h = np.random.default_rng(0), 1e-6
     _, grads = network.loss_and_grads(digits)
-    assert grads.keys() == network.weights.keys()
-    weights = network.weights
+    weights = network.net.weights
+    assert grads.keys() == weights.keys()
     for name, weight in weights.items():
         direction = rng.standard_normal(weight.shape)
         sides = []
         for sign in (1, -1):
-            network.set_weights(weights | {name: weight + sign * h * direction})
+            network.net.set_weights(**weights | {name: weight + sign * h * direction})
             sides.append(network.loss_and_grads(digits)[0])
         assert abs((sides[0] - sides[1]) / (2 * h) - (grads[name] * direction).sum()) < 1e-8, name
 
@@ -90,7 +89,7 @@ def test_learns(result):
         assert training.network == network.name
         assert training.losses[-1] < training.losses[0] / 2 and len(training.losses) == 20
         h = FORMULAS[op](**values[op]).h[-1]
-        guesses = (h @ network.weights["readout.w"] + network.weights["readout.b"]).argmax(axis=1)
+        guesses = (h @ network.net.weights["1.w"] + network.net.weights["1.b"]).argmax(axis=1)
         assert training.accuracies[-1] >= 0.95
         assert training.accuracies[-1] == pytest.approx((guesses == result.digits.labels).mean(), abs=1.01 / 360)
 
@@ -104,7 +103,7 @@ def test_same_seed_same_figures(result, monkeypatch):
 def test_loss_that_is_not_finite():
     train, held_out = demo.load()
     network, _ = demo.new_networks(0)
-    network.readout["readout.w"][0, 0] = np.nan
+    network.net.set_weights(**{"1.b": np.full(10, np.nan, np.float32)})
     with pytest.raises(FloatingPointError, match="the GRU's loss became nan in epoch 1 of 20"):
         demo.train(network, train, held_out, np.random.default_rng(0), lambda what, done, of: None)
 

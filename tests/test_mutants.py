@@ -74,7 +74,9 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm h_grad and cs_grad": (
         "lstm.pxd",
         {
-            "load_line(value, inputs[H_GRAD] + at, n)": "load_line(value, inputs[CS_GRAD] + at, n)",
+            "load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": (
+                "load_line(value, inputs[CS_GRAD] + at, n)"
+            ),
             "load_line(value, inputs[CS_GRAD] + at, n)": "load_line(value, inputs[H_GRAD] + at, n)",
         },
     ),
@@ -139,6 +141,24 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
     "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": ("backward.pxd", {"r0 * p.Ns + p.h_column[n]": "r0 * p.Ns + p.column[n]"}),
+    "dense sigmoid and tanh": (
+        "dense.pxd",
+        {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
+    ),
+    "dense relu left out": ("dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
+    "dense softmax of what is beyond a row": ("dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
+    "dense sigmoid and tanh in the gradient": (
+        "dense.pxd",
+        {
+            "d[l] * y[l] * (one - y[l])": "d[l] * (one - y[l] * y[l])",
+            "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
+        },
+    ),
+    "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
+    "dense softmax without its sum in the gradient": (
+        "dense.pxd",
+        {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
+    ),
 }
 
 ORDERS = {  # the same for the order of summation
@@ -179,6 +199,7 @@ ORDERS = {  # the same for the order of summation
     ),
 }
 KERNELS = "tests/test_kernels.py", "test_formulas and float64 and base"
+DENSE = "tests/test_dense.py", "test_formulas and float64 and base"
 ORDER = "tests/test_order.py", "base and not shows"
 
 
@@ -199,7 +220,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
     setup = folder / "setup.py"
     setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
-    assert build_and_test(folder, *KERNELS) and build_and_test(folder, *ORDER)
+    assert all(build_and_test(folder, *tests) for tests in (KERNELS, DENSE, ORDER))
     return folder
 
 
@@ -228,6 +249,7 @@ def test_mutant(what: str, checkout: Path) -> None:
     original = source.read_text()
     try:
         source.write_text(swapped(what, original))
-        assert not build_and_test(checkout, *(ORDER if what in ORDERS else KERNELS)), "no test sees it"
+        tests = ORDER if what in ORDERS else DENSE if what.startswith("dense") else KERNELS
+        assert not build_and_test(checkout, *tests), "no test sees it"
     finally:
         source.write_text(original)

@@ -1,8 +1,8 @@
 """`blockcell demo`: the ops on real data, from training to the rounding errors.
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
-steps of I = 8 pixels, and after every row a softmax readout of h says which digit this is: the belief.  They are
-layers, trained with `blockcell.loss` and `blockcell.optim`.  Then all ops run on the trained weights and on
+steps of I = 8 pixels, and after every row the softmax of a dense layer says which digit this is: the belief.  They
+are trained with `blockcell.loss` and `blockcell.optim`.  Then all ops run on the trained weights and on
 digits that were held out, and are compared with the float64 formulas; so are their ONNX graphs on the runtimes that are
 here.
 
@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from .. import ops, optim, raw_ops
 from ..formulas import FORMULAS, error_in_eps
-from ..layers import GRU, LSTM
+from ..layers import GRU, LSTM, Dense, Stack
 from ..loss import softmax_cross_entropy
 from ..optable import OPS, Array
 from .terminal import Progress
@@ -74,64 +74,41 @@ def load() -> tuple[Digits, Digits]:
 
 # --------------------------------------------------------------------------------------------------------- the networks
 class Classifier:
-    """A recurrent layer and a softmax readout of its h."""
+    """A recurrent layer, and a dense one that makes logits of its h."""
 
     def __init__(self, layer: GRU | LSTM, rng: np.random.Generator) -> None:
-        self.layer = layer
-        readout = rng.uniform(-1, 1, (layer.hidden_size, 10)) / np.sqrt(layer.hidden_size)
-        self.readout: Arrays = {"readout.w": readout.astype(layer.dtype), "readout.b": np.zeros(10, layer.dtype)}
+        self.net = Stack([layer, Dense.init(layer.hidden_size, 10, seed=rng, dtype=layer.dtype)])
 
     @property
     def name(self) -> str:
-        return type(self.layer).__name__
-
-    @property
-    def weights(self) -> Arrays:
-        return self.layer.weights | self.readout
-
-    def set_weights(self, weights: Arrays) -> None:
-        self.layer.set_weights(**{name: weights[name] for name in self.layer.weights})
-        self.readout = {name: weights[name] for name in self.readout}
-
-    def logits(self, h: Array) -> Array:
-        logits: Array = h @ self.readout["readout.w"] + self.readout["readout.b"]
-        return logits
+        return type(self.net.layers[0]).__name__
 
     def belief(self, x: Array) -> Array:
         """Each digit's probability after each row, [T,B,10]."""
-        h, _ = self.layer(x)
-        z = self.logits(h)
-        powers = np.exp(z - z.max(axis=-1, keepdims=True))
-        belief: Array = powers / powers.sum(axis=-1, keepdims=True)
-        return belief
+        layer, head = self.net.layers
+        return Stack([layer, Dense(head.weights["w"], head.weights["b"], "softmax")])(x)[0]
 
-    def loss(self, digits: Digits, h: Array) -> tuple[float, Array]:
+    def loss(self, digits: Digits, z: Array) -> tuple[float, Array]:
         """Mean cross-entropy of every row and of the last one, weighted, and its gradient to the logits."""
-        z = self.logits(h)
         loss, d_z = softmax_cross_entropy(z, np.broadcast_to(digits.labels, z.shape[:-1]))
         last, d_last = softmax_cross_entropy(z[-1], digits.labels)
         d_z *= EVERY_ROW
         d_z[-1] += LAST_ROW * d_last
         return EVERY_ROW * loss + LAST_ROW * last, d_z
 
-    def h_grad(self, d_z: Array) -> Array:
-        """From the logits back to h."""
-        h_grad: Array = d_z @ self.readout["readout.w"].T
-        return h_grad
-
     def loss_and_grads(self, digits: Digits) -> tuple[float, Arrays]:
         """The loss and its gradient to every weight, by the weights' names."""
-        h, _, tape = self.layer.forward(digits.x)
-        loss, d_z = self.loss(digits, h)
-        _, _, grads = self.layer.backward(tape, self.h_grad(d_z))
-        return loss, grads | {"readout.w": np.tensordot(h, d_z, ((0, 1), (0, 1))), "readout.b": d_z.sum(axis=(0, 1))}
+        z, _, tape = self.net.forward(digits.x)
+        loss, d_z = self.loss(digits, z)
+        return loss, self.net.backward(tape, d_z)[2]
 
 
 def new_networks(seed: int, hidden: int = HIDDEN, dtype: DTypeLike = np.float32) -> tuple[Classifier, Classifier]:
     """A GRU, and an LSTM with peepholes and without a clip, which the gradient would ignore."""
-    gru = GRU.init(8, hidden, seed=seed, dtype=dtype)
-    lstm = LSTM.init(8, hidden, seed=seed, dtype=dtype, use_peephole=True, forget_bias=1.0)
-    return Classifier(gru, np.random.default_rng(seed)), Classifier(lstm, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    gru = Classifier(GRU.init(8, hidden, seed=rng, dtype=dtype), rng)
+    lstm = LSTM.init(8, hidden, seed=rng, dtype=dtype, use_peephole=True, forget_bias=1.0)
+    return gru, Classifier(lstm, rng)
 
 
 # --------------------------------------------------------------------------------------------------------- the training
@@ -168,14 +145,14 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
                 raise FloatingPointError(f"the {network.name}'s loss became {loss} in epoch {epoch + 1} of {EPOCHS}")
             grads, _ = optim.clip_global_norm(grads, MAX_NORM)
             rate = LEARNING_RATE * (1 - (epoch + first / count) / EPOCHS)
-            weights, state = optim.adam(network.weights, grads, state, learning_rate=rate)
-            network.set_weights(weights)
+            weights, state = optim.adam(network.net.weights, grads, state, learning_rate=rate)
+            network.net.set_weights(**weights)
             total += loss * len(batch.labels)
         losses.append(total / count)
         guesses = network.belief(held_out.x)[-1].argmax(axis=1)
         accuracies.append(float((guesses == held_out.labels).mean()))
         tell(f"training the {network.name}", epoch + 1, EPOCHS)
-    size = sum(value.size for value in network.weights.values())
+    size = sum(value.size for value in network.net.weights.values())
     return Training(network.name, size, losses, accuracies, time.perf_counter() - start)
 
 
@@ -237,19 +214,22 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
 
 def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
     """All that the sequence ops take, forward and backward."""
-    layer, zeros = network.layer, np.zeros((digits.x.shape[1], network.layer.hidden_size), digits.x.dtype)
+    layer, head = network.net.layers
+    zeros = np.zeros((digits.x.shape[1], layer.hidden_size), digits.x.dtype)
     values: dict[str, Any] = {"seq_len_max": len(digits.x), "x": digits.x, "h_prev": zeros, **layer.weights}
     if isinstance(layer, LSTM):
         options = {"forget_bias": layer.forget_bias, "cell_clip": layer.cell_clip, "use_peephole": True}
         values |= {"cs_prev": zeros, **options}
     states = (raw_ops.BlockLSTM if isinstance(layer, LSTM) else ops.block_gru)(**values)
-    h_grad = network.h_grad(network.loss(digits, states.h)[1])
+    z, _, tape = head.forward(states.h)
+    h_grad, _, _ = head.backward(tape, network.loss(digits, z)[1])
     return values | states._asdict() | {"h_grad": h_grad, "cs_grad": np.zeros_like(h_grad)}  # the loss sees no cs
 
 
 def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
     """All that the cells take at the middle row: states from the rows before it, gradients from the rows after it."""
-    layer, x, row = network.layer, digits.x, len(digits.x) // 2
+    x, row = digits.x, len(digits.x) // 2
+    layer: Any = network.net.layers[0]
     values = over_rows(network, digits)
     step = {key: value[row] if np.ndim(value) == 3 else value for key, value in values.items() if key != "seq_len_max"}
     _, before = layer(x[:row])
@@ -392,8 +372,8 @@ def run(seed: int = 0, tell: Progress = lambda what, done, of: None) -> Result:
     networks = new_networks(seed)
     checks: list[Check] = []
     runtimes = runtimes_here()
-    with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads spin and take a core from the ops
-        trainings = [train(network, digits, held_out, np.random.default_rng(seed), tell) for network in networks]
+    trainings = [train(network, digits, held_out, np.random.default_rng(seed), tell) for network in networks]
+    with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads, of the formulas, take a core from the ops
         for name, values in arguments(*networks, held_out.take(slice(CHECKED))).items():
             checks.append(check(name, values, runtimes))
             tell("checking the ops", len(checks), len(OPS))
