@@ -11,6 +11,7 @@ import types
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, stored
 from golden import generate_layers
@@ -412,6 +413,20 @@ def test_onnx_bodies():
     for name, node in zip(("R", "V"), nodes, strict=True):
         assert_same(layers[name], convert.from_onnx(node, weights))
         assert_same(convert.from_onnx(model, name=name), layers[name])
+
+
+def test_onnx_functions():
+    weights = onnx_weights()
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], name="a")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Layer", ["x", "w", "r", "b"], ["y"], [node], opsets[:1])
+    call = helper.make_node("Layer", ["X", "W", "R", "B"], ["Y"], domain="own")
+    graph = onnx_graph([call], {name: weights[name] for name in "WRB"}, ["Y"])
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
+    with pytest.raises(ConversionError, match=r"in the model's function 'Layer', .*inline_local_functions\(model\)$"):
+        convert.from_onnx(model)
+    layer = convert.from_onnx(onnx.inliner.inline_local_functions(model))
+    assert_same(layer, convert.from_onnx(helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"]), weights))
 
 
 def test_onnx_left_out_in_short():
