@@ -67,9 +67,7 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
     cells, count = layers * directions, 2 if kind == "LSTM" else 1
     x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * hidden))
     first, d_last = (g.uniform(-0.8, 0.8, (count, cells, B, hidden)).astype(dtype) for _ in range(2))  # h, c
-    lengths = g.integers(0, T + 1, B) if masked else np.full(B, T)
-    live = np.arange(T)[:, None] < lengths  # [T, B]
-    d_y[~live] = 0  # Keras repeats y where a step is left out
+    mask = g.random((T, B)) < g.random(B) if masked else None  # steps anywhere, few or many of a row
 
     x64 = tf.constant(x.astype(np.float64))
     cell_states = [tf.constant(a) for a in first.astype(np.float64).swapaxes(0, 1).reshape(-1, B, hidden)]
@@ -77,10 +75,10 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
     with tf.GradientTape() as recorded:
         recorded.watch([x64, *cell_states])
         y_theirs, last = tf.transpose(x64, (1, 0, 2)), []
-        mask = tf.constant(live.T) if masked else None
+        given = tf.constant(mask.T) if masked else None
         for k, layer in enumerate(theirs):
             each = directions * count
-            y_theirs, *states = layer(y_theirs, initial_state=cell_states[k * each : (k + 1) * each], mask=mask)
+            y_theirs, *states = layer(y_theirs, initial_state=cell_states[k * each : (k + 1) * each], mask=given)
             last += states
         y_theirs = tf.transpose(y_theirs, (1, 0, 2))
         incoming = [d_y, *d_last.swapaxes(0, 1).reshape(-1, B, hidden)]
@@ -91,11 +89,11 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
     )
     d_first64 = gradients[: len(cell_states)]
 
-    options = {"lengths": lengths} if masked else {}
+    options = {"mask": mask, "masked": "repeat" if directions == 1 else "zero"}  # as Keras does it
     y, state, tape = ours.forward(x, state_of([*zip(*first, strict=True)], layers, directions), **options)
     d_x, d_first, grads = ours.backward(tape, d_y, state_of([*zip(*d_last, strict=True)], layers, directions))
 
-    pairs = {"y": (y[live], y_theirs.numpy()[live]), "d_x": (d_x, d_x64)}
+    pairs = {"y": (y, y_theirs.numpy()), "d_x": (d_x, d_x64)}
     for what, found, expected in (("state", state, last), ("d_state", d_first, d_first64)):
         flat = [array for part in parts_of(found, layers, directions) for array in part]
         pairs |= {f"{what} {k}": pair for k, pair in enumerate(zip(flat, expected, strict=True))}

@@ -11,8 +11,10 @@ import types
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, stored
+from golden import generate_layers
 from golden.generate_layers import weights_of
 from onnx import TensorProto, helper, numpy_helper
 from test_convert_keras import keras, keras_bidirectional, stand_in  # noqa: F401
@@ -309,7 +311,10 @@ TORCH_MODELS = {
 @pytest.mark.parametrize("case", stored("torch_onnx"))
 def test_stored_torch_onnx(case):
     """As PyTorch's two exporters write models with two layers, both directions, the batch first, and three heads."""
-    arrays = stored("torch_onnx")[case]
+    check_torch_onnx(case, stored("torch_onnx")[case])
+
+
+def check_torch_onnx(case, arrays):
     name = case.removesuffix(", dynamo")
     layer = convert.from_onnx(onnx.load_from_string(bytes(arrays["model"])))
     assert parts_of(layer) == TORCH_MODELS[name]
@@ -410,6 +415,20 @@ def test_onnx_bodies():
         assert_same(convert.from_onnx(model, name=name), layers[name])
 
 
+def test_onnx_functions():
+    weights = onnx_weights()
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], name="a")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Layer", ["x", "w", "r", "b"], ["y"], [node], opsets[:1])
+    call = helper.make_node("Layer", ["X", "W", "R", "B"], ["Y"], domain="own")
+    graph = onnx_graph([call], {name: weights[name] for name in "WRB"}, ["Y"])
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
+    with pytest.raises(ConversionError, match=r"in the model's function 'Layer', .*inline_local_functions\(model\)$"):
+        convert.from_onnx(model)
+    layer = convert.from_onnx(onnx.inliner.inline_local_functions(model))
+    assert_same(layer, convert.from_onnx(helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"]), weights))
+
+
 def test_onnx_left_out_in_short():
     """A long list is cut; nodes that nothing reads, and those that only compute shapes, are not in it."""
     weights = onnx_weights()
@@ -454,3 +473,46 @@ def test_dense_is_no_cell(kind):
         convert.to_torch(Stack([kind.init(I, H, seed=0), dense]))
     with pytest.raises(TypeError, match=r"the layer is of type Dense; expected a blockcell.LSTM"):
         convert.to_onnx(dense)
+
+
+# ---------------------------------------------------------------------------------------- Keras and PyTorch themselves
+@pytest.mark.peers
+def test_keras_models_themselves():
+    keras = pytest.importorskip("keras")
+    for case, (model, arrays) in generate_layers.keras_model_cases(seed=1).items():
+        parts, left_out = (KERAS_STACKS | KERAS_DICTS)[case]
+        found = converted(convert.from_keras, model, left_out)
+        if case in KERAS_DICTS:
+            assert isinstance(found, dict), case
+        elif "y" in arrays and left_out in (None, KERAS_STACKS["masking"][1]):
+            y, _ = found(arrays["x"].swapaxes(0, 1))
+            y = y.swapaxes(0, 1) if y.ndim == 3 else y
+            assert parts_of(found) == parts, case
+            expected = keras.ops.convert_to_numpy(model(arrays["x"]))  # now: models share layers
+            np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6, err_msg=case)
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.build((None, I))
+    with pytest.raises(ValueError, match="expected a model with an LSTM or a GRU, found dense"):
+        convert.from_keras(model)
+
+
+@pytest.mark.peers
+def test_torch_onnx_itself():
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("torch")
+    for case, (_, arrays) in generate_layers.torch_onnx_cases(seed=1).items():
+        check_torch_onnx(case, arrays)
+
+
+@pytest.mark.peers
+def test_torch_modules_themselves():
+    nn = pytest.importorskip("torch").nn
+    lstm, gru = nn.LSTM(I, H, 2), nn.GRU(H, 2)
+    stack = convert.from_torch(nn.Sequential(lstm, nn.Dropout(0.5), gru, nn.Linear(2, 3), nn.Softmax(dim=-1)))
+    assert parts_of(stack) == "LSTM LSTM GRU Dense:softmax:False"
+    x = rng().standard_normal((T, B, I)).astype(np.float32)
+    y = convert.from_torch(gru)(convert.from_torch(lstm)(x)[0])[0]
+    np.testing.assert_array_equal(Stack(stack.layers[:3])(x)[0], y)
+    nn.utils.parametrizations.weight_norm(lstm, "weight_hh_l1")
+    with pytest.raises(ConversionError, match=r"remove_parametrizations\(module, 'weight_hh_l1'\)"):
+        convert.from_torch(lstm)

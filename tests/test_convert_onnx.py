@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 
 import numpy as np
@@ -106,14 +105,14 @@ def test_onnx_round_trip(name, dtype):
 
 
 def onnx_cases():
-    """The LSTM and GRU cases of ONNX's backend tests, by name: the node, and its inputs and outputs by name."""
+    """The recurrent cases of ONNX's backend tests, by name: the node, and its inputs and outputs by name."""
     cases = {}
 
     def expect(node, inputs, outputs, name):
         given = dict(zip([key for key in node.input if key], inputs, strict=True))
         cases[name] = node, given, dict(zip([key for key in node.output if key], outputs, strict=True))
 
-    for kind in ("LSTM", "GRU"):
+    for kind in ("LSTM", "GRU", "RNN"):
         module = importlib.import_module(f"onnx.backend.test.case.node.{kind.lower()}")
         exporter = getattr(module, kind)
         theirs, module.expect = module.expect, expect
@@ -127,21 +126,37 @@ def onnx_cases():
 
 
 ONNX_CASES = onnx_cases()
+REFUSED = {  # those that cannot be expressed, and why
+    "test_rnn_seq_length": "the node is a ::RNN",
+    "test_simple_rnn_batchwise": "the node is a ::RNN",
+    "test_simple_rnn_bidirectional": "the node is a ::RNN",
+    "test_simple_rnn_defaults": "the node is a ::RNN",
+    "test_simple_rnn_reverse": "the node is a ::RNN",
+    "test_simple_rnn_with_initial_bias": "the node is a ::RNN",
+}
 
 
 def test_onnx_cases_are_there():
-    assert {"test_lstm_defaults", "test_lstm_with_peepholes", "test_gru_with_initial_bias"} <= ONNX_CASES.keys()
-    assert len(ONNX_CASES) >= 11
+    forms = ["batchwise", "bidirectional", "defaults", "reverse", "with_initial_bias"]
+    expected = {f"test_{kind}_{form}" for kind in ("lstm", "gru") for form in forms}
+    assert expected | {"test_lstm_with_peepholes", "test_gru_seq_length"} <= ONNX_CASES.keys() - REFUSED.keys()
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("name", ONNX_CASES)
-def test_onnx_case(name):
-    """What cannot be converted is refused, and doing what the refusal advises gives the right results."""
-    node, given, expected = copy.deepcopy(ONNX_CASES[name])
+def test_onnx_case(name, again):
+    """Also from what to_onnx makes of the layer again."""
+    node, given, expected = ONNX_CASES[name]
+    if name in REFUSED:
+        with pytest.raises(ConversionError, match=f"^from_onnx: {REFUSED[name]}"):
+            convert.from_onnx(node, given)
+        return
     weights = {key: value for key, value in given.items() if key in "WRBP"}
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     batchwise = attributes.get("layout") == 1
     layer = convert.from_onnx(node, weights)
+    if again:
+        layer = convert.from_onnx(*convert.to_onnx(layer))
     x = given["X"].swapaxes(0, 1) if batchwise else given["X"]
     lengths = given.get("sequence_lens")
     state = tuple(given[key][0] for key in ("initial_c", "initial_h") if key in given) or None

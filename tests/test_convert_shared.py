@@ -1,4 +1,4 @@
-"""The order of gates, and what neither Keras nor PyTorch can express.
+"""Round trips by way of every package, the order of gates, and what neither Keras nor PyTorch can express.
 
 Each source has a file of its own: `test_convert_keras.py`, `test_convert_torch.py`, `test_convert_onnx.py` and
 `test_convert_tf1.py`.
@@ -6,14 +6,46 @@ Each source has a file of its own: `test_convert_keras.py`, `test_convert_torch.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
-from convert_cases import lstm, rng
+from convert_cases import SEED, assert_same, gru, lstm, rng
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.convert.shared import ORDERS, reorder
-from blockcell.layers import Bidirectional, Stack
+from blockcell.convert.shared import ORDERS, cells_of, reorder
+from blockcell.layers import LSTM, Bidirectional, Stack
+
+
+def random_layer(g):
+    """An LSTM or a GRU of either kind, in one or two directions, one or two upon each other, perhaps without a bias."""
+    dtype = g.choice([np.float16, np.float32, np.float64])
+    kind = [lstm, gru, functools.partial(gru, reset_after=True)][g.integers(3)]
+    inputs, hidden = g.permutation(np.arange(1, 9))[:2]  # with I = H, Keras' arrays may be those of two layers
+    directions, bias = g.integers(1, 3), g.random() < 0.7
+    layers = []
+    for size in [inputs, directions * hidden][: g.integers(1, 3)]:
+        cells = [kind(g, dtype, inputs=size, hidden=hidden) for _ in range(directions)]
+        for cell in cells:
+            changed = {} if bias else {name: 0 * w for name, w in cell.weights.items() if w.ndim == 1}
+            cell.set_weights(**changed)
+        layers.append(Bidirectional(*cells) if directions == 2 else cells[0])
+    return Stack(layers) if len(layers) > 1 else layers[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_round_trips(seed):
+    """Bit for bit, by way of every package that can express the layer."""
+    g = np.random.default_rng([SEED, seed])
+    layer = random_layer(g)
+    print(f"seed {SEED}, {layer!r}")
+    assert_same(convert.from_keras(convert.to_keras(layer)), layer)
+    cells = [cell for part in getattr(layer, "layers", [layer]) for cell in cells_of("test", part)]
+    if all(isinstance(cell, LSTM) or cell.reset_after for cell in cells):
+        assert_same(convert.from_torch(convert.to_torch(layer, prefix="a.b.")), layer)
+    for part in getattr(layer, "layers", [layer]):
+        assert_same(convert.from_onnx(*convert.to_onnx(part, name="n")), part)
 
 
 def test_reorder():

@@ -35,7 +35,7 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     .. code-block:: python
 
         layer = convert.from_keras(model)
-        y, state = layer(x.swapaxes(0, 1))          # Keras reads x as [B,T,I]
+        y, state = layer(x, batch_first=True)          # Keras reads x as [B,T,I]
 
     Parameters
     ----------
@@ -45,7 +45,8 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
         ``use_bias=False``, the first two, and these twice for ``Bidirectional``. A list of layers, or of such lists,
         becomes a `blockcell.Stack`.
     reset_after : bool, optional
-        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it.
+        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it. It has nothing
+        to do with `reset` of a call, which says where the state is set to zero.
 
     Returns
     -------

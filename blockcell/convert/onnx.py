@@ -91,10 +91,6 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         return _from_node(caller, source, initializers or {}, None)
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
-    if source.functions:
-        from onnx import inliner
-
-        source = inliner.inline_local_functions(source)
     graph = Graph(caller, source.graph, source.opset_import)
     if name is None and (texts := [each.value for each in source.metadata_props if each.key == "blockcell.layer"]):
         try:
@@ -103,6 +99,12 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         except ValueError as error:
             raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
         return _exported(caller, graph, description, "")
+    for each in source.functions:
+        if any(map(is_recurrent, each.node)):
+            raise ConversionError(
+                f"{caller}: there is an LSTM or a GRU in the model's function {each.name!r}, which may have its weights"
+                f" from elsewhere; convert onnx.inliner.inline_local_functions(model)"
+            )
     graphs = [graph, *graph.bodies()]
     if name is None:
         return _from_graphs(caller, graphs)
