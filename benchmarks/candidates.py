@@ -4,8 +4,8 @@
 
 Everybody gets contiguous arrays made beforehand, may pack its weights beforehand, gives all of its results, and does no
 work that can be avoided: onnxruntime and OpenVINO write to bound outputs, PyTorch infers under ``inference_mode``.
-The GRU of PyTorch and OpenVINO resets after the product, that of onnxruntime before it, as TensorFlow's does: the
-arithmetic is the same.
+"GRU" resets before the product, as TensorFlow's does, and "GRU(reset_after)" after it, as PyTorch's does.  PyTorch runs
+its own one in both: the amount of arithmetic is the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from turns import answer, seconds
 Call = Callable[[], object]
 Sizes = dict[str, int]
 RAW = ["GRUBlockCell", "GRUBlockCellGrad", "LSTMBlockCell", "LSTMBlockCellGrad", "BlockLSTM", "BlockLSTMGrad"]
-LAYERS = ["LSTM inference", "GRU inference", "LSTM training", "GRU training"]
-STREAMS = ["LSTM step", "GRU step", "LSTM block", "GRU block"]
+KINDS = ["LSTM", "GRU", "GRU(reset_after)"]
+LAYERS = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
+STREAMS = [f"{kind} {work}" for work in ("step", "block") for kind in KINDS]
 
 
 def drawn(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
@@ -52,7 +53,8 @@ def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
             op, args = getattr(bc.raw_ops, task), raw_arguments(task, sizes, dtype)
             return lambda: op(**args)
         kind, work = task.split()
-        layer = {"LSTM": bc.LSTM, "GRU": bc.GRU}[kind].init(I, H, seed=0, dtype=dtype)
+        options = {"reset_after": True} if "reset_after" in kind else {}
+        layer = (bc.GRU if "GRU" in kind else bc.LSTM).init(I, H, seed=0, dtype=dtype, **options)
         x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, H, dtype=dtype)
         if work == "inference":
             return lambda: layer(x)
@@ -91,7 +93,7 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
         kind, work = task.split()
-        layer = getattr(torch.nn, kind)(sizes["I"], sizes["H"], dtype=getattr(torch, dtype))
+        layer = getattr(torch.nn, kind.partition("(")[0])(sizes["I"], sizes["H"], dtype=getattr(torch, dtype))
         x, d_y = (torch.tensor(drawn(sizes["T"], sizes["B"], sizes[letter], dtype=dtype)) for letter in "IH")
         if work == "inference":
             layer.eval()
@@ -111,15 +113,16 @@ def native(task: str, dtype: str, sizes: Sizes) -> Any:
     """A model with ONNX's own node, weights and biases inside."""
     from onnx import TensorProto, helper, numpy_helper
 
-    kind = task.split()[0]
+    kind, _, after = task.split()[0].partition("(")
     I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3}[kind]  # noqa: E741
+    options = {"linear_before_reset": 1} if after else {}
     type_ = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
     weights = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
     outputs = {"Y": ["T", 1, sizes["B"], H]} | {
         name: [1, sizes["B"], H] for name in (["Y_h", "Y_c"] if kind == "LSTM" else ["Y_h"])
     }
     graph = helper.make_graph(
-        [helper.make_node(kind, ["x", *weights], [*outputs], hidden_size=H)],
+        [helper.make_node(kind, ["x", *weights], [*outputs], hidden_size=H, **options)],
         kind,
         [helper.make_tensor_value_info("x", type_, [sizes["T"], sizes["B"], I])],
         [helper.make_tensor_value_info(name, type_, shape) for name, shape in outputs.items()],
@@ -165,8 +168,8 @@ DOES = {  # what a candidate can be asked, in which dtypes
     "blockcell": (RAW + LAYERS + STREAMS, ["float32", "float64", "float16"]),
     "tensorflow": (RAW, ["float32", "float16"]),
     "torch": (LAYERS, ["float32", "float64"]),
-    "onnxruntime": (["LSTM inference", "GRU inference"], ["float32"]),
-    "openvino": (["LSTM inference", "GRU inference"], ["float32"]),
+    "onnxruntime": ([task for task in LAYERS if "inference" in task], ["float32"]),
+    "openvino": ([task for task in LAYERS if "inference" in task], ["float32"]),
 }
 
 

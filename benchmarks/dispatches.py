@@ -33,10 +33,14 @@ CASES = {
     "BlockLSTMGrad": GRADIENTS,
     "block_gru": FORMS,
     "block_gru_grad": GRADIENTS,
+    "block_gru_reset_after": FORMS,
+    "block_gru_reset_after_grad": GRADIENTS,
     "LSTM layer": FORMS,
     "LSTM layer, training": GRADIENTS,
     "GRU layer": FORMS,
     "GRU layer, training": GRADIENTS,
+    "GRU layer, reset after": FORMS,
+    "GRU layer, reset after, training": GRADIENTS,
 }
 DISPATCH = "Starting program"  # what the WebGPU provider logs with each
 NOTES = {
@@ -65,7 +69,8 @@ def model_of(case: str, form: str, T: int) -> onnx.ModelProto:
         plain = {"use_peephole": False, "cell_clip": 0.0}  # ONNX's own LSTM does not clip
         attrs = {name: value for name, value in plain.items() if name in usable}
         return onnx_export.build(case, sizes=sizes, attrs=attrs, loop=form, static=True)
-    layer = {"LSTM": LSTM, "GRU": GRU}[case.split()[0]].init(SIZES["I"], SIZES["H"], seed=0)
+    options = {"reset_after": True} if "reset after" in case else {}
+    layer = {"LSTM": LSTM, "GRU": GRU}[case.split()[0]].init(SIZES["I"], SIZES["H"], seed=0, **options)
     fixed = {letter: sizes[letter] for letter in "TB"}
     return onnx_export.export(layer, None, train="training" in case, loop=form, sizes=fixed, static=True)
 

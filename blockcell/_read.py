@@ -159,6 +159,19 @@ def as_kernels_take(array: Array, dtype: np.dtype[Any]) -> Array:
     return np.array(array, dtype, order="C", copy=True)
 
 
+def rows_as_kernels_take(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array whose rows, along the last axis, are as kernels take them; from row to row there may be any strides."""
+    size = dtype.itemsize
+    if (
+        array.dtype == dtype
+        and array.flags.aligned
+        and (array.shape[-1] <= 1 or array.strides[-1] == size)
+        and all(stride % size == 0 for stride in array.strides[:-1])
+    ):
+        return array
+    return np.array(array, dtype, order="C", copy=True)
+
+
 def form(shape: str) -> str:
     """``(I+H, 4H)``."""
     words = shape.split()

@@ -10,8 +10,8 @@ from .optable import Array
 class Runner:
     def __init__(self, layer: Single) -> None: ...
     def call(
-        self, layer: Single, weights: CellWeights, x: ArrayLike, state: Any
-    ) -> tuple[Array, LSTMState | GRUState | tuple[()]] | None: ...
+        self, layer: Any, weights: Mapping[Any, CellWeights], x: ArrayLike, state: Any, batch_first: bool
+    ) -> tuple[Array, Any] | None: ...
 
 class Stream:
     layer: Single

@@ -18,8 +18,9 @@ where the layer has one of these descriptions:
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, and a Dense with `last` has ``"last": true`` or
-``"last": "ends"``. The activation is null where there is none.
+An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, a GRU with ``reset_after=True`` has
+``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
+where there is none.
 
 `checksum` computes "sha256"; files of earlier versions have none.
 
@@ -60,13 +61,10 @@ PARTS = {
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-SHAPES = {  # of the weights of a layer that has some
-    kind: {tensor.name: tensor.shape for tensor in OPS[op].inputs if tensor.name[0] in "wb"}
-    for kind, op in {"LSTM": "BlockLSTM", "GRU": "block_gru"}.items()
-} | {"Dense": {"w": "I O", "b": "O"}}
-OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that a description may have, and their values
-    "reverse": {"LSTM": (True,), "GRU": (True,)},
-    "last": {"Dense": (True, "ends")},
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values
+    "LSTM": {"reverse": (True,)},
+    "GRU": {"reset_after": (True,), "reverse": (True,)},
+    "Dense": {"last": (True, "ends")},
 }
 PEEPHOLES = ("wci", "wcf", "wco")
 MOST_ARRAYS = 2**14
@@ -223,11 +221,11 @@ def check(description: Any) -> None:
         kind, names = each["type"], sorted(each.keys() - {"type"})
         if not isinstance(kind, str) or kind not in PARTS:
             raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(PARTS)}")
-        for name, known in OPTIONS.items() if kind in SHAPES else ():
-            if name in names and kind in known:
+        for name, known in OPTIONS.get(kind, {}).items():
+            if name in names:
                 names.remove(name)
-                if not any(type(each[name]) is type(value) and each[name] == value for value in known[kind]):
-                    expected = " or ".join(map(json.dumps, known[kind]))
+                if not any(type(each[name]) is type(value) and each[name] == value for value in known):
+                    expected = " or ".join(map(json.dumps, known))
                     raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
@@ -257,14 +255,25 @@ def _check_attributes(description: Mapping[str, Any]) -> None:
             raise ValueError(f"its LSTM has {name} {short(value)}; expected a number that a float holds, not NaN")
 
 
-def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The prefixes of the cells' weights, and their types."""
-    if description["type"] in SHAPES:
-        yield prefix, description["type"]
+def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The prefixes of the cells' weights, and their descriptions."""
+    if description["type"] in OPTIONS:
+        yield prefix, description
     for name in ("fw", "bw") if description["type"] == "Bidirectional" else ():
         yield from cells(description[name], f"{prefix}{name}.")
     for k, part in enumerate(description["layers"] if description["type"] == "Stack" else ()):
         yield from cells(part, f"{prefix}{k}.")
+
+
+def shapes_of(cell: Any) -> dict[str, str]:
+    """The shapes of the weights of a cell that is described."""
+    if cell["type"] == "Dense":
+        return {"w": "I O", "b": "O"}
+    if cell["type"] == "LSTM":
+        op = OPS["BlockLSTM"]
+    else:
+        op = OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"]
+    return {tensor.name: tensor.shape for tensor in op.weights}
 
 
 # -------------------------------------------------------------------------------------------- checks, and then an array
@@ -295,11 +304,11 @@ def _bounded(arrays: int) -> None:
 def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
-    for prefix, kind in cells(description):
+    for prefix, cell in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
-        shapes = {name: shape for name, shape in SHAPES[kind].items() if name not in without}
+        shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in without}
         if missing := [prefix + name for name in shapes if prefix + name not in stored]:
-            raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {kind}")
+            raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {cell['type']}")
         found |= {prefix + name: shape for name, shape in shapes.items()}
     if left := stored.keys() - found:
         raise ValueError(f"it has arrays that belong to no layer: {short(', '.join(sorted(left)))}")

@@ -1,4 +1,4 @@
-"""The mathematics of all twelve ops, and of the dense layer, in plain numpy and float64: the oracle.
+"""The mathematics of all ops, and of the dense layer, in plain numpy and float64: the oracle.
 
 Written to be read. Each function has its op's name, keyword arguments and result, and stands by itself: nothing here is
 fast, nothing validates. Whatever the inputs' dtype, everything is computed and returned in float64.
@@ -16,7 +16,18 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .optable import OPS, GRUCellGrad, GRUCellVjp, GRUGrads, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
+from .optable import (
+    OPS,
+    GRUCellGrad,
+    GRUCellVjp,
+    GRUGrads,
+    GRUResetAfterGrads,
+    GRUResetAfterStates,
+    GRUStates,
+    LSTMCellGrad,
+    LSTMGrads,
+    LSTMStates,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -154,6 +165,76 @@ def block_gru_grad(
         b_ru_grad += step.d_b_ru
         b_c_grad += step.d_b_c
     return GRUGrads(x_grad, d_h, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad)
+
+
+def block_gru_reset_after(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    b_hc: ArrayLike,
+) -> GRUResetAfterStates:
+    x, h_before, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
+    w_cx, w_ch = np.split(w_c, [x.shape[2]])  # the rows for x and those for h_prev
+    states = GRUResetAfterStates(*(np.zeros((len(x), *h_before.shape)) for _ in GRUResetAfterStates._fields))
+    for t in range(int(seq_len_max)):
+        r_bar, u_bar = np.split(_beside(x[t], h_before) @ w_ru + b_ru, 2, axis=1)  # (1)
+        r = sigmoid(r_bar)  # (2)
+        u = sigmoid(u_bar)  # (3)
+        hc = h_before @ w_ch + b_hc  # (4)
+        c = np.tanh(x[t] @ w_cx + b_c + r * hc)  # (5) the reset comes after the product
+        h = u * (h_before - c) + c  # (6)
+        for state, value in zip(states, (r, u, c, hc, h), strict=True):
+            state[t] = value
+        h_before = h
+    return states
+
+
+def block_gru_reset_after_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    b_hc: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    hc: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+) -> GRUResetAfterGrads:
+    x, h_first, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
+    r, u, c, hc, h, h_grad = _float64(r, u, c, hc, h, h_grad)
+    inputs = x.shape[2]
+    w_cx, w_ch = np.split(w_c, [inputs])
+    x_grad, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, b_hc_grad = map(np.zeros_like, (x, w_ru, w_c, b_ru, b_c, b_hc))
+    d_h_next = np.zeros_like(h_first)  # what later steps send back
+    for t in reversed(range(int(seq_len_max))):
+        h_before = h[t - 1] if t > 0 else h_first
+        d_h = h_grad[t] + d_h_next
+        d_u_bar = d_h * (h_before - c[t]) * u[t] * (1 - u[t])  # from (6) through (3)
+        d_c_bar = d_h * (1 - u[t]) * (1 - c[t] * c[t])  # from (6) through (5)
+        d_r_bar = d_c_bar * hc[t] * r[t] * (1 - r[t])  # from (5) through (2)
+        d_hc = d_c_bar * r[t]  # from (5)
+        d_r_bar_u_bar = _beside(d_r_bar, d_u_bar)
+        to_x, to_h = np.split(d_r_bar_u_bar @ w_ru.T, [inputs], axis=1)  # from (1)
+        x_grad[t] = to_x + d_c_bar @ w_cx.T  # x stands in (1) and (5)
+        d_h_next = to_h + d_hc @ w_ch.T + d_h * u[t]  # h_prev stands in (1), (4) and (6)
+        w_ru_grad += _beside(x[t], h_before).T @ d_r_bar_u_bar  # from (1)
+        w_c_grad[:inputs] += x[t].T @ d_c_bar  # from (5)
+        w_c_grad[inputs:] += h_before.T @ d_hc  # from (4)
+        b_ru_grad += d_r_bar_u_bar.sum(axis=0)
+        b_c_grad += d_c_bar.sum(axis=0)
+        b_hc_grad += d_hc.sum(axis=0)
+    return GRUResetAfterGrads(x_grad, d_h_next, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, b_hc_grad)
 
 
 # ================================================================================================================= LSTM
@@ -525,7 +606,7 @@ def dense_grad(
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS}
-"""All twelve by name."""
+"""All by name."""
 
 
 def error_in_eps(result: NDArray[Any], exact: Float64, eps: float) -> float:

@@ -1,4 +1,4 @@
-"""Ops in the style of `blockcell.raw_ops` that TensorFlow does not have: a GRU over sequences, and the gradients of
+"""Ops in the style of `blockcell.raw_ops` that TensorFlow does not have: two GRUs over sequences, and the gradients of
 the two cells to all of their arrays.
 
 What the documentation of `blockcell.raw_ops` says of arguments, dtypes and shapes holds here too.
@@ -11,12 +11,21 @@ from typing import SupportsIndex
 from numpy.typing import ArrayLike
 
 from ._bind import bind
-from .optable import OPS, Array, GRUCellVjp, GRUGrads, GRUStates, LSTMGrads
+from .optable import OPS, Array, GRUCellVjp, GRUGrads, GRUResetAfterGrads, GRUResetAfterStates, GRUStates, LSTMGrads
 
-__all__ = ["block_gru", "block_gru_grad", "gru_block_cell_vjp", "lstm_block_cell_vjp"]
+__all__ = [
+    "block_gru",
+    "block_gru_grad",
+    "block_gru_reset_after",
+    "block_gru_reset_after_grad",
+    "gru_block_cell_vjp",
+    "lstm_block_cell_vjp",
+]
 
 _block_gru = bind(OPS["block_gru"]).run
 _block_gru_grad = bind(OPS["block_gru_grad"]).run
+_block_gru_reset_after = bind(OPS["block_gru_reset_after"]).run
+_block_gru_reset_after_grad = bind(OPS["block_gru_reset_after_grad"]).run
 _gru_block_cell_vjp = bind(OPS["gru_block_cell_vjp"]).run
 _lstm_block_cell_vjp = bind(OPS["lstm_block_cell_vjp"]).run
 
@@ -175,6 +184,175 @@ def block_gru_grad(
     """
     result: GRUGrads = _block_gru_grad(
         (x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, (), seq_len_max
+    )
+    return result
+
+
+def block_gru_reset_after(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    b_hc: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> GRUResetAfterStates:
+    """A gated recurrent unit over a sequence that resets after the product: the GRU of PyTorch, Keras and cuDNN.
+
+    At step t, with ``h_prev`` from step t - 1:
+
+    .. code-block:: text
+
+        [r_bar | u_bar] = [x, h_prev] @ w_ru + b_ru
+        r = sigmoid(r_bar)
+        u = sigmoid(u_bar)
+        hc = h_prev @ w_ch + b_hc
+        c = tanh(x @ w_cx + b_c + r * hc)
+        h = u * (h_prev - c) + c
+
+    Past seq_len_max all outputs are zero.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, w_cx, and H rows for h_prev, w_ch.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u.
+    b_c : array_like (H,)
+        Bias of the candidate, outside of what the reset gate acts on.
+    b_hc : array_like (H,)
+        Bias of the candidate that the reset gate acts on.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    GRUResetAfterStates
+        r, u, c, hc, h, each (T, B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", arXiv:1406.1078v1, and the
+    equations of ``torch.nn.GRU``, whose z is u, and of ``keras.layers.GRU(reset_after=True)``.
+    """
+    result: GRUResetAfterStates = _block_gru_reset_after(
+        (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc), out, num_threads, (), seq_len_max
+    )
+    return result
+
+
+def block_gru_reset_after_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    b_hc: ArrayLike,
+    r: ArrayLike,
+    u: ArrayLike,
+    c: ArrayLike,
+    hc: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> GRUResetAfterGrads:
+    """The gradient of `block_gru_reset_after` to all its arrays.
+
+    At each step, with d_h the sum of the gradients from outside and from the step after it:
+
+    .. code-block:: text
+
+        d_c_bar = d_h * (1 - u) * (1 - c * c)
+        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
+        d_r_bar = d_c_bar * hc * r * (1 - r)
+        d_hc = d_c_bar * r
+        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
+        d_x = d_x_1 + d_c_bar @ w_cx^T
+        d_h_prev = d_h_1 + d_hc @ w_ch^T + d_h * u
+        d_w_ru = [x, h_prev]^T @ [d_r_bar | d_u_bar]
+        d_w_cx = x^T @ d_c_bar
+        d_w_ch = h_prev^T @ d_hc
+        d_b_ru, d_b_c, d_b_hc = the sums of [d_r_bar | d_u_bar], d_c_bar and d_hc over the batch
+
+    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
+    that the step before it gets from outside; the weights' gradients are summed over the steps,
+    and x_grad is zero from seq_len_max on.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w_ru : array_like (I+H, 2H)
+        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
+    w_c : array_like (I+H, H)
+        Weights of the candidate: I rows for x, w_cx, and H rows for h_prev, w_ch.
+    b_ru : array_like (2H,)
+        Bias of the gates: r, u. The values are not used.
+    b_c : array_like (H,)
+        Bias of the candidate, outside of what the reset gate acts on. The values are not used.
+    b_hc : array_like (H,)
+        Bias of the candidate that the reset gate acts on. The values are not used.
+    r, u, c, hc, h : array_like (T, B, H)
+        What `block_gru_reset_after` returned.
+    h_grad : array_like (T, B, H)
+        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    GRUResetAfterGrads
+        x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
+        b_ru_grad (2H,), b_c_grad (H,), b_hc_grad (H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong. The message names the argument and what was expected.
+
+    Notes
+    -----
+    Source: the derivative of the equations of `block_gru_reset_after`.
+    """
+    result: GRUResetAfterGrads = _block_gru_reset_after_grad(
+        (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc, r, u, c, hc, h, h_grad), out, num_threads, (), seq_len_max
     )
     return result
 

@@ -75,6 +75,28 @@ class GRUGrads(NamedTuple):
     b_c_grad: Array
 
 
+class GRUResetAfterStates(NamedTuple):
+    """Reset gate, update gate, candidate, what the reset gate acts on (h's part of the candidate), and new state."""
+
+    r: Array
+    u: Array
+    c: Array
+    hc: Array
+    h: Array
+
+
+class GRUResetAfterGrads(NamedTuple):
+    """Gradients to all seven inputs of the sequence."""
+
+    x_grad: Array
+    h_prev_grad: Array
+    w_ru_grad: Array
+    w_c_grad: Array
+    b_ru_grad: Array
+    b_c_grad: Array
+    b_hc_grad: Array
+
+
 class LSTMStates(NamedTuple):
     """Input gate, new cell state, forget gate, output gate, candidate, tanh of the cell state, output."""
 
@@ -175,6 +197,11 @@ class Op:
     """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others."""
 
     @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights and biases among the inputs."""
+        return tuple(tensor for tensor in self.inputs if tensor.name[0] in "wb")
+
+    @property
     def sources(self) -> dict[str, str]:
         """The input that fixes each letter."""
         found: dict[str, str] = {}
@@ -210,6 +237,8 @@ _IFCO = ("i", "f", "ci", "o")
 _GRU_WEIGHTS = "h_prev[B H] w_ru[I+H 2H] w_c[I+H H] b_ru[2H] b_c[H]"
 _GRU_STATES = "r[B H] u[B H] c[B H]"
 _GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
+_RESET_AFTER_WEIGHTS = f"{_GRU_WEIGHTS} b_hc[H]"
+_RESET_AFTER_SEQUENCE = "r[T B H] u[T B H] c[T B H] hc[T B H] h[T B H]"
 _LSTM_WEIGHTS = "cs_prev[B H] h_prev[B H] w[I+H 4H] wci[H] wcf[H] wco[H] b[4H]"
 _LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
 _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
@@ -332,6 +361,30 @@ _TABLE = (
         result=GRUGrads,
     ),
     Op(
+        name="block_gru_reset_after",
+        module="ops",
+        kernel="block_gru_reset_after",
+        gates=_GRU_GATES,
+        sequence=True,
+        inputs=_tensors(f"x[T B I] {_RESET_AFTER_WEIGHTS}"),
+        outputs=_outputs(GRUResetAfterStates, "T B H"),
+        attributes=(),
+        result=GRUResetAfterStates,
+    ),
+    Op(
+        name="block_gru_reset_after_grad",
+        module="ops",
+        kernel="block_gru_reset_after_grad",
+        gates=_GRU_GATES,
+        sequence=True,
+        inputs=_tensors(
+            f"x[T B I] {_RESET_AFTER_WEIGHTS} {_RESET_AFTER_SEQUENCE} h_grad[T B H]", unread="b_ru b_c b_hc"
+        ),
+        outputs=_outputs(GRUResetAfterGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
+        attributes=(),
+        result=GRUResetAfterGrads,
+    ),
+    Op(
         name="gru_block_cell_vjp",
         module="ops",
         kernel="gru_cell_vjp",
@@ -359,7 +412,7 @@ _TABLE = (
 )
 
 OPS: dict[str, Op] = {op.name: op for op in _TABLE}
-"""All twelve by name, TF's eight first."""
+"""All by name, TF's eight first."""
 
 GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
 """The orders of an LSTM's gates, by the names that layers have for them."""

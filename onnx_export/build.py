@@ -19,7 +19,7 @@ from blockcell import __version__
 from blockcell._read import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
-from . import gru, lstm
+from . import gru, gru_reset_after, lstm
 from .loops import (
     Live,
     LoopBody,
@@ -90,7 +90,9 @@ class Config:
     @property
     def module(self) -> ModuleType:
         """The module that has the op's text."""
-        return gru if "r" in self.op.gates else lstm
+        if "r" not in self.op.gates:
+            return lstm
+        return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
     @property
     def conditions(self) -> set[str]:
@@ -110,7 +112,7 @@ class Config:
 
 # ------------------------------------------------------------------------------------------------------------ arguments
 def config(
-    op: str,
+    op: str | Op,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
     attrs: Mapping[str, float | bool] | None = None,
@@ -119,9 +121,10 @@ def config(
     static: bool = False,
 ) -> Config:
     """The checked configuration."""
-    if op not in OPS:
+    if not isinstance(op, Op) and op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
-    row = OPS[op]
+    row = op if isinstance(op, Op) else OPS[op]
+    op = row.name
     kind = dtype_of(op, dtype)
     given = checked_sizes(op, sizes or {}, LETTERS)
     given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
@@ -154,7 +157,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 def _not_native(c: Config) -> str:
     """Why ONNX's own LSTM or GRU does not compute the same; empty if it does."""
-    cell = "GRU" if c.module is gru else "LSTM"
+    cell = "GRU" if "r" in c.op.gates else "LSTM"
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
     if not c.op.sequence:
@@ -354,7 +357,7 @@ def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
         parts[word] = f"{name}_{word.replace('+', '_')}"
         if source := _source(c.op, word):
             nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
-        elif word[0].isdigit():  # 4H of a gradient that takes no weights
+        elif word[0].isdigit():  # that many gates, whose weights are no input or are two
             nodes += [*_shape(c, f"{name}_cells", ["H"]), constant(f"{name}_gates", np.array([int(word[0])], np.int64))]
             nodes.append(node("Mul", [f"{name}_cells", f"{name}_gates"], [parts[word]]))
         else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
@@ -402,8 +405,9 @@ def _given(c: Config, names: set[str]) -> Nodes:
         "int_0": 0,
         "int_1": 1,
     }
-    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "H_H": "H H", "H_H_H_H": "H H H H"}
-    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_4H": "T B 4H"}
+    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "HH_H": "2H H"}
+    sizes |= {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"}
+    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_3H": "T B 3H", "T_B_4H": "T B 4H"}
     return [
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
@@ -467,7 +471,7 @@ def build(
     Parameters
     ----------
     op : str
-        Any of the twelve: ``"BlockLSTM"``, ``"block_gru_grad"``, ...
+        Any op: ``"BlockLSTM"``, ``"block_gru_grad"``, ...
     dtype : str or numpy dtype
         float32, float64 or float16. float16 is for storage: a step computes in float32, as `blockcell.raw_ops` does.
     sizes : dict, optional
@@ -504,7 +508,8 @@ def build(
 
     Notes
     -----
-    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`.
+    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
+    `onnx_export.gru_reset_after`.
     """
     c = replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions)
     imports = [helper.make_opsetid("", opset)]
@@ -559,4 +564,4 @@ def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
 
 def _doc(c: Config) -> str:
     """The equations, from the module that has the text."""
-    return f"{c.op.name} of TensorFlow's block RNN ops.\n\n{c.module.__doc__}"
+    return f"{c.op.name} of blockcell.{c.op.module}.\n\n{c.module.__doc__}"

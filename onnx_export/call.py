@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
-from blockcell.files import PEEPHOLES, SHAPES, Stored, cells, check_arrays
+from blockcell.files import PEEPHOLES, Stored, cells, check_arrays, shapes_of
 from blockcell.layers import GRUState, LSTMState
 from blockcell.layers.arguments import read_parts
 from blockcell.layers.shared import NoState
@@ -39,13 +39,13 @@ class LayerCall:
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
-        stateless = not any(STATES[kind]._fields for _, kind in cells(tree))
+        stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
         with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
         if not train:
             self._shapes = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
             self._shapes |= _of_native(tree, self._shapes)
-        names = (prefix + name for prefix, kind in cells(tree) for name in SHAPES[kind])
+        names = (prefix + name for prefix, cell in cells(tree) for name in shapes_of(cell))
         self._weights = [name for name in names if name in self._shapes]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
@@ -67,9 +67,11 @@ class LayerCall:
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
         bias, gates = {"LSTM": "b", "GRU": "b_c", "Dense": "b"}, {"LSTM": 4, "GRU": 1, "Dense": 1}
-        hidden = {p: weights[p + bias[kind]][0] // gates[kind] for p, kind in cells(self.tree)}
+        hidden = {p: weights[p + bias[cell["type"]]][0] // gates[cell["type"]] for p, cell in cells(self.tree)}
 
-        states = {p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell]._fields}
+        states = {
+            p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell["type"]]._fields
+        }
         y = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", hidden)]}
         first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
         inputs, outputs = {"x": x} | first, y | states
@@ -188,20 +190,20 @@ def _dims(kind: Any) -> list[int | str]:
 def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM or GRU."""
     found: dict[str, tuple[int, ...]] = {}
-    for prefix, kind in cells(tree):
+    for prefix, cell in cells(tree):
         given = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
         if "R" not in given:
             continue
         inputs, hidden = ((given.get(name) or (0,))[-1] for name in ("W", "R"))
-        rows = (4 if kind == "LSTM" else 3) * hidden
+        rows = (4 if cell["type"] == "LSTM" else 3) * hidden
         expected = {"W": (1, rows, inputs), "R": (1, rows, hidden), "B": (1, 2 * rows)}
         if "P" in given:
             expected["P"] = (1, 3 * hidden)
         if given != expected:
             what = f"its {prefix}W, R and B" if "P" not in given else f"its {prefix}W, R, B and P"
             raise ValueError(f"{what} have the shapes {[*given.values()]}; expected {[*expected.values()]}")
-        names = [name for name in SHAPES[kind] if name not in PEEPHOLES or "P" in given]
-        found |= {prefix + name: sizes_of(SHAPES[kind][name], {"I": inputs, "H": hidden}) for name in names}
+        shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in PEEPHOLES or "P" in given}
+        found |= {prefix + name: sizes_of(shape, {"I": inputs, "H": hidden}) for name, shape in shapes.items()}
     return found
 
 

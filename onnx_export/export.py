@@ -27,7 +27,7 @@ from blockcell import __version__
 from blockcell._read import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from blockcell.optable import OPS, Array, Tensor
+from blockcell.optable import OPS, Array, Op, Tensor
 
 from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, constant, dtype_of, function, packed
 from .link import drop_import
@@ -35,12 +35,25 @@ from .loops import Nodes, needed, node, renamed
 
 ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softmax": "Softmax"}
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
-# The ops whose texts the functions have, by the order of the gates. A function has no op's name, because its inputs and
-# outputs are not those of the op.
+
+
+def _step_of(op: Op) -> Op:
+    """A sequence's op without time, where there is none of a single step."""
+    inputs, outputs = (
+        tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
+        for tensors in (op.inputs, op.outputs)
+    )
+    return replace(op, sequence=False, inputs=inputs, outputs=outputs)
+
+
+# The ops whose texts the functions have, by the order of an LSTM's gates and by where a GRU resets. A function has no
+# op's name, because its inputs and outputs are not those of the op.
+RESET_AFTER = OPS["block_gru_reset_after"]
 OPS_OF = {
-    "icfo": {"Step": "LSTMBlockCell", "": "BlockLSTM", "Grad": "BlockLSTMGrad"},
-    "ifco": {"Step": "LSTMBlockCell", "": "BlockLSTMV2", "Grad": "BlockLSTMGradV2"},
-    "ru": {"Step": "GRUBlockCell", "": "block_gru", "Grad": "block_gru_grad"},
+    "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
+    "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
+    "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
+    "after": {"Step": _step_of(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
 }
 
 
@@ -442,7 +455,7 @@ class _Model:
         directions, parts, start = layer._directions_of_x(), [], 0
         for size, backwards in directions:
             ints = map(self._ints, (start, start + size, axis))
-            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, backwards))
+            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, bool(backwards)))
             start += size
         return parts
 
@@ -463,23 +476,27 @@ class _Model:
     ) -> Config:
         """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
         `last`, after the last step."""
-        described: dict[str, float | bool] = {"use_peephole": "wci" in cell.weights} if isinstance(cell, LSTM) else {}
-        if isinstance(cell, LSTM) and kind != "Grad":
-            described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-        gates = getattr(cell, "gate_order", "")
-        name = OPS_OF[gates or "ru"][kind]
-        known = {attribute.name for attribute in OPS[name].attributes}
+        described: dict[str, float | bool] = {}
+        if isinstance(cell, LSTM):
+            ops = OPS_OF[cell.gate_order]
+            described["use_peephole"] = "wci" in cell.weights
+            if kind != "Grad":
+                described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        else:
+            ops = OPS_OF["after" if cell.reset_after else "before"]
+        row = ops[kind]
+        known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
         where = f"export: {prefix.rstrip('.')}: " if prefix else "export: "
         try:
-            c = config(name, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
+            c = config(row, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
         except ValueError as error:
-            raise ValueError(str(error).replace(f"{name}: ", where, 1)) from None
+            raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
         op = replace(
             c.op,
-            gates=OPS[OPS_OF[gates or "ru"][""]].gates,  # LSTMBlockCell itself has one order only
+            gates=ops[""].gates,  # LSTMBlockCell itself has one order only
             outputs=(
                 *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
                 *(Tensor(f"{name}_last", "B H") for name in last),

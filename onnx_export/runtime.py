@@ -40,7 +40,7 @@ class Provider:
 
 PROVIDERS = {
     "cpu": Provider("CPUExecutionProvider", ("scan",)),
-    # TF32 has ten bits of fraction; whether this reaches cuDNN's LSTM is not known, so "native" is not chosen.
+    # TF32 has ten bits of fraction; whether this reaches cuDNN's LSTM and GRU is not known, so "native" is not chosen.
     "cuda": Provider("CUDAExecutionProvider", ("scan",), {"use_tf32": "0"}),
     # A Scan or Loop is run by the CPU, which fetches the states from the GPU at every step.
     "webgpu": Provider("WebGpuExecutionProvider", ("native", "unroll")),
@@ -171,7 +171,8 @@ class Running:
             raise RuntimeError(
                 f"provider is {self.provider!r}, but it has no kernel for a part of {self._model.graph.name}; expected "
                 "a model of opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has kernels for "
-                f"LSTMs without peephole alone (onnxruntime: {error})"
+                "LSTMs without peephole and GRUs that reset after the product alone "
+                f"(onnxruntime: {error})"
             ) from error
         active = session.get_providers()
         if active[0] != about.name:

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from blockcell import ops as own_ops
 from blockcell import raw_ops
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import DTYPES, LETTERS, OPS, GRUStates, LSTMStates, Op, sizes_of
+from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
 
 from .build import build, config
 
@@ -132,7 +132,7 @@ def verify(
     Parameters
     ----------
     ops : str or iterable of str, optional
-        Names of ops; None: all twelve.
+        Names of ops; None: all.
     dtypes : str or iterable
         Any of float32, float64 and float16.
     sizes : dict or sequence of dict
@@ -254,8 +254,9 @@ def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, .
 
 def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:
     """Random arguments, the same ones every time; saved states are those of the forward op."""
-    states_of = GRUStates if "r" in op.gates else LSTMStates
-    saved = () if op.result is states_of else states_of._fields
+    kernel = op.kernel.removesuffix("_grad").removesuffix("_vjp")
+    forward = next(row for row in OPS.values() if (row.kernel, row.gates) == (kernel, op.gates))
+    saved = [tensor.name for tensor in forward.outputs] if forward is not op else []
     values: dict[str, Any] = {"seq_len_max": sizes["T"]} if op.sequence else {}
     for tensor in op.inputs:
         if tensor.name not in saved:
@@ -264,9 +265,6 @@ def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str,
             scale = 1.5 / np.sqrt(max(1, shape[0])) if tensor.shape.startswith("I+H") else 1.0
             values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
     if saved:
-        forward = next(
-            row for row in OPS.values() if row.gates == op.gates and row.sequence == op.sequence
-        )  # the first one: its gradients come after it in the table
         inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}
         switches = {"use_peephole": True} if forward.attributes else {}
         states = FORMULAS[forward.name](**{key: v for key, v in values.items() if key in inputs}, **switches)._asdict()

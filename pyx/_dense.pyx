@@ -5,26 +5,30 @@ kernel needs and how many threads are of use to it.  Kernels return the nanoseco
 """
 from cpython.pycapsule cimport PyCapsule_New
 
-from dense cimport Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream
+from dense cimport (
+    Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
+    take_batch_first
+)
 from source cimport BLOCKCELL_SOURCE
+from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 
 
 cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef Forward p = forward_of(rows, I, O, itemsize, 0, num_threads)
+    cdef Forward p = forward_of(rows, 1, I, O, itemsize, 0, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
 def dense_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef Forward p = forward_of(1, I, O, itemsize, 0, 1)
+    cdef Forward p = forward_of(1, 1, I, O, itemsize, 0, 1)
     return p.w.count * p.w.size * itemsize + 64, 1
 
 
 def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packed):
     """Pack a layer's weights as its kernel reads them."""
-    cdef Forward p = forward_of(1, w.shape[0], w.shape[1], computed_size(&w[0, 0]), 0, 1)
+    cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1], computed_size(&w[0, 0]), 0, 1)
     p.w.base = aligned(packed)
     run_pack(&p, &w[0, 0], &b[0])
 
@@ -34,14 +38,14 @@ def dense_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_
 
 
 def dense_layer(
-    const store[:, :, ::1] x, unsigned char[::1] packed, store[:, :, :] y, const unsigned char[:, ::1] marks,
+    const store[:, :, :] x, unsigned char[::1] packed, store[:, :, :] y, const unsigned char[:, ::1] marks,
     int activation, unsigned char[::1] work, int num_threads, int ready
 ):
-    """y's rows may be parts of longer ones."""
-    cdef Forward p = forward_of(x.shape[0] * x.shape[1], x.shape[2], y.shape[2], computed_size(&x[0, 0, 0]), activation,
+    """The rows of x and y may lie anywhere."""
+    cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], y.shape[2], computed_size(&x[0, 0, 0]), activation,
                                 num_threads)
     cdef long long nanoseconds
-    p.y_stride = y.strides[1] // sizeof(store)
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     if marks is not None:
         p.marks = &marks[0, 0]
     p.w.base = aligned(packed)
@@ -53,21 +57,23 @@ def dense_layer(
 def dense_layer_grad_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads
 ):
-    cdef Backward p = backward_of(T * B, I, O, itemsize, 0, num_threads)
+    cdef Backward p = backward_of(T, B, I, O, itemsize, 0, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
 def dense_layer_grad(
-    const store[:, :, ::1] x, const store[:, ::1] w, const store[:, :, ::1] y, const store[:, :, ::1] y_grad,
-    store[:, :, ::1] x_grad, store[:, ::1] w_grad, store[::1] b_grad, const unsigned char[:, ::1] marks, int activation,
+    const store[:, :, ::1] x, const store[:, ::1] w, const store[:, :, ::1] y, const store[:, :, :] y_grad,
+    store[:, :, :] x_grad, store[:, ::1] w_grad, store[::1] b_grad, const unsigned char[:, ::1] marks, int activation,
     unsigned char[::1] work, int num_threads, int ready
 ):
-    cdef Backward p = backward_of(x.shape[0] * x.shape[1], w.shape[0], w.shape[1], computed_size(&x[0, 0, 0]),
+    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
+    cdef Backward p = backward_of(x.shape[0], x.shape[1], w.shape[0], w.shape[1], computed_size(&x[0, 0, 0]),
                                   activation, num_threads)
     cdef Arrays a
     cdef long long nanoseconds
     a.w, a.y, a.y_grad = &w[0, 0], &y[0, 0, 0], &y_grad[0, 0, 0]
     a.x_grad, a.w_grad, a.b_grad = &x_grad[0, 0, 0], &w_grad[0, 0], &b_grad[0]
+    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     if marks is not None:
         p.marks = &marks[0, 0]
     with nogil:
@@ -94,11 +100,13 @@ def dense_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py
 
 def dense_stream(
     const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O,
-    int activation, int num_threads
+    bint batch_first, int activation, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef StreamPlan s
-    s.p = forward_of(T * B, I, O, computed_size(&b[0]), activation, num_threads)
+    s.p = forward_of(T, B, I, O, computed_size(&b[0]), activation, num_threads)
     s.storage = storage_of(&b[0])
     s.p.w.base = aligned(packed)
+    if batch_first:
+        take_batch_first(&s.p)
     return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

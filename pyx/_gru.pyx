@@ -13,8 +13,9 @@ from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, Gru, backward_of, forward_of, use_panels
+from plan cimport Backward, Forward, Gru, backward_of, forward_of, take_batch_first, use_panels
 from source cimport BLOCKCELL_SOURCE
+from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
@@ -194,11 +195,11 @@ def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ss
 
 
 def gru_layer(
-    const store[:, :, ::1] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
+    const store[:, :, :] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
     store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
     unsigned char[::1] work, int num_threads, int ready
 ):
-    """A layer's h goes to y, whose rows may be parts of longer ones, and r, u, c to `saved`, unless None."""
+    """A layer's h goes to y, and r, u, c to `saved`, unless None.  The rows of x and y may lie anywhere."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -210,7 +211,7 @@ def gru_layer(
     for k in range(OUT_R, OUT_C + 1):
         outputs[k] = NULL if saved is None else &saved[k - OUT_R, 0, 0, 0]
     outputs[OUT_H], outputs[H_LAST] = &y[0, 0, 0], &h_last[0, 0]
-    p.y_stride = y.strides[1] // sizeof(store)
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]
@@ -226,11 +227,12 @@ def gru_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, 
 
 def gru_layer_grad(
     const store[:, :, ::1] x, const store[:, ::1] h, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, ::1] y_grad,
-    const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
+    const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, :] y_grad,
+    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
     store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, const unsigned char[:, ::1] marks,
     bint reverse, unsigned char[::1] work, int num_threads, int ready
 ):
+    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -245,6 +247,7 @@ def gru_layer_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[D_C_BAR] = &x_grad[0, 0, 0], &h_grad[0, 0], NULL
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &b_ru_grad[0], &b_c_grad[0]
+    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]
@@ -273,7 +276,7 @@ def gru_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 def gru_stream(
     const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    int num_threads
+    bint batch_first, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef StreamPlan s
@@ -281,4 +284,6 @@ def gru_stream(
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b_ru[0]), True, num_threads)
     s.storage = storage_of(&b_ru[0])
     use_panels(&s.p, aligned(packed))
+    if batch_first:
+        take_batch_first(&s.p)
     return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

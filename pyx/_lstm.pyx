@@ -16,9 +16,12 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, WCF, WCF_GRAD,
     WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, use_panels
+from plan cimport (
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, use_panels
+)
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
+from steps cimport strided
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
 
@@ -179,7 +182,7 @@ cdef void dicfo_rows(
         row = d + r * p.Ns
         for j in range(p.J):
             clear(d_cs, L)
-            lstm_grad_line(p, c, inputs, inputs[CS_PREV] + r * p.H, work + p.peep, j, r, zero, d_cs, row)
+            lstm_grad_line(p, c, inputs, inputs[CS_PREV] + r * p.H, work + p.peep, j, 0, r, zero, d_cs, row)
             store_line(outputs[CS_PREV_GRAD] + r * p.H + j * L, d_cs, p.H - j * L)
         if store is half:
             store_row(outputs[DICFO] + r * p.N[0], row, p.N[0])
@@ -287,12 +290,12 @@ def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 
 def lstm_layer(
-    const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
+    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
     store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last, store[:, ::1] h_last,
     const unsigned char[:, ::1] marks, bint reverse, double forget_bias, double cell_clip, bint use_peephole,
     unsigned char[::1] work, int num_threads, int ready
 ):
-    """A layer's h goes to y, whose rows may be parts of longer ones; i, cs, f, o, ci, co go to `saved`, unless None."""
+    """A layer's h goes to y; i, cs, f, o, ci, co go to `saved`, unless None.  The rows of x and y may lie anywhere."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -304,7 +307,7 @@ def lstm_layer(
     for k in range(OUT_I, OUTS):
         outputs[k] = NULL if saved is None else &saved[k - OUT_I, 0, 0, 0]
     outputs[OUT_H], outputs[CS_LAST], outputs[H_LAST] = &y[0, 0, 0], &cs_last[0, 0], &h_last[0, 0]
-    p.y_stride = y.strides[1] // sizeof(store)
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]
@@ -321,12 +324,13 @@ def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
 def lstm_layer_grad(
     const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[:, :, :, ::1] saved,
-    const store[:, :, ::1] y, const store[:, :, ::1] y_grad, const store[:, ::1] cs_last_grad,
-    const store[:, ::1] h_last_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_grad, store[:, ::1] h_grad,
+    const store[:, :, ::1] y, const store[:, :, :] y_grad, const store[:, ::1] cs_last_grad,
+    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, store[:, ::1] cs_grad, store[:, ::1] h_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
     const unsigned char[:, ::1] marks, bint reverse, bint use_peephole, bint ifco, unsigned char[::1] work,
     int num_threads, int ready
 ):
+    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
@@ -343,6 +347,7 @@ def lstm_layer_grad(
     outputs[X_GRAD], outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0]
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
+    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]
@@ -371,7 +376,7 @@ def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_
 
 def lstm_stream(
     const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    double forget_bias, double cell_clip, bint use_peephole, int num_threads
+    bint batch_first, double forget_bias, double cell_clip, bint use_peephole, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef StreamPlan s
@@ -379,4 +384,6 @@ def lstm_stream(
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b[0]), True, num_threads)
     s.storage = storage_of(&b[0])
     use_panels(&s.p, aligned(packed))
+    if batch_first:
+        take_batch_first(&s.p)
     return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

@@ -48,7 +48,7 @@ cdef class Plan:
     cdef Run run
     cdef Py_ssize_t T, B, size  # bytes of scratch
     cdef int threads, planned  # there may be; are of use
-    cdef bint brief
+    cdef bint batch_first, brief
 
     cdef execute(self, char *work, const void *x, void *y, const void **first, void **last):
         cdef const void *plan = PyBytes_AS_STRING(self.parameters)
@@ -64,16 +64,19 @@ cdef class Plan:
             report(lost)
 
 
-cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B):
+cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B, bint batch_first):
     """The last one, where it is of the same."""
     cdef int threads = number_of_threads[0]
     cdef Plan plan
-    if last is not None and last.weights is weights and last.T == T and last.B == B and last.threads == threads:
+    if (
+        last is not None and last.weights is weights and last.T == T and last.B == B and last.threads == threads
+        and last.batch_first == batch_first
+    ):
         return last
     plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned = layer._stream_kernel(weights, T, B, threads)
+    kernel, plan.parameters, plan.size, plan.planned = layer._stream_kernel(weights, T, B, batch_first, threads)
     plan.run = <Run> PyCapsule_GetPointer(kernel, NULL)
-    plan.weights, plan.T, plan.B, plan.threads = weights, T, B, threads
+    plan.weights, plan.T, plan.B, plan.threads, plan.batch_first = weights, T, B, threads, batch_first
     plan.brief = T * B * (layer.input_size + layer.hidden_size) * layer.hidden_size < SHORT
     return plan
 
@@ -106,17 +109,22 @@ cdef class Runner:
         self.states = len(layer._state._fields)
         self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
 
-    def call(self, layer, weights, x, state):
-        """What ``layer(x, state)`` returns, or None where something has to be converted, or explained."""
+    def call(self, layer, dict weights, x, state, batch_first):
+        """What ``layer(x, state, batch_first=...)`` returns, with one of all `weights`; None where something has to be
+        converted, or explained."""
         cdef Py_ssize_t T, B
         cdef int k
+        cdef bint turned
         cdef const void *first[STATES]
         cdef void *last[STATES]
         cdef char *work
         cdef Plan plan
         if not is_shaped(x, self.type_number, 3, -1, -1, self.inputs):
             return None
-        T, B = PyArray_DIMS(<ndarray> x)[0], PyArray_DIMS(<ndarray> x)[1]
+        if batch_first is not True and batch_first is not False:
+            return None
+        turned = batch_first is True
+        T, B = PyArray_DIMS(<ndarray> x)[turned], PyArray_DIMS(<ndarray> x)[not turned]
         if T == 0 or B == 0 or self.cells == 0:
             return None
         if state is not None and (type(state) is not self.state or len(<tuple> state) != self.states):
@@ -128,7 +136,7 @@ cdef class Runner:
                 if not is_shaped(part, self.type_number, 2, 0, B, self.cells):
                     return None
                 first[k] = PyArray_BYTES(<ndarray> part)
-        y = empty((T, B, self.cells), self.dtype)
+        y = empty((B, T, self.cells) if turned else (T, B, self.cells), self.dtype)
         after = []
         for k in range(self.states):
             part = empty((B, self.cells), self.dtype)
@@ -136,7 +144,7 @@ cdef class Runner:
             after.append(part)
         with cython.critical_section(self):
             plan = self.plan
-        plan = plan_of(plan, layer, weights, T, B)
+        plan = plan_of(plan, layer, weights[layer], T, B, turned)
         with cython.critical_section(self):
             self.plan = plan
         work = <char *> PyMem_RawMalloc(plan.size)
@@ -269,9 +277,9 @@ cdef class Stream:
         if self.cells == 0:
             return
         if T == 1:
-            plan = self.step_plan = plan_of(self.step_plan, self.layer, self.weights, 1, self.batch)
+            plan = self.step_plan = plan_of(self.step_plan, self.layer, self.weights, 1, self.batch, False)
         else:
-            plan = self.block_plan = plan_of(self.block_plan, self.layer, self.weights, T, self.batch)
+            plan = self.block_plan = plan_of(self.block_plan, self.layer, self.weights, T, self.batch, False)
         if plan.size > self.room:
             self.memory = numpy.empty(plan.size, numpy.uint8)
             self.room = plan.size

@@ -1,10 +1,11 @@
-"""The backward pass of both cells: `backward` is the list of its phases, and where threads wait for each other.
+"""The backward pass of all cells: `backward` is the list of its phases, and where threads wait for each other.
 
     load incoming gradients, pack w.T  ->  for each step, the last one first: gate gradients d of the step
     ->  h_prev_grad, x_grad  ->  gradients of weights and biases
 
 The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
-pre-activations side by side: dicfo of an LSTM; d_r_bar, d_u_bar, d_c_bar of a GRU (lstm.pxd and gru.pxd compute them).
+pre-activations side by side: dicfo of an LSTM; d_r_bar, d_u_bar, d_c_bar of a GRU, and d_hc if it resets after the
+product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
 """
 from cython.parallel cimport parallel, prange
 
@@ -12,13 +13,14 @@ from gradients cimport (
     PLAIN, add_columns, input_grad, input_grads, pack_inputs, pack_transposed, tiles_of, weight_grad_rows
 )
 from gru cimport candidate_grad_line, gates_grad_line
+from gru_reset_after cimport bars_grad_line
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
 from operands cimport (
-    BIAS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV, H_PREV_GRAD, OUT_CS,
+    BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV, H_PREV_GRAD, OUT_CS,
     OUT_H, OUT_R, W, W_C_GRAD, W_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Gru, Lstm, cell, gates_of, products_of
+from plan cimport Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of
 from real cimport real
 from steps cimport ENDED, FRESH, input_row, marked, step_at
 from team cimport Team, barrier, gather, join, lost, share
@@ -62,7 +64,7 @@ cdef inline void pack_weights(
     cdef int n
     for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
         j = k - p.h_panels
-        for n in range(products_of(c)):
+        for n in range(matrices_of(c)):
             if k < p.h_panels:
                 pack_transposed(work + p.w_h[n] + k * p.panel[n], inputs[W + n] + p.I * p.N[n], p.N[n], p.H, k)
             else:
@@ -81,7 +83,7 @@ cdef inline real *own_panel(
 cdef inline const real *h_panel(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, int n, Py_ssize_t j
 ) noexcept nogil:
-    """Panel j of product n's transposed weights for h; a single step packs it first."""
+    """Panel j of matrix n's transposed weights for h; a single step packs it first."""
     cdef real *panel
     if p.packs_all:
         return work + p.w_h[n] + j * p.panel[n]
@@ -92,10 +94,11 @@ cdef inline const real *h_panel(
 
 cdef inline void state_grad_rows(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, const real *panel,
-    Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+    const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
-    step's dicfo, or its d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, batch rows b0 to b1."""
+    step's d, or of the GRU with two products d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, batch rows b0 to
+    b1.  `panel` and `panel2` are those of the two matrices of weights; that GRU needs the first one alone here."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
@@ -116,6 +119,9 @@ cdef inline void state_grad_rows(
                     carry[l] = d_h[l]
         if k < p.steps.T - 1:
             product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], panel + p.panel[0], first)
+            if cell is ResetAfter:
+                product(acc, m, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1], panel2 + p.panel[1],
+                        first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -139,13 +145,15 @@ cdef inline void state_grad_rows(
                 elif marked(&p.steps, k, r, ENDED):
                     for l in range(L):
                         d_h[l] = carry[l]
-                    for l in range(gates_of(c)):
+                    for l in range(columns_of(c)):
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 elif cell is Lstm:
                     clear(d_h, L)
-                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t * p.B + r, carry, d_cs, d)
+                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, r, carry, d_cs, d)
+                elif cell is ResetAfter:
+                    bars_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
                 else:
-                    candidate_grad_line(p, inputs, before, at, t * p.B + r, carry, d_h, d)
+                    candidate_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
         b += m
         first += TILES
 
@@ -164,7 +172,7 @@ cdef inline void reset_grad_rows(
     while b < b1:
         m = row_group(b1 - b, TILES * ROWS)
         clear(acc, m * LINES * L)
-        product(acc, m, lines, d + b * p.Ns + p.column[1], p.Ns, panel, p.N[1], panel + p.panel[1], first)
+        product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], panel + p.panel[1], first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
                 before = input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, t * p.B + b + q)
@@ -183,13 +191,16 @@ cdef inline void state_grads(
     """One part of `state_grad_rows` for the step processed as number k."""
     cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
     cdef const real *panel
+    cdef const real *panel2 = NULL
     if p.by_rows or not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
         j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
     for j in range(j0, j1):
         panel = work + p.w_h[0] + j * p.panel[0]
-        state_grad_rows(p, c, inputs, outputs, work, panel, j, k, b0, b1)
+        if cell is ResetAfter:
+            panel2 = work + p.w_h[1] + j * p.panel[1]
+        state_grad_rows(p, c, inputs, outputs, work, panel, panel2, j, k, b0, b1)
 
 
 cdef inline void reset_grads(
@@ -226,10 +237,10 @@ cdef inline void x_grads(
     """One part of the tiles of x_grad."""
     cdef Py_ssize_t K = 0
     cdef const real *panels = NULL
-    if cell is Gru:
+    if matrices_of(c) > 1:
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0], panels, K, number,
-                parts)
+    input_grads(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0],
+                panels, K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -239,8 +250,9 @@ cdef inline void single_step_grads(
     """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
     cdef Py_ssize_t j, k, j0 = 0, j1 = p.h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
     cdef real *panel = own_panel(p, c, work, number, 0)
-    cdef real *panel_c = own_panel(p, c, work, number, 1)
-    if cell is Gru:
+    cdef real *panel2 = own_panel(p, c, work, number, 1)
+    cdef const real *h_panel2 = NULL
+    if matrices_of(c) > 1:
         K = p.N[1]
     if p.by_rows:
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
@@ -248,13 +260,16 @@ cdef inline void single_step_grads(
         j0, j1 = share(p.h_panels + p.x_panels, number, parts), share(p.h_panels + p.x_panels, number + 1, parts)
     for j in range(j0, j1):
         if j < p.h_panels:
-            state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), j, -1, b0, b1)
+            if cell is ResetAfter:
+                h_panel2 = h_panel(p, c, inputs, work, number, 1, j)
+            state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), h_panel2, j, -1,
+                            b0, b1)
             continue
         k = j - p.h_panels
         pack_transposed(panel, inputs[W], p.N[0], p.I, k)
-        if cell is Gru:
-            pack_transposed(panel_c, inputs[W + 1], K, p.I, k)
-        input_grad(outputs[X_GRAD] + b0 * p.I, p.I, work + p.d + b0 * p.Ns, p.Ns, b1 - b0, panel, p.N[0], panel_c, K, k)
+        if K > 0:
+            pack_transposed(panel2, inputs[W + 1], K, p.I, k)
+        input_grad(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, b0, b1, panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(
@@ -267,9 +282,10 @@ cdef inline void last_grads(
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
         if cell is Lstm:
             store_row(outputs[CS_PREV_GRAD] + b * p.H, work + p.d_cs + b * p.Hs, p.H)
-        elif outputs[D_C_BAR] is not NULL:
-            store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
-            store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
+        elif cell is Gru:
+            if outputs[D_C_BAR] is not NULL:
+                store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
+                store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
     if cell is Lstm:
         if c.peephole:
             for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
@@ -281,7 +297,7 @@ cdef inline void pack_block(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the rows of x and h_prev (h_prev * r for the GRU's second product), of a block of rows from r0 on."""
+    """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on."""
     cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r
     cdef const store *scale
     for k in range(share(kb, number, parts), share(kb, number + 1, parts)):
@@ -306,29 +322,39 @@ cdef inline real *weight_grad_of(
 
 
 cdef inline void weight_grads(
-    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
+    Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the columns of product n's weight gradient, [x, h_prev].T @ d, and bias gradient, the sum of d: add a
-    block of rows, from r0 on."""
+    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias, the sum of
+    d: add a block of rows, from r0 on.  For the rows for h, and a bias of their own, d may be in another column."""
     cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
     cdef Py_ssize_t m, l
     cdef const real *d = work + p.d + r0 * p.Ns + p.column[n]
+    cdef const real *d_h = work + p.d + r0 * p.Ns + p.h_column[n]
     cdef double *sums = <double *> (work + p.sums)
+    cdef double *sums_h = sums + lines * L
+    cdef bint apart = d_h != d
     cdef real *panel = work + p.d_panels + number * min(<Py_ssize_t> ROW_BLOCK, rows) * PLAIN * L
     cdef real *out = weight_grad_of(p, work, outputs, n)
     while j < end:
         m = min(<Py_ssize_t> PLAIN, end - j)
         if r0 == 0:
-            for l in range(m * L):
-                sums[j * L + l] = 0
+            clear(sums + j * L, m * L)
         pack_rows(panel, m, d + j * L, p.Ns, N - j * L, kb)
         add_columns(sums + j * L, panel, m, kb)
         weight_grad_rows(out + j * L, N, p.I, work + p.x, p.tiles, panel, m, N - j * L, kb, r0 == 0)
+        if apart:
+            if r0 == 0:
+                clear(sums_h + j * L, m * L)
+            pack_rows(panel, m, d_h + j * L, p.Ns, N - j * L, kb)
+            add_columns(sums_h + j * L, panel, m, kb)
         weight_grad_rows(out + p.I * N + j * L, N, p.H, work + p.states, p.tiles, panel, m, N - j * L, kb, r0 == 0)
         if r0 + kb == rows:
             for l in range(j * L, min((j + m) * L, N)):
                 narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
+                if apart:
+                    narrow(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
         j += m
 
 
@@ -339,7 +365,7 @@ cdef inline void narrow_weight_grads(
     cdef Py_ssize_t rows = p.I + p.H, k
     cdef int n
     for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
-        for n in range(products_of(c)):
+        for n in range(matrices_of(c)):
             store_row(outputs[W_GRAD + n] + k * p.N[n], work + p.w_grad[n] + k * p.N[n], p.N[n])
 
 
@@ -349,11 +375,11 @@ cdef inline void all_weight_grads(
     """All of them, if there is only one part."""
     cdef Py_ssize_t r
     cdef int n
-    for n in range(products_of(c)):
+    for n in range(matrices_of(c)):
         r = 0
         while r < p.steps.T * p.B:
             pack_block(p, c, inputs, work, 0, 1, n, r)
-            weight_grads(p, outputs, work, 0, 1, n, r)
+            weight_grads(p, c, outputs, work, 0, 1, n, r)
             r += ROW_BLOCK
     if store is half:
         narrow_weight_grads(p, c, outputs, work, 0, 1)
@@ -417,14 +443,14 @@ cdef inline long long backward(
             barrier(&team)
         for part in prange(parts, schedule="static"):
             last_grads(p, c, inputs, outputs, work, part, parts)
-        while weights and n < products_of(c):
+        while weights and n < matrices_of(c):
             r = 0
             while r < rows:
                 for part in prange(parts, schedule="static"):
                     pack_block(p, c, inputs, work, part, parts, n, r)
                 barrier(&team)
                 for part in prange(parts, schedule="static"):
-                    weight_grads(p, outputs, work, part, parts, n, r)
+                    weight_grads(p, c, outputs, work, part, parts, n, r)
                 barrier(&team)
                 r = r + ROW_BLOCK
             n = n + 1

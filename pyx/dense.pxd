@@ -29,7 +29,7 @@ from panels cimport (
 )
 from plan cimport take
 from real cimport real
-from steps cimport ENDED
+from steps cimport ENDED, Layout, layout_of, place
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
     DOUBLE, HALF, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line, load_row,
@@ -127,9 +127,9 @@ cdef inline called softmax_grad(const real *restrict y, real *restrict d, Py_ssi
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
-    Py_ssize_t rows, I, O
+    Py_ssize_t rows, B, I, O
     Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
-    Py_ssize_t y_stride  # of rows of the output
+    Layout x_layout, y_layout
     const unsigned char *marks  # of the rows, or NULL
     int activation
     Py_ssize_t threads  # that are of use
@@ -141,11 +141,13 @@ cdef struct Forward:
 
 
 cdef inline Forward forward_of(
-    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """The plan of a forward pass."""
     cdef Forward p
-    p.rows, p.I, p.O, p.y_stride = rows, I, O, O
+    cdef Py_ssize_t rows = T * B
+    p.rows, p.B, p.I, p.O = rows, B, I, O
+    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
     p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
@@ -162,6 +164,17 @@ cdef inline Forward forward_of(
     p.part += THREAD_GAP * p.L
     p.total = p.threads * p.part
     return p
+
+
+cdef inline void take_batch_first(Forward *p) noexcept nogil:
+    """Say that x is [B,T,I] and y [B,T,O]."""
+    p.x_layout.step, p.x_layout.row = p.I, p.rows // p.B * p.I
+    p.y_layout.step, p.y_layout.row = p.O, p.rows // p.B * p.O
+
+
+cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noexcept nogil:
+    """Where row r = t * B + b begins."""
+    return r * a.row if a.step == B * a.row else place(a, r // B, r % B)
 
 
 cdef inline bint ended(const unsigned char *marks, Py_ssize_t r) noexcept nogil:
@@ -187,7 +200,7 @@ cdef inline void finish(
                 clear(line, L)
             elif p.activation != NONE:
                 activate(line, p.activation)
-            store_line(y + (r + q) * p.y_stride + at, line, p.O - at)
+            store_line(y + place_of(&p.y_layout, p.B, r + q) + at, line, p.O - at)
 
 
 cdef inline void softmax_rows(
@@ -200,7 +213,7 @@ cdef inline void softmax_rows(
             clear(sums + q * p.Os, p.Os)
         else:
             softmax(sums + q * p.Os, p.O)
-        store_row(y + (r + q) * p.y_stride, sums + q * p.Os, p.O)
+        store_row(y + place_of(&p.y_layout, p.B, r + q), sums + q * p.Os, p.O)
 
 
 cdef inline void multiply_rows(
@@ -235,7 +248,7 @@ cdef inline void multiply(
     const Forward *p, const store *x, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows, or of the panels."""
-    cdef Py_ssize_t r = 0, r1 = p.rows, j0 = 0, j1 = p.w.count, n, q, stride = p.I
+    cdef Py_ssize_t r = 0, r1 = p.rows, j0 = 0, j1 = p.w.count, n, q, stride = p.x_layout.row
     cdef real *rows = work + number * p.part + p.x
     cdef real *sums = work + p.z
     cdef const real *a
@@ -249,12 +262,17 @@ cdef inline void multiply(
         if store is half:
             a, stride = rows, p.Is
             for q in range(n):
-                load_row(rows + q * p.Is, x + (r + q) * p.I, p.I)
+                load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
         else:
-            a = <const real *> x + r * p.I
-        multiply_rows(p, y, a, stride, sums, r, n, j0, j1)
-        if p.activation == SOFTMAX and (p.by_rows or parts == 1):
-            softmax_rows(p, y, sums, r, 0, n)
+            if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
+                n = min(n, p.B - r % p.B)
+            a = <const real *> (x + place_of(&p.x_layout, p.B, r))
+        if p.by_rows or parts == 1:
+            multiply_rows(p, y, a, stride, sums, r, n, j0, j1)
+            if p.activation == SOFTMAX:
+                softmax_rows(p, y, sums, r, 0, n)
+        else:
+            multiply_rows(p, y, a, stride, sums + r * p.Os, r, n, j0, j1)
         r += n
 
 
@@ -293,11 +311,11 @@ cdef inline long long run_forward(
 cdef inline void run_pack(const Forward *p, const store *w, const store *b) noexcept nogil:
     """Pack all weights, likewise."""
     if store is double:
-        pack_panels(&p.w, <double *> p.w.base, w, p.I, 0, p.w.count)
-        pack_bias(&p.w, <double *> p.w.base, b, 0, p.w.count)
+        pack_panels(&p.w, <double *> p.w.base, &w, p.I, 0, p.w.count)
+        pack_bias(&p.w, <double *> p.w.base, &b, 0, p.w.count)
     else:
-        pack_panels(&p.w, <float *> p.w.base, w, p.I, 0, p.w.count)
-        pack_bias(&p.w, <float *> p.w.base, b, 0, p.w.count)
+        pack_panels(&p.w, <float *> p.w.base, &w, p.I, 0, p.w.count)
+        pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
 
 
 cdef inline long long run_stream(
@@ -323,7 +341,8 @@ cdef struct Arrays:  # of a backward pass
 
 
 cdef struct Backward:
-    Py_ssize_t rows, I, O
+    Py_ssize_t rows, B, I, O
+    Layout d_y_layout, d_x_layout
     Py_ssize_t L, Ns  # values in a line, stride of rows of d_z in scratch
     const unsigned char *marks
     int activation
@@ -338,12 +357,13 @@ cdef struct Backward:
 
 
 cdef inline Backward backward_of(
-    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """The plan of a backward pass."""
     cdef Backward p
-    cdef Py_ssize_t block = min(rows, <Py_ssize_t> ROW_BLOCK)
-    p.rows, p.I, p.O = rows, I, O
+    cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
+    p.rows, p.B, p.I, p.O = rows, B, I, O
+    p.d_y_layout, p.d_x_layout = layout_of(B, O), layout_of(B, I)
     p.L = 64 // itemsize
     p.Ns = stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
@@ -377,7 +397,7 @@ cdef inline void z_grads(
         if ended(p.marks, r):
             clear(d, p.Ns)
             continue
-        load_row(d, y_grad + r * p.O, p.O)
+        load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
         if p.activation == NONE:
             continue
         load_row(row, y + r * p.O, p.O)
@@ -458,7 +478,7 @@ cdef inline long long backward(
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
-        input_grads(x_grad, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
+        input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
     gather(&team)
@@ -470,7 +490,7 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(parts, schedule="static"):
-            input_grads(x_grad, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part, parts)
+            input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part, parts)
         for part in prange(parts, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd

@@ -1,21 +1,22 @@
-"""The forward pass of both cells: `forward` is the list of its phases, and where threads wait for each other.
+"""The forward pass of all cells: `forward` is the list of its phases, and where threads wait for each other.
 
     load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells
     ->  store states
 
 The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
-cache, the cells (lstm.pxd, gru.pxd) compute states and outputs from it.
+cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
 
 from gru cimport candidate_cells, gates_cells
+from gru_reset_after cimport reset_after_cells
 from half cimport half
 from lstm cimport load_peepholes, lstm_cells
 from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias, pack_panels
 )
-from plan cimport Forward, Gru, Lstm, Part, cell, h_before, part_of, products_of, x_of, z_of
+from plan cimport Forward, Gru, Lstm, Part, ResetAfter, cell, h_before, part_of, products_of, x_of, z_of
 from real cimport real
 from steps cimport FRESH, load_steps, marked
 from team cimport Team, barrier, gather, join, lost, share
@@ -57,9 +58,9 @@ cdef inline void pack(
         w = &p.w[n]
         panels = <real *> w.base
         j0, j1 = share(w.count, number, parts), share(w.count, number + 1, parts)
-        pack_bias(w, panels, inputs[BIAS + n], j0, j1)
+        pack_bias(w, panels, &inputs[BIAS + n], j0, j1)
         if p.packs_all:
-            pack_panels(w, panels, inputs[W + n], p.I, j0, j1)
+            pack_panels(w, panels, &inputs[W + n], p.I, j0, j1)
         if cell is Lstm:
             if c.peephole:
                 for j in range(j0, j1):
@@ -74,7 +75,7 @@ cdef inline void load_x(
     cdef Py_ssize_t rows = part.b1 - part.b0, n = min(p.chunk, p.steps.T - k) * rows, r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], p.I, k, part.b0, rows, r0, r1)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, rows, r0, r1)
 
 
 cdef inline void multiply_x(
@@ -99,6 +100,8 @@ cdef inline void cells(
     cdef Py_ssize_t j
     if cell is Lstm:
         lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+    elif cell is ResetAfter:
+        reset_after_cells(p, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
     elif n == 0:
         for j in range(j0, j1):
             gates_cells(p, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
@@ -126,7 +129,7 @@ cdef inline void step_rows(
             a = acc
             add_bias(w, j, m, a)
             add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a, first)
+        add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a + w.apart * L, first)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
         first += TILES
@@ -140,8 +143,8 @@ cdef inline void step_row(
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
-    # Many LSTM cells in a row overlap each other in the CPU; a GRU's cells overlap the product that follows.
-    cdef Py_ssize_t j = j0, end, m, i, q, most = TILES * ROWS if cell is Lstm else ONCE
+    # Many cells in a row overlap each other in the CPU; those of a GRU with two products overlap the next product.
+    cdef Py_ssize_t j = j0, end, m, i, q, most = ONCE if cell is Gru else TILES * ROWS
     cdef real *a
     cdef real *panel
     if p.chunk == 1:
@@ -157,14 +160,14 @@ cdef inline void step_row(
                 for q in range(m):
                     add_bias(w, i + q, 1, panel + q * z_panel)
                 add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel, z_panel)
+            add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel + w.apart * L, z_panel)
             i += m
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
         j = end
 
 
 cdef inline void step_unpacked(
-    const Forward *p, const cell *c, int n, const real *h, const store *w, Py_ssize_t j0, Py_ssize_t j1, real *work,
+    const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1, real *work,
     store **outputs
 ) noexcept nogil:
     """A step's product n and its cells for the panels j0 to j1, with weights that are not packed yet."""
@@ -173,8 +176,8 @@ cdef inline void step_unpacked(
     cdef real *z = work + p.z
     for j in range(j0, j1):
         add_bias(panels, j, p.B, z + j * z_panel)
-    add_product_once(panels, w, p.I, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
-    add_product_once(panels, w + p.I * panels.gates * p.H, p.H, h, p.Hs, p.B, z, z_panel, j0, j1)
+    add_product_once(panels, w, 0, p.I, True, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
+    add_product_once(panels, w, p.I, p.H, False, h, p.Hs, p.B, z + panels.apart * p.L, z_panel, j0, j1)
     for j in range(j0, j1):
         cells(p, c, n, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, outputs)
 
@@ -193,7 +196,7 @@ cdef inline void multiply_h(
         if n == 1:
             h = rows + p.hr
     if not p.packs_all:
-        step_unpacked(p, c, n, h, inputs[W + n], part.j0[n], part.j1[n], work, outputs)
+        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], work, outputs)
         return
     if p.chunk > 1:
         row = k % p.chunk * size

@@ -7,7 +7,7 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 """
 from half cimport half
 from real cimport real
-from steps cimport Steps, input_row
+from steps cimport Layout, Steps, input_row, place
 from team cimport share
 from tile cimport (
     BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
@@ -51,36 +51,44 @@ cdef inline void pack_transposed(
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
 cdef inline void input_grad(
-    store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panel, Py_ssize_t K,
-    const real *panel2, Py_ssize_t K2, Py_ssize_t j
+    store *x_grad, const Layout *layout, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t r0,
+    Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
-    """Columns of x_grad that belong to panel j: the first K columns of d times `panel`, plus the next K2 times
-    `panel2`."""
+    """Columns of x_grad that belong to panel j, in the rows r = t * B + b from r0 to r1: the first K columns of d times
+    `panel`, plus the next K2 times `panel2`."""
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
-    cdef Py_ssize_t r = 0, m, q, g
-    while r < rows:
-        m = row_group(rows - r, TILES * ROWS)
+    cdef Py_ssize_t r = r0, t, b, m, q, g
+    cdef store *row
+    if r0 == r1:
+        return
+    t, b = r0 // B, r0 % B
+    while r < r1:
+        m = row_group(r1 - r, TILES * ROWS)
         clear(acc, m * LINES * L)
         product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K, 0)
         if K2 > 0:
             product(acc, m, n, d + r * ldd + K, ldd, panel2, K2, panel2 + n * L * K2, 0)
         for q in range(m):
+            row = x_grad + place(layout, t, b)
             for g in range(n):
-                store_line(x_grad + (r + q) * I + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
+                store_line(row + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
+            b += 1
+            if b == B:
+                t, b = t + 1, 0
         r += m
 
 
 cdef inline void input_grads(
-    store *x_grad, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows, const real *panels, Py_ssize_t K,
-    const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
+    store *x_grad, const Layout *layout, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows,
+    const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One part of x_grad: a few rows times one panel after the other."""
     cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j
     cdef Py_ssize_t tasks = (rows + most - 1) // most * count
     for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
         r, j = task // count * most, task % count
-        input_grad(x_grad + r * I, I, d + r * ldd, ldd, min(most, rows - r), panels + j * PLAIN * L * K, K,
+        input_grad(x_grad, layout, B, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
                    panels2 + j * PLAIN * L * K2, K2, j)
 
 

@@ -20,7 +20,7 @@ from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
 from panels cimport units_in
 from plan cimport Backward, Forward, Gru
 from real cimport real
-from steps cimport ENDED, FRESH, marked, step_at
+from steps cimport ENDED, FRESH, marked, place, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
@@ -138,7 +138,7 @@ cdef inline void candidate_cells(
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
                     for_writing(row + units * L)
-            row = outputs[OUT_H] + (t * p.B + b) * p.y_stride + at
+            row = outputs[OUT_H] + place(&p.y_layout, t, b) + at
             store_line(row, y, p.H - at)
             if at + units * L < p.H:
                 for_writing(row + units * L)
@@ -150,10 +150,10 @@ cdef inline void candidate_cells(
 
 # ------------------------------------------------------------------------------------------ backward: a step's cells
 cdef inline void candidate_grad_line(
-    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *carry,
-    real *d_h, real *d
+    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
+    const real *carry, real *d_h, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b of d_u_bar and d_c_bar, to row d, and of d_h, the carried gradient plus the incoming
+    """Line j of row (t, b) of d_u_bar and d_c_bar, to row d, and of d_h, the carried gradient plus the incoming
     one.  `h_prev` is the state that the step started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[LF] u
@@ -161,8 +161,8 @@ cdef inline void candidate_grad_line(
     cdef real[LF] h
     cdef real[LF] d_u_bar
     cdef real[LF] d_c_bar
-    cdef Py_ssize_t l, at = r * p.H + j * L, n = p.H - j * L
-    load_line(d_h, inputs[H_GRAD] + at, n)
+    cdef Py_ssize_t l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
+    load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + d_h[l]
     load_line(u, inputs[OUT_U] + at, n)

@@ -27,7 +27,7 @@ from operands cimport (
 )
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
-from steps cimport ENDED, FRESH, marked, step_at
+from steps cimport ENDED, FRESH, marked, place, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
@@ -125,13 +125,13 @@ cdef inline called cell_grad(
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void store_output(
-    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t r, const real *y
+    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b, const real *y
 ) noexcept nogil:
-    """Store line j of row r = t * B + b of an output, unless that is NULL."""
+    """Store line j of row (t, b) of an output, unless that is NULL."""
     cdef Py_ssize_t L = line_of(y)
     cdef store *row
     if outputs[out] is not NULL:
-        row = outputs[out] + r * (p.y_stride if out == OUT_H else p.H) + j * L
+        row = outputs[out] + (place(&p.y_layout, t, b) if out == OUT_H else (t * p.B + b) * p.H) + j * L
         store_line(row, y + out * L, p.H - j * L)
         if (j + 1) * L < p.H:
             for_writing(row + L)  # for line j + 1; what follows the row may be another thread's
@@ -145,7 +145,7 @@ cdef inline void lstm_cells(
     batch rows b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
-    cdef Py_ssize_t j, b, l, r, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, l, t = step_at(&p.steps, k)
     cdef const real *h_prev = h_before(p, rows, k)
     cdef real *h_next = h_before(p, rows, k + 1)
     cdef const real *peep
@@ -154,20 +154,18 @@ cdef inline void lstm_cells(
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
-            r = t * p.B + b
             cs = rows + p.cs + b * p.Hs + j * L
             if marked(&p.steps, k, b, ENDED):
                 clear(y, OUTS * L)
             else:
                 cell_state(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
-            store_output(p, outputs, OUT_I, j, r, y)
-            store_output(p, outputs, OUT_CS, j, r, y)
-            store_output(p, outputs, OUT_F, j, r, y)
-            store_output(p, outputs, OUT_CI, j, r, y)
+            store_output(p, outputs, OUT_I, j, t, b, y)
+            store_output(p, outputs, OUT_CS, j, t, b, y)
+            store_output(p, outputs, OUT_F, j, t, b, y)
+            store_output(p, outputs, OUT_CI, j, t, b, y)
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
-            r = t * p.B + b
             cs = rows + p.cs + b * p.Hs + j * L
             h = h_next + b * p.Hs + j * L
             if marked(&p.steps, k, b, ENDED):
@@ -176,9 +174,9 @@ cdef inline void lstm_cells(
                 clear(y, OUTS * L)
             else:
                 cell_output(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
-            store_output(p, outputs, OUT_O, j, r, y)
-            store_output(p, outputs, OUT_CO, j, r, y)
-            store_output(p, outputs, OUT_H, j, r, y)
+            store_output(p, outputs, OUT_O, j, t, b, y)
+            store_output(p, outputs, OUT_CO, j, t, b, y)
+            store_output(p, outputs, OUT_H, j, t, b, y)
             if store is half:  # the next step reads the states as they are stored
                 round_to_half(cs)
                 round_to_half(h)
@@ -198,19 +196,19 @@ cdef inline void load_peepholes(real *peep, const store **inputs, Py_ssize_t H, 
 # ------------------------------------------------------------------------------------------ backward: a step's cells
 cdef inline void lstm_grad_line(
     const Backward *p, const Lstm *c, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
-    Py_ssize_t r, const real *carry, real *d_cs, real *d
+    Py_ssize_t t, Py_ssize_t b, const real *carry, real *d_cs, real *d
 ) noexcept nogil:
-    """Line j of row r = t * B + b of dicfo, to row d, from the carried gradients of h and cs and the incoming ones.
+    """Line j of row (t, b) of dicfo, to row d, from the carried gradients of h and cs and the incoming ones.
     d_cs becomes the gradient of `cs_prev`, the row that the step started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[OUTS * LF] y
     cdef real[GATES * LF] dicfo
     cdef real[LF] value
     cdef real[LF] d_h
-    cdef Py_ssize_t out, gate, l, at = r * p.H + j * L, n = p.H - j * L
+    cdef Py_ssize_t out, gate, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
     for out in range(OUT_I, OUTS):
         load_line(y + out * L, inputs[out] + at, n)
-    load_line(value, inputs[H_GRAD] + at, n)
+    load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + value[l]
     if inputs[CS_GRAD] is not NULL:

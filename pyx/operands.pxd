@@ -11,12 +11,13 @@ cdef enum:  # outputs of the forward pass, and inputs of the backward pass
     OUT_R = OUT_I  # of the GRU, likewise
     OUT_U
     OUT_C
+    OUT_HC  # of the GRU that resets after the product
 
 cdef enum:  # inputs
     X = OUTS
     H_PREV, CS_PREV
-    W, W_C  # the weights of a step's first and second product; the LSTM has one
-    BIAS, BIAS_C
+    W, W_C  # the LSTM has one matrix of weights, the GRUs have two
+    BIAS, BIAS_C, BIAS_HC
     WCI, WCF, WCO
     H_GRAD, CS_GRAD
     H_LAST_GRAD, CS_LAST_GRAD  # of a layer: of the states after the last step
@@ -30,7 +31,7 @@ cdef enum:  # outputs
     X_GRAD
     H_PREV_GRAD, CS_PREV_GRAD
     W_GRAD, W_C_GRAD
-    BIAS_GRAD, BIAS_C_GRAD
+    BIAS_GRAD, BIAS_C_GRAD, BIAS_HC_GRAD
     WCI_GRAD, WCF_GRAD, WCO_GRAD
     DICFO, D_C_BAR, D_R_BAR_U_BAR  # where the cells' gradients end in TensorFlow
     OUTPUTS

@@ -1,7 +1,12 @@
 """Weight matrices in panels, and products with them: what the forward passes of LSTM, GRU and Dense share.
 
-w [I+H, gates * H] holds gate after gate.  A panel holds `units` lines of hidden units with all of their gates: its line
-g is gate g % gates of line of units j * units + g // gates, so that the gates of a unit meet in one accumulator tile.
+w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  A panel holds `units` lines of
+hidden units with all of their gates: its line g is gate g % gates of line of units j * units + g // gates, so that the
+gates of a unit meet in one accumulator tile.
+
+A GRU that resets after the product needs the last gate's product with x `apart` from that with h.  z then has a line
+more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
+last gate first, and the product with its rows for h goes to z one line further on.
 
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
@@ -9,11 +14,12 @@ block by block, where the block is still in cache when it is used, or for few ro
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, ONCE, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, packed_at, packed_step,
-    product, product_of_one, row_group, store
+    BLOCK, LF, LINES, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, most_at_once, packed_at,
+    packed_step, product, product_of_one, row_group, store
 )
 
 cdef enum:
+    MATRICES = 2  # that w consists of, at most
     FEW = 16  # batch rows up to which packing costs more than it gains
     THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
 
@@ -63,7 +69,9 @@ cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssi
 cdef struct Panels:
     Py_ssize_t H, L, J  # cells, units in a line, lines of units
     Py_ssize_t gates, units, count  # gates in w, lines of units in a panel, panels
-    Py_ssize_t[4] column  # where each gate begins in a row of w, in units of H
+    Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
+    Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
+    bint apart  # the last gate's products with x and with h are not added
     Py_ssize_t K  # rows of a packed panel; its bias follows as row K
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
@@ -82,10 +90,18 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
     p.units = LINES // gates
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
-        p.column[g] = g
+        p.matrix[g], p.column[g] = 0, g
+    p.width[0], p.apart = gates, False
     p.K = K
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
+
+
+cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
+    """The last gate, which has a matrix of its own, beside one of the other `gates`."""
+    p.matrix[gates], p.column[gates], p.apart = 1, 0, True
+    p.width[0], p.width[1] = gates, 1
+    p.size += p.L  # for one more bias
 
 
 cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
@@ -93,8 +109,20 @@ cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
     return min(p.units, p.J - j * p.units)
 
 
+cdef inline Py_ssize_t line_in(const Panels *p, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
+    """Which line of a panel's rows, those for x or those for h, is a gate's of line u of units."""
+    if p.apart and of_x:
+        return 0 if gate == p.gates - 1 else gate + 1
+    return u * p.gates + gate
+
+
+cdef inline Py_ssize_t lines_of_z(const Panels *p, Py_ssize_t j) noexcept nogil:
+    """How many lines panel j's z and biases have."""
+    return p.gates * units_in(p, j) + p.apart
+
+
 cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
-    """Where line u of units of panel j begins in a row of w, for a gate."""
+    """Where line u of units of panel j begins in a row of a gate's matrix."""
     return p.column[gate] * p.H + (j * p.units + u) * p.L
 
 
@@ -105,46 +133,54 @@ cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noe
 
 # ------------------------------------------------------------------------------------------------------------- packing
 cdef inline void pack_block(
-    const Panels *p, real *panels, Py_ssize_t at, const store *w, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, Py_ssize_t at, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
+    Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack kb <= BLOCK rows of w into the panels j0 to j1 from row `at` on.  PACK rows at a time, because each is a
-    separate stream for the prefetcher."""
-    cdef Py_ssize_t k = 0, n, gate, j, u, g, lines
+    """Pack kb <= BLOCK rows of w, from `row` on, into the panels j0 to j1 from row `at` on.  PACK rows at a time,
+    because each is a separate stream for the prefetcher."""
+    cdef Py_ssize_t k = 0, n, gate, j, u, g, lines, ld
     cdef real *panel
+    cdef const store *columns
     while k < kb:
         n = min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
+            ld = p.width[p.matrix[gate]] * p.H
+            columns = w[p.matrix[gate]] + row * ld
             for j in range(j0, j1):
                 lines = p.gates * units_in(p, j)
                 panel = panels + j * p.size + at * lines * p.L
                 for u in range(units_in(p, j)):
-                    g = u * p.gates + gate
+                    g = line_in(p, u, gate, of_x)
                     load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
-                               w + column_of(p, j, u, gate), p.gates * p.H, width_of(p, j, u))
+                               columns + column_of(p, j, u, gate), ld, width_of(p, j, u))
         k += n
 
 
 cdef inline void pack_panels(
-    const Panels *p, real *panels, const store *w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, const store **w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack all of w into the panels j0 to j1.  A new block begins where x ends and h, if there is one, begins."""
     cdef Py_ssize_t k = 0, kb
     while k < p.K:
         kb = min(<Py_ssize_t> BLOCK, (I if k < I else p.K) - k)
-        pack_block(p, panels, k, w + k * p.gates * p.H, kb, j0, j1)
+        pack_block(p, panels, k, w, k, kb, k < I, j0, j1)
         k += kb
 
 
 cdef inline void pack_bias(
-    const Panels *p, real *panels, const store *b, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, const store **b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
+    """Pack the biases: one for each matrix, and where the last gate's products are apart one more, for that with h."""
     cdef Py_ssize_t j, u, gate
     cdef real *bias
     for j in range(j0, j1):
         bias = panels + j * p.size + p.K * p.gates * units_in(p, j) * p.L
         for u in range(units_in(p, j)):
             for gate in range(p.gates):
-                load_line(bias + (u * p.gates + gate) * p.L, b + column_of(p, j, u, gate), width_of(p, j, u))
+                load_line(bias + line_in(p, u, gate, True) * p.L, b[p.matrix[gate]] + column_of(p, j, u, gate),
+                          width_of(p, j, u))
+        if p.apart:
+            load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
 
 
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
@@ -154,8 +190,8 @@ cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) no
 
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
-    cdef Py_ssize_t L = line_of(z), lines = p.gates * units_in(p, j), q, g, l
-    cdef const real *bias = panel_at(p, z, j) + p.K * lines * L
+    cdef Py_ssize_t L = line_of(z), lines = lines_of_z(p, j), q, g, l
+    cdef const real *bias = panel_at(p, z, j) + p.K * p.gates * units_in(p, j) * L
     for q in range(rows):
         for g in range(lines):
             for l in range(L):
@@ -179,7 +215,8 @@ cdef inline void add_product(
 
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
     """How many panels from j on a single row is multiplied with at once."""
-    return ONCE if j + ONCE <= end and units_in(p, j + ONCE - 1) == p.units else 1
+    cdef Py_ssize_t most = most_at_once(p.gates * p.units)
+    return most if j + most <= end and units_in(p, j + most - 1) == p.units else 1
 
 
 cdef inline void add_row_product(
@@ -187,8 +224,9 @@ cdef inline void add_row_product(
     Py_ssize_t zs
 ) noexcept nogil:
     """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
+    cdef Py_ssize_t lines = p.gates * p.units
     if panels > 1:
-        product_of_one(panels, z, zs, a, panel_at(p, z, j) + at * LINES * p.L, p.size, K)
+        product_of_one(panels, lines, z, zs, a, panel_at(p, z, j) + at * lines * p.L, p.size, K)
     else:
         add_product(p, j, at, K, a, 0, 1, z, 0)
 
@@ -205,15 +243,16 @@ cdef inline void add_input_product(
 
 
 cdef inline void add_block_unpacked(
-    const Panels *p, const store *w, Py_ssize_t kb, const real *a, Py_ssize_t stride, Py_ssize_t rows,
-    real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for a block of kb rows of w, read as it lies, PACK rows at a time.  The memory of the panels, which is
-    not needed for weights here, holds the block's sums.  The order of summation is that of the tile."""
+    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK rows at a time.  The memory of the
+    panels, which is not needed for weights here, holds the block's sums.  The order of summation is that of the
+    tile."""
     cdef real[PACK * LINES * LF] wide
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first
     cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no lines
-    cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, stride_z = lines * p.L
+    cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, ld, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
@@ -225,15 +264,16 @@ cdef inline void add_block_unpacked(
         n = min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
             sums = block + gate * rows * stride_z
-            columns = w + k * p.gates * p.H + column_of(p, j0, 0, gate)
-            chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, p.gates * p.H, n)
+            ld = p.width[p.matrix[gate]] * p.H
+            columns = w[p.matrix[gate]] + (row + k) * ld + column_of(p, j0, 0, gate)
+            chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, ld, n)
             j = whole
             while j < lines:
                 m = 1
                 if store is half:
                     m = min(<Py_ssize_t> LINES, lines - j)
                 for u in range(m):
-                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, p.gates * p.H,
+                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
                                p.H - (first + j + u) * p.L)
                 chain_rows(sums + j * p.L, stride_z, rows, m, a + k, stride, &wide[0], m * p.L, n)
                 j += m
@@ -244,21 +284,21 @@ cdef inline void add_block_unpacked(
                 for q in range(rows):
                     sums = block + (gate * rows + q) * stride_z + ((j - j0) * p.units + u) * p.L
                     for l in range(p.L):
-                        z[j * zs + (q * LINES + u * p.gates + gate) * p.L + l] += sums[l]
+                        z[j * zs + (q * LINES + line_in(p, u, gate, of_x)) * p.L + l] += sums[l]
 
 
 cdef inline void add_product_once(
-    const Panels *p, const store *w, Py_ssize_t K, const real *a, Py_ssize_t stride, Py_ssize_t rows,
-    real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for the panels j0 to j1, when each weight is used only once."""
+    """z += a @ (K rows of w, from `row` on) for the panels j0 to j1, when each weight is used only once."""
     cdef Py_ssize_t k = 0, kb, j
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
         if rows <= FEW and rows <= p.K:
-            add_block_unpacked(p, w + k * p.gates * p.H, kb, a + k, stride, rows, z, zs, j0, j1)
+            add_block_unpacked(p, w, row + k, kb, of_x, a + k, stride, rows, z, zs, j0, j1)
         else:
-            pack_block(p, <real *> p.base, 0, w + k * p.gates * p.H, kb, j0, j1)
+            pack_block(p, <real *> p.base, 0, w, row + k, kb, of_x, j0, j1)
             for j in range(j0, j1):
                 add_product(p, j, 0, kb, a + k, stride, rows, z + j * zs, 0)
         k += kb

@@ -5,9 +5,11 @@ another one.  Otherwise they are hidden units, and each product of a step needs 
 before.  A call may have fewer parts than its plan was made for, but never more.
 """
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
-from panels cimport THREAD_GAP, Panels, chunk_of, forward_threads, packs_all, panels_of, splits_rows, stride_of
+from panels cimport (
+    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, keep_apart, packs_all, panels_of, splits_rows, stride_of
+)
 from real cimport real
-from steps cimport Steps, steps_of
+from steps cimport Layout, Steps, layout_of, steps_of
 from team cimport share
 from tile cimport LINES, ROW_BLOCK, ROWS
 
@@ -18,19 +20,24 @@ cdef enum:
 
 
 cdef struct Lstm:
-    Py_ssize_t[PRODUCTS] gates  # that each product of a step makes
+    Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
 
 
 cdef struct Gru:
-    Py_ssize_t[PRODUCTS] gates
+    Py_ssize_t[MATRICES] gates
+
+
+cdef struct ResetAfter:  # the GRU that resets after the product
+    Py_ssize_t[MATRICES] gates
 
 
 ctypedef fused cell:
     Lstm
     Gru
+    ResetAfter
 
 
 cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
@@ -38,7 +45,17 @@ cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
 
 
 cdef inline int products_of(const cell *c) noexcept nogil:
+    """Of a step: each needs the results of the one before."""
+    return 2 if cell is Gru else 1
+
+
+cdef inline int matrices_of(const cell *c) noexcept nogil:
     return 1 if cell is Lstm else 2
+
+
+cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
+    """Of a row of gradients d, in units of H: one for each gate, and d_hc."""
+    return gates_of(c) + (1 if cell is ResetAfter else 0)
 
 
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
@@ -53,7 +70,7 @@ cdef struct Forward:
     Py_ssize_t B, I, H
     Py_ssize_t L  # units in a line
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
-    Py_ssize_t y_stride  # of rows of the output h
+    Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads  # that are of use
     bint packed  # the weights are packed already
@@ -63,7 +80,7 @@ cdef struct Forward:
     Panels[PRODUCTS] w
     void *peep  # the three peepholes of each line, behind the panels
     Py_ssize_t panels  # reals of all panels and of the peepholes
-    # Where rows of H begin in scratch: h, for the LSTM that of every other step, cs; for the GRU h_prev * r, u.
+    # Where rows of H begin in scratch: h, that of every other step, the LSTM's cs; or for the GRU h, h_prev * r, u.
     Py_ssize_t h, h_odd, cs, hr, u
     Py_ssize_t x, z, total  # where rows of x and of z begin, and the size of scratch
 
@@ -83,18 +100,21 @@ cdef inline Forward forward_of(
     cdef Forward p
     cdef Py_ssize_t gates = gates_of(c), rows
     p.steps = steps_of(T, B)
-    p.B, p.I, p.H, p.y_stride = B, I, H, H
+    p.B, p.I, p.H = B, I, H
+    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, H)
     p.L = 64 // itemsize
     p.packed = packed
     p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
-    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0])
+    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates)
+    if cell is ResetAfter:
+        keep_apart(&p.w[0], c.gates[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
         p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]
         p.w[0].column[2], p.w[0].column[3] = c.column[2], c.column[3]
-        p.w[1].count = 0
         p.panels += PEEPHOLES * p.w[0].J * p.L
-    else:
+    p.w[1].count = 0
+    if cell is Gru:
         p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1])
         p.panels += p.w[1].size * p.w[1].count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
@@ -105,11 +125,10 @@ cdef inline Forward forward_of(
     p.total = 0 if packed else p.panels
     rows = B * p.Hs + (p.threads - 1) * p.thread_gap
     p.h = take(&p.total, rows)
+    p.h_odd = p.h if cell is Gru else take(&p.total, rows)
     if cell is Lstm:
-        p.h_odd = take(&p.total, rows)
         p.cs = take(&p.total, rows)
-    else:
-        p.h_odd = p.h
+    elif cell is Gru:
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
     p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
@@ -117,6 +136,12 @@ cdef inline Forward forward_of(
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
     return p
+
+
+cdef inline void take_batch_first(Forward *p) noexcept nogil:
+    """Say that x is [B,T,I] and the output h [B,T,H]."""
+    p.x_layout.step, p.x_layout.row = p.I, p.steps.T * p.I
+    p.y_layout.step, p.y_layout.row = p.H, p.steps.T * p.H
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -162,19 +187,21 @@ cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) no
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
     Steps steps  # those that are run
+    Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
     Py_ssize_t B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
     Py_ssize_t Hs, Ns  # strides in scratch of rows of H, and of the gate gradients d of a row (t, b)
-    Py_ssize_t[PRODUCTS] N, column  # columns of each product's weights, and where they begin in a row of d
+    Py_ssize_t[MATRICES] N, column  # columns of each matrix of weights, and where their gradients begin in a row of d
+    Py_ssize_t[MATRICES] h_column  # likewise for the weights' rows for h
     Py_ssize_t h_panels, x_panels  # of the transposed weights: those for h and those for x
-    Py_ssize_t[PRODUCTS] panel  # reals of one
+    Py_ssize_t[MATRICES] panel  # reals of one
     Py_ssize_t threads  # that are of use
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
     bint by_rows  # parts are of the batch, not of the hidden units
     Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
     # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
     # weight gradients in float32, which take the panels' place; carries of h and cs, peepholes, d.
-    Py_ssize_t[PRODUCTS] w_h, w_x, w_grad
+    Py_ssize_t[MATRICES] w_h, w_x, w_grad
     Py_ssize_t d_h, d_cs, peep, d
     # And for the weight gradients of a block of rows: x and states in tiles, sums of columns in double, panels of d.
     Py_ssize_t x, states, sums, d_panels, total
@@ -190,9 +217,10 @@ cdef inline Backward backward_of(
     cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H = B, I, H
+    p.d_y_layout, p.d_x_layout = layout_of(B, H), layout_of(B, I)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
-    p.Hs, p.Ns = stride_of(H, p.L), stride_of(gates * H, p.L)
+    p.Hs, p.Ns = stride_of(H, p.L), stride_of(columns_of(c) * H, p.L)
     p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
     p.packs_all = packs_all(T, B, I, H, gates, itemsize, threads)
     if p.packs_all:
@@ -201,13 +229,14 @@ cdef inline Backward backward_of(
         p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
     p.threads = backward_threads(4.0 * gates * B * H * (I + H), T, p.by_rows, threads)
     p.total = 0
-    for n in range(products_of(c)):
+    for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
+        p.h_column[n] = n * (c.gates[0] + 1) * H if cell is ResetAfter else p.column[n]
         p.panel[n] = PLAIN * p.L * p.N[n]
         p.w_grad[n] = n * (I + H) * p.N[0]
         own += p.panel[n]
         p.w_h[n] = take(&p.total, p.h_panels * p.panel[n])
-    for n in range(products_of(c)):
+    for n in range(matrices_of(c)):
         p.w_x[n] = take(&p.total, p.x_panels * p.panel[n])
     p.total = max(p.total, threads * own)
     p.d_h = take(&p.total, B * p.Hs)
@@ -219,7 +248,7 @@ cdef inline Backward backward_of(
         p.tiles = stride_of(block * ROWS, p.L)
         p.x = take(&p.total, tiles_of(I) * p.tiles)
         p.states = take(&p.total, tiles_of(H) * p.tiles)
-        p.sums = take(&p.total, 2 * ((p.N[0] + p.L - 1) // p.L * p.L))
+        p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         p.d_panels = take(&p.total, threads * block * PLAIN * p.L)
     return p
 
@@ -231,6 +260,7 @@ cdef inline Backward cell_grad_plan(
     cdef Backward p
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H
+    p.d_y_layout = layout_of(B, H)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H

@@ -1,4 +1,4 @@
-"""The steps of a sequence: their order, and where a row of the batch ends or starts anew.
+"""The steps of a sequence: their order, where their rows are in memory, and where a row ends or starts anew.
 
 Marks, where there are any, say for every row (t, b), r = t * B + b: that the row does not take part in this step, that
 the state which it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.
@@ -19,6 +19,29 @@ cdef struct Steps:
     const unsigned char *marks  # or NULL
 
 
+cdef struct Layout:  # how the rows (t, b) of an array of the caller's lie in memory; a row itself has no gaps
+    Py_ssize_t step, row  # elements from one step to the next, and from one batch row to the next
+
+
+cdef inline Layout layout_of(Py_ssize_t B, Py_ssize_t size) noexcept nogil:
+    """Of an array [T,B,size] without gaps."""
+    cdef Layout a
+    a.step, a.row = B * size, size
+    return a
+
+
+cdef inline Layout strided(const Py_ssize_t *strides, Py_ssize_t itemsize) noexcept nogil:
+    """Of an array with these strides."""
+    cdef Layout a
+    a.step, a.row = strides[0] // itemsize, strides[1] // itemsize
+    return a
+
+
+cdef inline Py_ssize_t place(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexcept nogil:
+    """Where row (t, b) begins."""
+    return t * a.step + b * a.row
+
+
 cdef inline Steps steps_of(Py_ssize_t T, Py_ssize_t B) noexcept nogil:
     """All rows through all steps."""
     cdef Steps s
@@ -37,8 +60,8 @@ cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) no
 
 
 cdef inline void load_steps(
-    const Steps *s, real *dst, Py_ssize_t stride, const store *x, Py_ssize_t I, Py_ssize_t k, Py_ssize_t b,
-    Py_ssize_t rows, Py_ssize_t r0, Py_ssize_t r1
+    const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
+    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t r0, Py_ssize_t r1
 ) noexcept nogil:
     """x of `rows` batch rows from b on to scratch, step after step from number k on; of these, the rows r0 to r1."""
     cdef Py_ssize_t r, q
@@ -46,7 +69,7 @@ cdef inline void load_steps(
         return
     k, q = k + r0 // rows, r0 % rows
     for r in range(r0, r1):
-        load_row(dst + r * stride, x + (step_at(s, k) * s.B + b + q) * I, I)
+        load_row(dst + r * stride, x + place(layout, step_at(s, k), b + q), I)
         q += 1
         if q == rows:
             k, q = k + 1, 0

@@ -34,7 +34,8 @@ cdef extern from *:
     enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
+           ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
+           CHAINS = (4 * ONCE > 3 * ONCE3 ? 4 * ONCE : 3 * ONCE3) * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
            TILES = 4, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
@@ -83,6 +84,8 @@ cdef extern from *:
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
         ONCE  # panels that one row takes at once, where the registers hold their chains
+        ONCE3  # likewise of panels of 3 lines
+        CHAINS  # that this makes at most
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
@@ -353,13 +356,13 @@ cdef inline called tile_rows(
 
 
 cdef inline inlined chains_of_one(
-    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p, Py_ssize_t next,
-    Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
+    Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    """The tile for one row and so many panels of LINES lines, `next` vectors from one to the other and `step` in out:
+    """The tile for one row and so many panels of 3 or 4 lines, `next` vectors from one to the other and `step` in out:
     as many chains at once as there are, since each waits for its own additions."""
-    cdef vec acc[ONCE * LINES * VECTORS]
-    cdef Py_ssize_t k = 0, i, s, v, n = LINES * VECTORS
+    cdef vec acc[CHAINS]
+    cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub = min(<Py_ssize_t> SUB, lines) * VECTORS
     for v in range(panels * n):
         if vec is vecf:
             acc[v] = ZEROF
@@ -367,14 +370,14 @@ cdef inline inlined chains_of_one(
             acc[v] = ZEROD
     while True:
         for i in range(panels):
-            for s in range(LINES // SUB):
-                for v in range(SUB * VECTORS):
+            for s in range(n // sub):
+                for v in range(sub):
                     if vec is vecf:
-                        acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
-                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const float *> a)[k])
+                        acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
+                            p[i * next + (s * K + k) * sub + v] * (<const float *> a)[k])
                     else:
-                        acc[i * n + s * SUB * VECTORS + v] = acc[i * n + s * SUB * VECTORS + v] + (
-                            p[i * next + (s * K + k) * SUB * VECTORS + v] * (<const double *> a)[k])
+                        acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
+                            p[i * next + (s * K + k) * sub + v] * (<const double *> a)[k])
         k += 1
         if k == K:
             break
@@ -384,26 +387,36 @@ cdef inline inlined chains_of_one(
 
 
 cdef inline called tile_one(
-    Py_ssize_t panels, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p, Py_ssize_t next,
-    Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
+    Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    if ONCE > 1 and panels > 1: chains_of_one(ONCE, out, step, a, p, next, K)
-    else: chains_of_one(1, out, step, a, p, next, K)
+    if lines == 3:
+        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, out, step, a, p, next, K)
+        else: chains_of_one(1, 3, out, step, a, p, next, K)
+    elif ONCE > 1 and panels > 1: chains_of_one(ONCE, LINES, out, step, a, p, next, K)
+    else: chains_of_one(1, LINES, out, step, a, p, next, K)
+
+
+cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
+    """How many panels of so many lines one row takes at once."""
+    return ONCE3 if lines == 3 else ONCE
 
 
 cdef inline void product_of_one(
-    Py_ssize_t panels, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next,
+    Py_ssize_t K
 ) noexcept nogil:
-    """acc += a @ panel for one row and 1 or ONCE panels of LINES lines, which stand `next` apart, and `step` in acc."""
+    """acc += a @ panel for one row and 1 or `most_at_once` panels of 3 or LINES lines, which stand `next` apart, and
+    `step` in acc."""
     cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
-            tile_one(panels, <vecf *> acc, step * VECTORS // LF, a + k0, <const vecf *> (panel + k0 * LINES * lanes),
-                     next * VECTORS // LF, kb)
+            tile_one(panels, lines, <vecf *> acc, step * VECTORS // LF, a + k0,
+                     <const vecf *> (panel + k0 * lines * lanes), next * VECTORS // LF, kb)
         else:
-            tile_one(panels, <vecd *> acc, step * VECTORS // LD, a + k0, <const vecd *> (panel + k0 * LINES * lanes),
-                     next * VECTORS // LD, kb)
+            tile_one(panels, lines, <vecd *> acc, step * VECTORS // LD, a + k0,
+                     <const vecd *> (panel + k0 * lines * lanes), next * VECTORS // LD, kb)
         k0 += kb
 
 
@@ -432,8 +445,8 @@ cdef inline void product(
     """acc (rows x lines) += a (rows of `stride`) @ panel, all rows with one block before the next.  These are the tiles
     of rows from number `first` on; each fetches another part of the panel that comes next."""
     cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc)
-    if rows == 1 and lines == LINES and LINES * VECTORS <= 8:  # where the registers hold them
-        product_of_one(1, acc, 0, a, panel, 0, K)
+    if rows == 1 and lines >= 3 and LINES * VECTORS <= 8:  # where the registers hold them
+        product_of_one(1, lines, acc, 0, a, panel, 0, K)
         return
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)

@@ -25,6 +25,7 @@ FORWARD = {  # the forward op whose results an op's saved states are
     "GRUBlockCellGrad": "GRUBlockCell",
     "gru_block_cell_vjp": "GRUBlockCell",
     "block_gru_grad": "block_gru",
+    "block_gru_reset_after_grad": "block_gru_reset_after",
     "LSTMBlockCellGrad": "LSTMBlockCell",
     "lstm_block_cell_vjp": "LSTMBlockCell",
     "BlockLSTMGrad": "BlockLSTM",

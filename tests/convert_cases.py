@@ -12,7 +12,6 @@ from blockcell.layers import GRU, LSTM
 GOLDEN = Path(__file__).parent / "golden"
 SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
 T, B, I, H = 5, 2, 3, 4  # noqa: E741
-RESET_AFTER = "after the product with the recurrent weights"
 
 
 def rng():
@@ -25,9 +24,10 @@ def lstm(g, dtype=np.float64, inputs=I, hidden=H, peephole=False, **options):
     return LSTM(**{name: g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}, **options)
 
 
-def gru(g, dtype=np.float64, inputs=I, hidden=H):
-    shapes = (inputs + hidden, 2 * hidden), (inputs + hidden, hidden), (2 * hidden,), (hidden,)
-    return GRU(*(g.uniform(-1, 1, shape).astype(dtype) for shape in shapes))
+def gru(g, dtype=np.float64, inputs=I, hidden=H, reset_after=False, **options):
+    shapes = (inputs + hidden, 2 * hidden), (inputs + hidden, hidden), (2 * hidden,), (hidden,), (hidden,)
+    *weights, b_hc = (g.uniform(-1, 1, shape).astype(dtype) for shape in shapes)
+    return GRU(*weights, **({"reset_after": True, "b_hc": b_hc} if reset_after else {}), **options)
 
 
 def assert_same(first, second):

@@ -41,15 +41,28 @@ LAYERS = {
     "LSTM": lambda dtype: lstm(5, dtype),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, cell_clip=0.4, gate_order="ifco"),
     "GRU": lambda dtype: gru(4, dtype),
-    "Reverse": lambda dtype: Stack([lstm(4, dtype, reverse=True), gru(3, dtype, 4, reverse=True), gru(2, dtype, 3)]),
+    "GRU after": lambda dtype: gru(4, dtype, reset_after=True),
+    "Reverse": lambda dtype: Stack(
+        [
+            lstm(4, dtype, reverse=True),
+            gru(3, dtype, 4, reverse=True),
+            gru(3, dtype, 3, reset_after=True, reverse=True),
+            gru(2, dtype, 3),
+        ]
+    ),
     "Bidirectional": lambda dtype: Bidirectional(lstm(5, dtype, use_peephole=True), gru(5, dtype)),
     "Stack": lambda dtype: Stack(
         [
             Bidirectional(gru(2, dtype), lstm(2, dtype, gate_order="ifco", forget_bias=1.0)),
             lstm(3, dtype, 4, cell_clip=0.3),
             Bidirectional(
-                Stack([gru(4, dtype), lstm(2, dtype, 4)]),
-                Stack([lstm(5, dtype), Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5))]),  # both ways, backwards
+                Stack([gru(4, dtype, reset_after=True), lstm(2, dtype, 4)]),
+                Stack(
+                    [
+                        lstm(5, dtype),
+                        Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5, reset_after=True)),  # both ways, backwards
+                    ]
+                ),
             ),
         ]
     ),
@@ -83,10 +96,12 @@ LAYERS |= {
         ]
     ),
 }
-DEPTH = {"Reverse": 3, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
+DEPTH = {"Reverse": 4, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
 STREAMING = {
-    **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU")},
-    "Stack": lambda dtype: Stack([lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), lstm(4, dtype, 3)])]),
+    **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU", "GRU after")},
+    "Stack": lambda dtype: Stack(
+        [lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), gru(3, dtype, 3, reset_after=True)])]
+    ),
     "Dense": LAYERS["Dense"],
     "Classifier": LAYERS["Classifier"],
 }

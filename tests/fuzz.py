@@ -431,6 +431,7 @@ def session() -> Callable[[Generator], bool]:
         onnx_export.export(layer, None, reset=True, loop="scan"),
         onnx_export.export(LSTM.init(2, 3, seed=0), None, loop="native"),
         onnx_export.export(Stack([GRU.init(2, 3, seed=0), Dense.init(3, 2, seed=1, last="ends")]), None),
+        onnx_export.export(GRU.init(2, 3, seed=0, reset_after=True), None),
         lstm,
     ]
     shapes = {"x": (2, 4), "cs_prev": (2, 3), "h_prev": (2, 3), "w": (7, 12), "b": (12,)}

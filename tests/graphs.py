@@ -19,6 +19,7 @@ EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(
 ONNX = tuple(map(int, onnx.__version__.split(".")[:2]))
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
+NATIVE = [name for name in SEQUENCES if "grad" not in OPS[name].kernel]  # what ONNX's own LSTM and GRU compute
 FLOAT64 = 1e-13
 tells_placement = pytest.mark.skipif(
     not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),

@@ -25,6 +25,11 @@ def gru(inputs, hidden, dtype, seed=0):
     return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")})
 
 
+def reset_after(inputs, hidden, dtype, seed=0):
+    args = arguments("block_gru_reset_after", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}, reset_after=True)
+
+
 def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
     g = rng("dense", inputs, outputs, activation, seed)
     w, b = g.uniform(-1, 1, (inputs, outputs)) * 1.5 / np.sqrt(max(inputs, 1)), g.uniform(-1, 1, outputs)
@@ -38,15 +43,20 @@ LAYERS = {
     "lstm without peepholes": lambda I, H, dtype, **more: lstm(I, H, dtype, peephole=False, **more),
     "lstm ifco": lambda I, H, dtype, **more: lstm(I, H, dtype, gate_order="ifco", **more),
     "gru": lambda I, H, dtype, **_: gru(I, H, dtype),
+    "gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype),
     "bidirectional lstm": lambda I, H, dtype, **more: Bidirectional(
         lstm(I, H, dtype, **more), lstm(I, H, dtype, 1, **more)
     ),
     "bidirectional gru": lambda I, H, dtype, **_: Bidirectional(gru(I, H, dtype), gru(I, H, dtype, 1)),
+    "bidirectional gru reset after": lambda I, H, dtype, **_: Bidirectional(
+        reset_after(I, H, dtype), reset_after(I, H, dtype, 1)
+    ),
     "stack": lambda I, H, dtype, **more: Stack(
         [
             lstm(I, H, dtype, **more),
             Bidirectional(gru(H, H + 1, dtype), lstm(H, H + 1, dtype, 1, **more)),
-            gru(2 * H + 2, H, dtype, 2),
+            reset_after(2 * H + 2, H + 2, dtype),
+            gru(H + 2, H, dtype, 2),
         ]
     ),
     "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(

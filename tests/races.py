@@ -57,7 +57,16 @@ def ops(family: str) -> None:
 
 
 def layers(family: str) -> None:
-    for name in ("lstm", "bidirectional lstm", "gru", "bidirectional gru", "dense alone", "dense softmax"):
+    for name in (
+        "lstm",
+        "bidirectional lstm",
+        "gru",
+        "bidirectional gru",
+        "gru reset after",
+        "bidirectional gru reset after",
+        "dense alone",
+        "dense softmax",
+    ):
         if family not in name:
             continue
         for dtype in DTYPES:
@@ -75,7 +84,7 @@ def layers(family: str) -> None:
 
 
 def streams(family: str) -> None:
-    for name in ("lstm", "gru", "dense softmax"):
+    for name in ("lstm", "gru", "gru reset after", "dense softmax"):
         if family not in name:
             continue
         for dtype in DTYPES:
@@ -135,7 +144,7 @@ def shared(name: str, team: int) -> None:
 
 
 def python_threads(family: str) -> None:
-    for name in ("lstm", "gru"):
+    for name in ("lstm", "gru", "gru reset after"):
         for team in (1, 2):
             if family in name:
                 shared(name, team)

@@ -84,6 +84,7 @@ def kinds() -> dict[str, Any]:
         "LSTM": LSTM.init(I, H, seed=0, use_peephole=True, cell_clip=0.5),
         "LSTM half": LSTM.init(I, H, seed=0, dtype=np.float16),
         "GRU": GRU.init(I, H, seed=1),
+        "GRU that resets after": GRU.init(I, H, seed=1, reset_after=True),
         "stack": Stack([LSTM.init(I, H, seed=2), Stack([GRU.init(H, 40, seed=3), LSTM.init(40, H, seed=4)])]),
         "bidirectional": Stack(
             [Bidirectional(GRU.init(I, H, seed=5), LSTM.init(I, H, seed=6)), LSTM.init(2 * H, H, seed=7)]
@@ -104,6 +105,7 @@ def of_layers() -> dict[str, Scenario]:
         state = like(layer(x)[1], np.copy)
         lists = x.tolist(), like(state, np.ndarray.tolist)
         rows = {"lengths": np.arange(B) % (T + 1), "reset": np.arange(T * B).reshape(T, B) % 5 == 0}
+        masked = {"mask": np.arange(T * B).reshape(T, B) % 3 > 0, "masked": "repeat"}
         new = halved(layer)
         tapes = layer.forward(x, state)[2], layer.forward(x, **rows)[2]
 
@@ -117,10 +119,12 @@ def of_layers() -> dict[str, Scenario]:
             "call rows": lambda layer, x=x, rows=rows: layer(x, **rows),
             "call list": lambda layer, lists=lists: layer(*lists),
             "call strided": lambda layer, x=x: layer(x[::-1]),
+            "call batch first": lambda layer, x=x: layer(x, batch_first=True),
             "forward": lambda layer, x=x: layer.forward(x)[:2],
             "forward rows": lambda layer, x=x, state=state, rows=rows: layer.forward(x, state, **rows)[:2],
             "both": trained,
             "both rows": partial(trained, **rows),
+            "both mask": partial(trained, **masked),
             "backward": lambda layer, tape=tapes[0], d_y=d_y, state=state: tape.layer.backward(tape, d_y, state),
             "backward rows": lambda layer, tape=tapes[1], d_y=d_y: tape.layer.backward(tape, d_y[::-1]),
             "set_weights": lambda layer, new=new: layer.set_weights(**new),

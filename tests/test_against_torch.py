@@ -1,90 +1,96 @@
-"""Two bidirectional LSTMs, one upon the other, beside PyTorch's on the same weights, with rows of different lengths:
-y, the final states, and the gradients to x, to the initial states and to all weights.
+"""LSTMs and GRUs beside PyTorch's on the same weights, in one or two directions, one or more upon each other, with rows
+of different lengths or not: y, the final states, and the gradients to x, to the initial states and to all weights.
 
 `make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations
 
-import os
-import random
-
 import numpy as np
 import pytest
+from peer_cases import BOUNDS, CONFIGURATIONS, SEED, parts_of, random_sizes, state_of, worst_of
 
-from blockcell import LSTMState, convert
+from blockcell import convert
 
 pytestmark = pytest.mark.peers
-SEED = int(os.environ.get("BLOCKCELL_SEED", random.randrange(10**6)))
-BOUNDS = {"float64": 1e-12 / np.finfo(np.float64).eps, "float32": 8}  # in eps of an array's largest entry
 
 
-def states_of(h, cs):
-    """PyTorch's states, [layers * directions, B, H], as those of a stack of bidirectional layers."""
-    parts = [LSTMState(*pair) for pair in zip(cs, h, strict=True)]
-    return tuple(zip(parts[::2], parts[1::2], strict=True))
-
-
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize(
-    "sizes", [(9, 1, 6, 8), (7, 5, 3, 4), (12, 33, 20, 16), (30, 8, 40, 64), (6, 16, 100, 130)], ids=str
-)
-def test_bidirectional_stack(sizes, dtype):
+def compare(kind, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=True):
+    """The largest difference, in eps of an array's largest entry, and where it is."""
     torch = pytest.importorskip("torch")
     from torch.nn.utils import rnn
 
     T, B, inputs, hidden = sizes
-    g = np.random.default_rng([SEED, *sizes])
-    theirs = torch.nn.LSTM(inputs, hidden, num_layers=2, bidirectional=True, dtype=torch.float64)
+    options = {"num_layers": layers, "bidirectional": directions == 2, "bias": bias}
+    theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
     bound = 1 / np.sqrt(hidden)
     weights = {key: g.uniform(-bound, bound, value.shape).astype(dtype) for key, value in theirs.state_dict().items()}
-    for key in weights:  # PyTorch has two biases for each of ours: one holds it
+    only_one = slice(None) if kind == "LSTM" else slice(2 * hidden)  # where they have two biases for one of ours
+    for key in weights:
         if key.startswith("bias_hh"):
-            weights[key][:] = 0
+            weights[key][only_one] = 0
     theirs.load_state_dict({key: torch.from_numpy(value.astype(np.float64)) for key, value in weights.items()})
     ours = convert.from_torch(weights)
     assert ours.dtype == dtype
 
-    x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, 2 * hidden))
-    h, cs, d_h, d_cs = (g.uniform(-0.8, 0.8, (4, B, hidden)).astype(dtype) for _ in range(4))
-    lengths = g.integers(1, T + 1, B)  # PyTorch takes no row without steps
-    lengths[g.integers(B)] = T
+    cells, count = layers * directions, 2 if kind == "LSTM" else 1
+    x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * hidden))
+    first, d_last = (g.uniform(-0.8, 0.8, (count, cells, B, hidden)).astype(dtype) for _ in range(2))  # h, cs
+    lengths = g.integers(1, T + 1, B) if packed else None  # PyTorch takes no row without steps
 
-    x64, h64, cs64 = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in (x, h, cs))
-    packed = rnn.pack_padded_sequence(x64, torch.from_numpy(lengths), enforce_sorted=False)
-    y_packed, (h_last, cs_last) = theirs(packed, (h64, cs64))
-    y_theirs, _ = rnn.pad_packed_sequence(y_packed, total_length=T)
-    incoming = zip((y_theirs, h_last, cs_last), (d_y, d_h, d_cs), strict=True)
+    x64, *first64 = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in (x, *first))
+    given = tuple(first64) if kind == "LSTM" else first64[0]
+    if packed:
+        lengths[g.integers(B)] = T
+        sequences = rnn.pack_padded_sequence(x64, torch.from_numpy(lengths), enforce_sorted=False)
+        y_packed, last = theirs(sequences, given)
+        y_theirs, _ = rnn.pad_packed_sequence(y_packed, total_length=T)
+    else:
+        y_theirs, last = theirs(x64, given)
+    last = last if kind == "LSTM" else (last,)
+    incoming = zip((y_theirs, *last), (d_y, *d_last), strict=True)
     sum((a * torch.from_numpy(d.astype(np.float64))).sum() for a, d in incoming).backward()
 
-    y, last, tape = ours.forward(x, states_of(h, cs), lengths=lengths)
-    d_x, d_first, grads = ours.backward(tape, d_y, states_of(d_h, d_cs))
+    y, state, tape = ours.forward(x, state_of([*zip(*first, strict=True)], layers, directions), lengths=lengths)
+    d_x, d_first, grads = ours.backward(tape, d_y, state_of([*zip(*d_last, strict=True)], layers, directions))
 
     pairs = {"y": (y, y_theirs.detach()), "d_x": (d_x, x64.grad)}
-    for what, found, expected in (
-        ("state", last, states_of(h_last.detach(), cs_last.detach())),
-        ("d_state", d_first, states_of(h64.grad, cs64.grad)),
-    ):
-        for k in range(2):
-            for direction in range(2):
-                for name in ("cs", "h"):
-                    pair = (getattr(part[k][direction], name) for part in (found, expected))
-                    pairs[f"{what} {k} {direction} {name}"] = tuple(pair)
-    # Each of their two biases has the gradient of ours.
-    named = {
-        key: np.zeros_like(value.detach()) if key.startswith("bias_hh") else value.grad.numpy()
-        for key, value in theirs.named_parameters()
-    }
-    expected_grads = convert.from_torch(named).weights
-    assert grads.keys() == expected_grads.keys()
-    pairs |= {f"gradient of {key}": (grads[key], expected_grads[key]) for key in grads}
+    for what, found, expected in (("state", state, last), ("d_state", d_first, [a.grad for a in first64])):
+        for cell, part in enumerate(parts_of(found, layers, directions)):
+            for name, array, theirs_too in zip(("h", "cs"), part, expected, strict=False):
+                pairs[f"{what} {cell} {name}"] = array, theirs_too.detach()[cell]
+    # Each of their two biases has the gradient of ours, which is their sum.
+    named = {key: value.grad.numpy().copy() for key, value in theirs.named_parameters()}
+    for key in named:
+        if key.startswith("bias_hh"):
+            named[key][only_one] = 0
+    for key, expected in convert.from_torch(named).weights.items():
+        if bias or not key.split(".")[-1].startswith("b"):
+            pairs[f"gradient of {key}"] = grads[key], expected
+    return worst_of(pairs, dtype)
 
-    worst = {}
-    for what, (found, expected) in pairs.items():
-        expected = np.asarray(expected)
-        assert found.shape == expected.shape and found.dtype == dtype
-        scale = np.abs(expected).max()
-        worst[what] = np.abs(found - expected).max() / (np.finfo(dtype).eps * scale)
-    print(f"seed {SEED}, {dtype}, {sizes}: {max(worst.values()):.1f} eps, {max(worst, key=worst.get)}")
-    for what, error in worst.items():
-        assert error <= BOUNDS[dtype], f"seed {SEED}: {what} is {error:.1f} eps off"
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "sizes", [(9, 1, 6, 8), (7, 5, 3, 4), (12, 33, 20, 16), (30, 8, 40, 64), (6, 16, 100, 130)], ids=str
+)
+def test_bidirectional_stack(sizes, kind, dtype):
+    error, what = compare(kind, sizes, dtype, np.random.default_rng([SEED, *sizes]))
+    print(f"seed {SEED}, {kind}, {dtype}, {sizes}: {error:.1f} eps, {what}")
+    assert error <= BOUNDS[dtype], f"seed {SEED}: {what} is {error:.1f} eps off"
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_random_configurations(kind, dtype):
+    worst = 0.0, "nothing"
+    for k in range(CONFIGURATIONS):
+        g = np.random.default_rng([SEED, k])
+        sizes = random_sizes(g, dtype)
+        options = {"layers": int(g.integers(1, 4)), "directions": int(g.integers(1, 3))}
+        options |= {name: bool(g.integers(2)) for name in ("bias", "packed")}
+        error, what = compare(kind, sizes, dtype, g, **options)
+        worst = max(worst, (error, f"{what} of configuration {k}, T, B, I, H = {sizes}, {options}"))
+        assert error <= BOUNDS[dtype], f"seed {SEED}: {worst[1]} is {error:.1f} eps off"
+    print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")

@@ -12,8 +12,8 @@ COMMAND = Path(checksums.__file__)
 
 def test_compare(tmp_path: Path) -> None:
     file = tmp_path / "recorded.json"
-    cases = len(checksums.KINDS)  # one of each
-    assert fresh.script(COMMAND, "record", str(file), "--cases", str(cases)).returncode == 0
+    cases = len(checksums.KINDS)
+    assert fresh.script(COMMAND, "record", str(file), "--cases", "1").returncode == 0
     same = fresh.script(COMMAND, "compare", str(file))
     assert same.returncode == 0, same.stdout + same.stderr
     recorded = json.loads(file.read_text())

@@ -11,7 +11,7 @@ import types
 
 import numpy as np
 import pytest
-from convert_cases import RESET_AFTER, SEED, B, H, I, T, assert_same, gru, lstm, rng, sigmoid, stored
+from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, sigmoid, stored
 from golden import generate_layers
 from golden.generate_layers import weights_of
 
@@ -20,7 +20,8 @@ from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Stack
 
 KERAS = types.ModuleType("tf_keras.stand_in")
-exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...\ndef hard_sigmoid(x): ...", vars(KERAS))
+exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...", vars(KERAS))
+exec("def hard_sigmoid(x): ...\ndef gelu(x): ...\ndef linear(x): ...\ndef softmax(x): ...", vars(KERAS))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ class KerasLayer:
         defaults["return_sequences"] = False
         self.config = defaults | ({"reset_after": True} if type(self).__name__ == "GRU" else {}) | config
         self.weights = list(weights)
-        self.name = "a_layer"
+        self.name = config.get("name", "a_layer")
         self.activation, self.recurrent_activation = (
             getattr(KERAS, self.config[name], None) for name in ("activation", "recurrent_activation")
         )
@@ -60,22 +61,21 @@ def keras_bidirectional(fw, bw, merge_mode="concat"):
     return layer
 
 
-def check_keras(arrays):
+def check_keras(case, arrays):
     source = list(weights_of(arrays).values())
-    options = {"reset_after": False} if source[0].shape[1] == 3 * H else {}
-    layer = convert.from_keras(source, **options)
+    layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None)
     y, _ = layer(arrays["x"].swapaxes(0, 1))
     np.testing.assert_allclose(y.swapaxes(0, 1), arrays["y"], rtol=0, atol=1e-6)
     back = convert.to_keras(layer)
-    pairs = zip(back[:2] + back[3:5], [w for w in source if w.ndim == 2], strict=True)
-    for ours, theirs in pairs:
+    each = len(source) // (len(back) // 3)  # 2 without bias
+    for ours, theirs in zip(back[:2] + back[3:5], source[:2] + source[each : each + 2], strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert_same(layer, convert.from_keras(back))
 
 
 @pytest.mark.parametrize(("case", "arrays"), stored("keras").items(), ids=stored("keras"))
 def test_stored_keras(case, arrays):
-    check_keras(arrays)
+    check_keras(case, arrays)
 
 
 def keras_lstm(x, kernel, recurrent, bias):
@@ -102,12 +102,33 @@ def keras_gru(x, kernel, recurrent, bias):
     return np.stack(ys)
 
 
-@pytest.mark.parametrize(("kind", "formula", "gates"), [("LSTM", keras_lstm, 4), ("GRU", keras_gru, 3)])
-def test_keras_formulas(kind, formula, gates):
+def keras_gru_reset_after(x, kernel, recurrent, bias):
+    """keras.layers.GRU with reset_after=True: gates z, r, h, and a bias for either product."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        x_z, x_r, x_h = np.split(step @ kernel + bias[0], 3, axis=-1)
+        h_z, h_r, h_h = np.split(h @ recurrent + bias[1], 3, axis=-1)
+        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        h = z * h + (1 - z) * np.tanh(x_h + r * h_h)
+        ys.append(h)
+    return np.stack(ys)
+
+
+FORMULAS = {  # with the shape of the bias
+    "LSTM": (keras_lstm, (4 * H,)),
+    "GRU": (keras_gru, (3 * H,)),
+    "GRU reset_after": (keras_gru_reset_after, (2, 3 * H)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_keras_formulas(name):
     g = rng()
     x = g.standard_normal((T, B, I))
-    weights = [[g.uniform(-1, 1, shape) for shape in ((I, gates * H), (H, gates * H), (gates * H,))] for _ in "fb"]
-    fw, bw = (keras(kind, w, reset_after=False, go_backwards=k == 1) for k, w in enumerate(weights))
+    formula, bias = FORMULAS[name]
+    weights = [[g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)] for _ in "fb"]
+    kind, reset_after = name.split()[0], len(bias) == 2
+    fw, bw = (keras(kind, w, reset_after=reset_after, go_backwards=k == 1) for k, w in enumerate(weights))
     last = convert.from_keras(bw)(x)[0][0]  # what Keras returns
     np.testing.assert_allclose(last, formula(x[::-1], *weights[1])[-1], rtol=0, atol=1e-14)
     expected = formula(x, *weights[0])
@@ -129,9 +150,11 @@ def test_to_keras(gate_order):
     np.testing.assert_allclose(keras_lstm(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
     layer = gru(g)
     np.testing.assert_allclose(keras_gru(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
-    stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H)])
+    layer = gru(g, reset_after=True)
+    np.testing.assert_allclose(keras_gru_reset_after(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
+    stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H), gru(g, inputs=H, reset_after=True)])
     weights = convert.to_keras(stack)
-    assert [len(part) for part in weights] == [6, 3]
+    assert [len(part) for part in weights] == [6, 3, 3]
     assert_same(convert.from_keras(weights), stack)
 
 
@@ -146,17 +169,15 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda: keras("GRU", GRU_ARRAYS), f"reset_after=True .Keras's default.*{RESET_AFTER}"),
-        (lambda: arrays((I, 3 * H), (H, 3 * H), (2, 3 * H)), f"bias has shape .2, 12.*{RESET_AFTER}"),
         (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
+        (lambda: arrays((I, 3 * H), (H, 3 * H), (6 * H,)), "that of Keras 2's CuDNNLSTM and CuDNNGRU"),
         (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only Keras"),
         (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only Keras's own 'tanh'"),
         (
             lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
             r"go_backwards=True and return_sequences=True.*x\[::-1\]",
         ),
-        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU or Bid"),
-        (lambda: keras("Sequential"), "Of a model, pass the recurrent layers of model.layers in a list"),
+        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU, Bid"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
         (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither Keras's LSTM nor its GRU"),
         (
@@ -182,6 +203,8 @@ def test_keras_refused(source, message):
         (arrays((I, 8), (H, 2 * H), (8,)), ValueError, "recurrent_kernel has shape .4, 8.; expected .H, 4H."),
         (LSTM_ARRAYS + arrays((H, 4 * H), (H, 4 * H), (4 * H,)), ValueError, "pass stacked layers as a list of lists"),
         (keras("LSTM"), ValueError, "has no weights yet"),
+        (keras("GRU", GRU_ARRAYS), ValueError, r"bias has shape \(12,\); expected \(2, 12\)"),
+        (keras("GRU", [*GRU_ARRAYS[:2], *arrays((2, 3 * H))], reset_after=False), ValueError, r"expected \(12,\)"),
         (arrays((I, 4 * H), (H, 4 * H), dtype=np.int64), TypeError, "kernel has dtype int64"),
         (
             [LSTM_ARRAYS[0].astype(float), *LSTM_ARRAYS[1:]],
@@ -243,7 +266,7 @@ def test_keras_itself():
     """Its layers convert to equal ones, and its layers with converted weights have the results that they had before."""
     pytest.importorskip("keras")
     for name, (theirs, found) in generate_layers.keras_cases(seed=SEED).items():
-        check_keras(found)
+        check_keras(name, found)
         layer = convert.from_keras(theirs)
         x = found["x"]
         np.testing.assert_allclose(
@@ -259,7 +282,6 @@ def test_keras_itself():
 def test_keras_itself_refused():
     layers = pytest.importorskip("keras").layers
     for layer, message in (
-        (layers.GRU(H), RESET_AFTER),
         (layers.LSTM(H, activation="relu"), "activation='relu'"),
         (layers.LSTM(H, recurrent_activation="hard_sigmoid"), "hard_sigmoid"),
         (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from convert_cases import RESET_AFTER, B, H, I, T, rng
+from convert_cases import B, H, I, T, rng, sigmoid
 
 from blockcell import convert
 from blockcell.convert import ConversionError
@@ -133,16 +133,43 @@ def test_tf1_scopes():
         convert.from_tf1(variables, scope="net/")
 
 
-def cudnn_gru():
-    names = ["gates/kernel", "gates/bias", "candidate/input_projection/kernel", "candidate/hidden_projection/kernel"]
-    return {f"cudnn_compatible_gru_cell/{name}": np.ones((4, 4), np.float32) for name in names}
+def cudnn_gru(scope="rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/"):
+    g = rng()
+    shapes = {"gates": (I + H, 2 * H), "candidate/input_projection": (I, H), "candidate/hidden_projection": (H, H)}
+    variables = {}
+    for name, shape in shapes.items():
+        variables[f"{scope}{name}/kernel"] = g.uniform(-1, 1, shape).astype(np.float32)
+        variables[f"{scope}{name}/bias"] = g.uniform(-1, 1, shape[1:]).astype(np.float32)
+    return variables
+
+
+@pytest.mark.parametrize("cell", [None, "CudnnCompatibleGRUCell"])
+@pytest.mark.parametrize("scope", ["", "rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/"])
+def test_tf1_cudnn_gru(scope, cell):
+    """As the class computes it: gates r, u; the reset gate after a product with a bias of its own."""
+    variables, x = cudnn_gru(scope), x32()
+    w_ru, b_ru, w_cx, b_cx, w_ch, b_hc = variables.values()
+    h, expected = np.zeros((B, H)), []
+    for step in x.astype(np.float64):
+        r, u = np.split(sigmoid(np.concatenate([step, h], axis=1) @ w_ru + b_ru), 2, axis=1)
+        h = u * h + (1 - u) * np.tanh(step @ w_cx + b_cx + r * (h @ w_ch + b_hc))
+        expected.append(h)
+    layer = convert.from_tf1((noise(scope) if scope else {}) | variables, cell=cell)
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="expected one cell: "):
+        convert.from_tf1(variables, cell="GRUBlockCell")
+    with pytest.raises(ValueError, match="expected one cell: "):
+        convert.from_tf1(tf1_gru(names=GRU_NAMES[1]), cell="CudnnCompatibleGRUCell")
+    for name in variables:
+        with pytest.raises(ValueError, match=r"expected one cell|has shape"):
+            convert.from_tf1({key: value for key, value in variables.items() if key != name})
+        with pytest.raises(ValueError, match=r"has shape .*; expected"):
+            convert.from_tf1(variables | {name: variables[name][..., :-1]})
 
 
 @pytest.mark.parametrize(
     ("variables", "options", "message"),
     [
-        (cudnn_gru(), {}, f"a CudnnCompatibleGRUCell. .*{RESET_AFTER}"),
-        ({}, {"cell": "CudnnCompatibleGRUCell"}, f"is no GRUBlockCell. .*{RESET_AFTER}"),
         ({}, {"cell": "NASCell"}, "cell is 'NASCell'; expected one of LSTMBlockCell"),
         (tf1_lstm() | {"rnn/lstm_cell/projection/kernel": np.ones((H, 2))}, {}, "has a projection .num_proj."),
         (tf1_lstm("a/coupled_input_forget_gate_lstm_cell/"), {}, "couples its input gate to the forget gate"),

@@ -36,6 +36,9 @@ LAYERS = {
     "lstm with infinities": lambda **d: LSTM.init(3, 4, seed=1, forget_bias=-math.inf, cell_clip=math.inf, **d),
     "lstm of nothing": lambda **d: LSTM.init(0, 0, seed=2, **d),
     "gru": lambda **d: GRU.init(3, 4, seed=3, **d),
+    "gru reset after": lambda **d: GRU(
+        **GRU.init(3, 4, seed=3, **d).weights, b_hc=np.arange(4, dtype=d.get("dtype", np.float32)), reset_after=True
+    ),
     "bidirectional": lambda **d: Bidirectional(LSTM.init(3, 4, seed=4, **d), GRU.init(3, 4, seed=5, **d)),
     "stack": lambda **d: Stack(
         [

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import leaves, like
+from bits import like, same
 from cases import arguments
 from layer_cases import LAYERS, draw
 from test_kernels import DTYPES, LEVELS, run, same_bits, sizes_of
@@ -84,6 +84,10 @@ def test_ops(name, dtype, level, side):
         assert same_bits(run(name, given, level, threads, out), expected), sizes
 
 
+def turned(array):
+    return np.ascontiguousarray(array.swapaxes(0, 1))
+
+
 @pytest.mark.usefixtures("one_thread", "level")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
@@ -96,14 +100,18 @@ def test_layers(name, dtype, side):
         x, state, lengths, reset = draw(layer, T, B)
         y = layer(x, state)[0]
         assert same_bits([layer(guard(x), like(state, guard))[0]], [y])
-        for given in ({}, {"lengths": lengths, "reset": reset}):
+        assert same_bits([layer(guard(turned(x)), like(state, guard), batch_first=True)[0]], [turned(y)])
+        for given in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
             y, last, tape = layer.forward(x, state, **given)
-            expected = layer.backward(tape, y, last)
+            d_x, *expected = layer.backward(tape, y, last)
             _, _, tape = layer.forward(guard(x), like(state, guard), **given)
-            found = layer.backward(tape, guard(y), like(last, guard))
-            for one, other in zip(found, expected, strict=True):
-                one, other = (part.values() if isinstance(part, dict) else part for part in (one, other))
-                assert same_bits(leaves(one), leaves(other))
+            assert same((d_x, *expected), layer.backward(tape, guard(y), like(last, guard)))
+            options = {
+                name: turned(value) if value.ndim == 2 else value for name, value in given.items() if name != "masked"
+            }
+            options |= {"masked": given.get("masked", "zero"), "batch_first": True}
+            _, _, tape = layer.forward(guard(turned(x)), like(state, guard), **options)
+            assert same((turned(d_x), *expected), layer.backward(tape, guard(turned(y)), like(last, guard)))
 
 
 @pytest.mark.usefixtures("one_thread")

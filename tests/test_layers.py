@@ -64,6 +64,9 @@ def rounded(value, dtype):
 
 
 def step(layer, x, state):
+    if isinstance(layer, GRU) and layer.reset_after:
+        sequence = FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **layer.weights)
+        return [sequence.h[0]]
     if isinstance(layer, GRU):
         return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **layer.weights).h]
     weights = layer.weights
@@ -133,7 +136,7 @@ def test_bits_of_the_ops(name, dtype, level):
             args |= {"cs_prev": state.cs, "h_prev": state.h}
             more = {"cell_clip": layer.cell_clip} | ({"forget_bias": layer.forget_bias} if "ifco" not in name else {})
         else:
-            use, more, names = {}, {}, ("block_gru", "block_gru_grad")
+            use, more, names = {}, {}, (layer._op.name, f"{layer._op.name}_grad")
             args["h_prev"] = state.h
         op, grad = (op_at(name, level) for name in names)
         states = op(**args, **use, **more)
@@ -246,12 +249,12 @@ def test_final_gradient_alone():
     """A d_y that is None counts as zeros, and so do missing parts of a state."""
     layer = LAYERS["stack"](3, 4, np.float64)
     x, state, lengths, reset = draw(layer, 5, 4)
-    y, last, tape = layer.forward(x, (state[0], None, (None,)), lengths=lengths, reset=reset)
+    y, last, tape = layer.forward(x, (state[0], None, None, (None,)), lengths=lengths, reset=reset)
     zeros = like(state, np.zeros_like)
     expected = layer.forward(x, (state[0], *zeros[1:]), lengths=lengths, reset=reset)
     assert same_bits([y, *leaves(last)], [expected[0], *leaves(expected[1])])
-    d_last = (LSTMState(None, last[0].h), None, last[2])
-    whole = (LSTMState(np.zeros_like(last[0].cs), last[0].h), zeros[1], last[2])
+    d_last = (LSTMState(None, last[0].h), None, *last[2:])
+    whole = (LSTMState(np.zeros_like(last[0].cs), last[0].h), zeros[1], *last[2:])
     got, wanted = layer.backward(tape, None, d_last), layer.backward(tape, np.zeros_like(y), whole)
     assert same_bits([got[0], *leaves(got[1]), *got[2].values()], [wanted[0], *leaves(wanted[1]), *wanted[2].values()])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import copy
 import re
+from types import MappingProxyType
 
 import numpy as np
 import pytest
-from bits import leaves, like, zeros
+from bits import leaves, like, same, zeros
 from cases import rng
 from forms import byte_swapped, read_only, strided
 from layer_cases import LAYERS, draw, run_all
@@ -78,6 +79,62 @@ def test_sizes_of_zero(name, dtype, zero):
             assert not d_x.any()
         assert same_bits([y], [layer(x, state, **options)[0]])
     assert not any(a.any() for a in leaves(zero_state))
+
+
+def test_states_by_name():
+    """In any order; those of a stack by numbers too. For calls, gradients and streams."""
+    layer = Stack([LSTM.init(3, 4, seed=0), Bidirectional(GRU.init(4, 2, seed=1), LSTM.init(4, 2, seed=2))])
+    x, state, _, _ = draw(layer, 5, 6)
+    lstm, (fw, bw) = state
+    by_name = {"1": {"bw": bw._asdict(), "fw": {"h": fw.h}}, "0": {"h": lstm.h, "cs": lstm.cs}}
+    by_number = {1: [fw, {"h": bw.h, "cs": bw.cs}], 0: MappingProxyType(lstm._asdict())}
+    y, last, tape = layer.forward(x, state)
+    expected = layer.backward(tape, y, state)
+    for given in (by_name, by_number):
+        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
+        assert same(expected, layer.backward(tape, y, given))
+    assert same(
+        layer(x, {0: None, 1: {"fw": fw, "bw": {"cs": bw.cs, "h": None}}}), layer(x, (None, (fw, (bw.cs, None))))
+    )
+
+    for streamed, value in ((layer.layers[0], lstm), (Stack([layer.layers[0], GRU.init(4, 3, seed=3)]), None)):
+        stream = streamed.stream(6)
+        if value is None:
+            value = (lstm, GRUState(np.full((6, 3), 0.5, np.float32)))
+            stream.state = {"1": {"h": value[1].h}, 0: {"h": lstm.h, "cs": lstm.cs}}
+        else:
+            stream.state = {"h": lstm.h, "cs": lstm.cs}
+        assert same(stream.state, value)
+
+
+def test_names_of_states_are_refused():
+    layer = Stack([LSTM.init(3, 2, seed=0), Bidirectional(GRU.init(2, 5, seed=1), GRU.init(2, 5, seed=2))])
+    x, a = ones(5, 4, 3), ones(4, 2)
+    for state, message in [
+        ({"h": a, "c": a}, "Stack: state has the names h, c; expected 0, 1"),
+        ({0: {"h": a, "c": a}, 1: None}, "Stack: state.0 has the names h, c; expected cs, h"),
+        ({0: {"h": a}, 1: None}, "Stack: state.0 has the names h; expected cs, h"),
+        ({0: {}, 1: None}, "Stack: state.0 has the names nothing; expected cs, h"),
+        ({0: None, 1: {"forward": None, "bw": None}}, "Stack: state.1 has the names forward, bw; expected fw, bw"),
+        ({0: None, "0": None, 1: None}, "Stack: state has the names 0, 0, 1; expected 0, 1"),
+        ({0: None, 1: None, 2: None}, "Stack: state has the names 0, 1, 2; expected 0, 1"),
+        ({0: {"h": a, "cs": ones(3, 2)}, 1: None}, "Stack: state.0.cs has shape (3, 2); expected (B, H) = (4, 2)"),
+    ]:
+        for call in (layer, layer.forward):
+            with pytest.raises(ValueError, match=re.escape(message)):
+                call(x, state)
+    y, _, tape = layer.forward(x)
+    with pytest.raises(ValueError, match="Stack: d_state has the names 1; expected 0, 1"):
+        layer.backward(tape, y, {1: None})
+    for streamed, state, message in [
+        (LSTM.init(3, 2, seed=0), {"h": a, "c": a}, "LSTM.stream: state has the names h, c; expected cs, h"),
+        (Stack(layer.layers[:1]), {"h": a, "cs": a}, "Stack.stream: state has the names h, cs; expected 0"),
+        (Stack(layer.layers[:1]), {0: {"h": a}}, "LSTM.stream: state has the names h; expected cs, h"),
+    ]:
+        stream = streamed.stream(4)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            stream.state = state
+        assert not any(array.any() for array in leaves(stream.state))
 
 
 def test_results_are_the_users():

@@ -74,7 +74,9 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm h_grad and cs_grad": (
         "lstm.pxd",
         {
-            "load_line(value, inputs[H_GRAD] + at, n)": "load_line(value, inputs[CS_GRAD] + at, n)",
+            "load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": (
+                "load_line(value, inputs[CS_GRAD] + at, n)"
+            ),
             "load_line(value, inputs[CS_GRAD] + at, n)": "load_line(value, inputs[H_GRAD] + at, n)",
         },
     ),
@@ -111,6 +113,34 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
             "u, inputs[OUT_U] + at, n)\n    load_state": "u, inputs[OUT_R] + at, n)\n    load_state",
         },
     ),
+    "reset after: r and u": (
+        "gru_reset_after.pxd",
+        {
+            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
+            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+        },
+    ),
+    "reset after: xc and hc": (
+        "gru_reset_after.pxd",
+        {"tanh(z[XC * L + l] +": "tanh(z[HC * L + l] +", "* z[HC * L + l])": "* z[XC * L + l])"},
+    ),
+    "reset after: c and h_prev": (
+        "gru_reset_after.pxd",
+        {
+            "(h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": "(y[OUT_C * L + l] - h_prev[l]) + h_prev[l]",
+        },
+    ),
+    "reset after: d_r_bar and d_u_bar": (
+        "gru_reset_after.pxd",
+        {"d[D_U_BAR * L + l] = d_h": "d[D_R_BAR * L + l] = d_h", "d[D_R_BAR * L + l] = d": "d[D_U_BAR * L + l] = d"},
+    ),
+    "reset after: d_c_bar and d_hc": (
+        "gru_reset_after.pxd",
+        {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
+    ),
+    "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
+    "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
+    "reset after: d_c_bar for d_hc": ("backward.pxd", {"r0 * p.Ns + p.h_column[n]": "r0 * p.Ns + p.column[n]"}),
     "dense sigmoid and tanh": (
         "dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},

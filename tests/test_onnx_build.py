@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -13,6 +14,7 @@ from graphs import (
     CELLS,
     EPS,
     FLOAT64,
+    NATIVE,
     SEQUENCES,
     attributes,
     bound,
@@ -27,11 +29,13 @@ from graphs import (
 import onnx_export
 from blockcell import __version__
 from blockcell.optable import OPS
+from onnx_export import gru_reset_after
 from onnx_export.loops import SPLIT_MOST
+from onnx_export.text import Program
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
-NATIVE = [(op, "native") for op in ("BlockLSTM", "BlockLSTMV2", "block_gru")]
+NATIVE_FORMS = [(op, "native") for op in NATIVE]
 DTYPES = [np.float64, np.float32, np.float16]
 
 
@@ -59,7 +63,7 @@ def draw(op, loop, seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE)
+@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
 def test_random_configurations(op, loop, seed):
     dtype, attrs, options, args = draw(op, loop, seed)
     print(f"seed {seed}: {dtype}, {attrs}, {options}, seq_len_max={args.get('seq_len_max')}")
@@ -71,7 +75,7 @@ def test_random_configurations(op, loop, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE)
+@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
 def test_every_graph_is_valid(op, loop, dtype):
     """By ONNX's own check: symbolic sizes and fixed ones, functions and inlined, with and without what is optional."""
     if loop == "native" and dtype == np.float16:
@@ -88,7 +92,7 @@ def test_every_graph_is_valid(op, loop, dtype):
 
 
 @pytest.mark.parametrize("functions", [True, False])
-@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"] + NATIVE)
+@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"] + NATIVE_FORMS)
 def test_reference(op, loop, functions):
     """Not the Loop: onnx.reference concatenates what the standard says to stack."""
     g = rng("reference", op, loop)
@@ -123,7 +127,7 @@ def test_every_seq_len_max(op, loop, static):
 
 @pytest.mark.parametrize("rows", ["free", "fixed"])
 @pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize(("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *NATIVE[:1]])
+@pytest.mark.parametrize(("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *NATIVE_FORMS[:1]])
 def test_steps_that_are_cut_off(op, loop, static, rows):
     """A few at once, or all by one Split; numbers of steps around multiples of what a static Split gives."""
     for T in (1, 2, 7, 8, 15, 50):
@@ -185,7 +189,7 @@ def test_one_step(op, loop):
 
 # ------------------------------------------------------------------------------------------------------ what is special
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("op", ["BlockLSTM", "block_gru"])
+@pytest.mark.parametrize("op", ["BlockLSTM", "block_gru", "block_gru_reset_after"])
 def test_states_of_float16_are_rounded_at_every_step(op, loop):
     """2048 is where half counts in twos: adding a half at each step changes nothing, unless a state stays in float."""
     T = 20
@@ -330,35 +334,91 @@ def test_sequences_of_full_length_are_spared_the_masks(op):
 
 
 def test_native_leaves_only_what_it_must_to_a_loop():
-    """ONNX's LSTM gives h; of the rest only cs needs the step before, and of the GRU nothing."""
+    """ONNX's LSTM gives h; of the rest only cs needs the step before, and of a GRU nothing."""
     attrs = {"cell_clip": 0.0}
     model = onnx_export.build("BlockLSTM", attrs=attrs, loop="native", sizes={"H": 5}, functions=False)
     (node,) = (node for node in model.graph.node if node.op_type == "Scan")
     inside = [inner.op_type for inner in onnx.helper.get_node_attr_value(node, "body").node]
     assert inside == ["Mul", "Add", "Identity", "Identity"]
     assert "LSTM" in {node.op_type for node in model.graph.node}
-    model = onnx_export.build("block_gru", loop="native", sizes={"H": 5}, functions=False)
-    assert not {"Scan", "Loop"} & {node.op_type for node in model.graph.node}
-    (node,) = (node for node in model.graph.node if node.op_type == "GRU")
-    assert onnx.helper.get_node_attr_value(node, "linear_before_reset") == 0
+    for op, reset_after in (("block_gru", 0), ("block_gru_reset_after", 1)):
+        model = onnx_export.build(op, loop="native", sizes={"H": 5}, functions=False)
+        assert not {"Scan", "Loop"} & {node.op_type for node in model.graph.node}
+        (node,) = (node for node in model.graph.node if node.op_type == "GRU")
+        assert onnx.helper.get_node_attr_value(node, "linear_before_reset") == reset_after
 
 
-@pytest.mark.parametrize(("op", "loop"), [("BlockLSTM", "scan"), ("BlockLSTMGrad", "scan"), ("block_gru_grad", "scan")])
-def test_only_what_must_runs_in_the_loop(op, loop):
+@pytest.mark.parametrize(
+    ("op", "within", "products", "products_outside"),
+    [
+        ("BlockLSTM", 18, 1, 1),
+        ("BlockLSTMGrad", 8, 1, 2),
+        ("block_gru_grad", 10, 2, 4),
+        ("block_gru_reset_after", 10, 1, 1),
+        ("block_gru_reset_after_grad", 5, 1, 3),
+    ],
+)
+def test_only_what_must_runs_in_the_loop(op, within, products, products_outside):
     """The product with x, the derivatives' factors and the weights' gradients are outside."""
     attrs = {"use_peephole": True, "cell_clip": 1.0} if op == "BlockLSTM" else {}
     attrs |= {"use_peephole": True} if op == "BlockLSTMGrad" else {}
-    model = onnx_export.build(op, attrs=attrs, loop=loop, functions=False, static=True)
+    model = onnx_export.build(op, attrs=attrs, functions=False, static=True)
     (node,) = (node for node in model.graph.node if node.op_type == "Scan")
     inside = [
         inner.op_type for inner in onnx.helper.get_node_attr_value(node, "body").node if inner.op_type != "Identity"
     ]
     outside = [inner.op_type for inner in model.graph.node]
-    expected = {"BlockLSTM": (1, 18), "BlockLSTMGrad": (1, 8), "block_gru_grad": (2, 10)}[op]
-    assert (inside.count("MatMul") + inside.count("Gemm"), len(inside)) == expected
-    assert (
-        outside.count("MatMul") + outside.count("Gemm") == {"BlockLSTM": 1, "BlockLSTMGrad": 2, "block_gru_grad": 4}[op]
-    )
+    assert (inside.count("MatMul") + inside.count("Gemm"), len(inside)) == (products, within)
+    assert outside.count("MatMul") + outside.count("Gemm") == products_outside
+
+
+MUTANTS = {  # of the text of `gru_reset_after`: what is swapped, and where
+    "r and u": ("FORWARD", "r_bar, u_bar, hc = ", "u_bar, r_bar, hc = "),
+    "r and hc": ("FORWARD", "r_bar, u_bar, hc = ", "hc, u_bar, r_bar = "),
+    "u and hc": ("FORWARD", "r_bar, u_bar, hc = ", "r_bar, hc, u_bar = "),
+    "b_c and b_hc": ("FORWARD", "(b_ru, b_c)|(b_hc,", "(b_ru, b_hc)|(b_c,"),
+    "h and c": ("FORWARD", "(h_prev, c)", "(c, h_prev)"),
+    "r's and u's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(u_from_h, r_from_h, hc_from_h)"),
+    "u's and hc's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(r_from_h, hc_from_h, u_from_h)"),
+    "r's and hc's slopes": ("BACKWARD", "(r_from_h, u_from_h, hc_from_h)", "(hc_from_h, u_from_h, r_from_h)"),
+    "d_c_bar and d_hc": ("BACKWARD", "(d_r_bar_u_bar, d_c_bar)|Live (d_hc)", "(d_r_bar_u_bar, d_hc)|Live (d_c_bar)"),
+    "h's way through u and r": ("BACKWARD", "Mul (d_h, u)", "Mul (d_h, r)"),
+    "r and u in the slope of hc": ("BACKWARD", "Mul (c_from_h, r)", "Mul (c_from_h, u)"),
+    "w_x and w_h": ("BACKWARD", "(d_w_ru_x, d_w_ru_h)|(d_w_c_x, d_w_c_h)", "(d_w_ru_h, d_w_ru_x)|(d_w_c_h, d_w_c_x)"),
+    "r's and u's weights": ("NATIVE", "(w_u, w_r,", "(w_r, w_u,"),
+    "u's and c's weights": ("NATIVE", "(w_u, w_r, w_c_T)", "(w_c_T, w_r, w_u)"),
+    "r's and c's weights": ("NATIVE", "(w_u, w_r, w_c_T)", "(w_u, w_c_T, w_r)"),
+    "r's and u's bias": ("NATIVE", "(b_u, b_r,", "(b_r, b_u,"),
+    "b_c and b_hc of native": ("NATIVE", "b_c, b_none, b_hc)", "b_hc, b_none, b_c)"),
+    "before and after": ("NATIVE", "linear_before_reset = 1", "linear_before_reset = 0"),
+}
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_two_things_swapped_are_seen(what, monkeypatch):
+    """In the graphs of the GRU that resets after the product."""
+    part, old, new = MUTANTS[what]
+    op = "block_gru_reset_after" + "_grad" * (part == "BACKWARD")
+    dtype, loop = (np.float32, "native") if part == "NATIVE" else (np.float64, "scan")
+    args = arguments(op, dtype=dtype)
+
+    def check():
+        model = onnx_export.build(op, dtype=dtype, sizes=SIZES, loop=loop)
+        compare(op, on_onnxruntime(model, args), exact(op, args), bound(op, dtype))
+
+    def changed(text):
+        for before, after in zip(old.split("|"), new.split("|"), strict=True):
+            text = text.replace(before, after)
+        return text
+
+    check()
+    program = getattr(gru_reset_after, part)
+    texts = {"NATIVE": program} if part == "NATIVE" else dataclasses.asdict(program)
+    mutant = {name: changed(text) if isinstance(text, str) else text for name, text in texts.items()}
+    assert mutant != texts
+    monkeypatch.setattr(gru_reset_after, part, mutant["NATIVE"] if part == "NATIVE" else Program(**mutant))
+    with pytest.raises(AssertionError):
+        check()
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
@@ -390,7 +450,10 @@ def test_only_what_must_runs_in_the_loop(op, loop):
             "is not exact: the states would not be",
         ),
         ("block_gru", {"loop": "native", "sizes": {"H": 2, "I": 0}}, r"expected sizes\['I'\] > 0"),
-        ("block_gru_grad", {"loop": "native"}, "ONNX's GRU has no gradient; expected 'scan', 'unroll' or 'loop'"),
+        *(
+            (op, {"loop": "native"}, "ONNX's GRU has no gradient; expected 'scan', 'unroll' or 'loop'")
+            for op in ("block_gru_grad", "block_gru_reset_after_grad")
+        ),
         ("GRUBlockCell", {"loop": "native"}, "a cell has no loop; expected 'scan', the default"),
         ("BlockLSTM", {"loop": "unroll"}, r"loop='unroll' writes every step out and so needs sizes\['T'\]"),
         ("BlockLSTM", {"opset": 14}, "opset is 14; expected an integer from 15 to"),

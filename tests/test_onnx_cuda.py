@@ -21,7 +21,7 @@ from blockcell.optable import OPS
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float64", "float32", "float16"]
-LSTMS = ["BlockLSTM", "BlockLSTMV2"]
+CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after"]  # as ONNX's own LSTM or GRU
 
 
 def attributes_of(op):
@@ -84,19 +84,30 @@ def test_cuda_graphs_take_no_loops(loop):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("op", LSTMS)
-def test_onnx_own_lstm_is_cudnns_without_peephole(op, dtype):
-    options = {"dtype": dtype, "sizes": SIZES, "loop": "native", "static": True}
-    plain = onnx_export.build(op, attrs={"cell_clip": 0.0}, **options)
-    assert fallbacks(plain) == sizes_left(plain) == refused_by_cuda_graphs(plain) == []
-    (found,) = fallbacks(onnx_export.build(op, attrs={"cell_clip": 0.0, "use_peephole": True}, **options))
-    assert "LSTM" in found and "cuDNN has no peephole" in found
+@pytest.mark.parametrize("op", CUDNNS)
+def test_onnx_own_nodes_are_cudnns(op, dtype):
+    """Without peephole, and with the reset after the product. Of these a GRU never has a loop."""
+    *_, attrs = attributes_of(op)
+    for functions in (True, False):
+        options = {"dtype": dtype, "attrs": attrs, "sizes": SIZES, "loop": "native", "functions": functions}
+        static, plain = (onnx_export.build(op, static=static, **options) for static in (True, False))
+        assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
+        assert fallbacks(plain) == sizes_left(plain) == []
+        assert bool(refused_by_cuda_graphs(plain)) == (op != "block_gru_reset_after")
 
 
-def test_onnx_own_gru_is_not_cudnns():
-    """So a GRU stays on the GPU in the other loops only."""
-    (found,) = fallbacks(onnx_export.build("block_gru", sizes=SIZES, loop="native", static=True))
-    assert "GRU" in found and "cuDNN resets after the product" in found
+@pytest.mark.parametrize(
+    ("op", "attrs", "reason"),
+    [
+        ("BlockLSTM", {"cell_clip": 0.0, "use_peephole": True}, "cuDNN has no peephole"),
+        ("BlockLSTMV2", {"use_peephole": True}, "cuDNN has no peephole"),
+        ("block_gru", {}, "cuDNN resets after the product"),
+    ],
+)
+def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
+    """They stay on the GPU in the other loops only."""
+    (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
+    assert ("GRU" if op == "block_gru" else "LSTM") in found and reason in found
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
@@ -219,10 +230,9 @@ class TestOnAGPU:
             assert {placed.provider for placed in session.placement} == {"CUDAExecutionProvider"}
 
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    @pytest.mark.parametrize("op", LSTMS)
-    def test_onnx_own_lstm(self, op, dtype):
-        attrs = {"cell_clip": 0.0, "use_peephole": False}
-        args = arguments(op, dtype=np.dtype(dtype), **attrs)
+    @pytest.mark.parametrize("op", CUDNNS)
+    def test_onnx_own_nodes(self, op, dtype):
+        args = arguments(op, dtype=np.dtype(dtype), cell_clip=0.0, use_peephole=False)
         session = onnx_export.Session(op, provider="cuda", dtype=dtype, loop="native", attrs=attributes(op, args),
                                       sizes={"H": SIZES["H"]})  # fmt: skip
         limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)

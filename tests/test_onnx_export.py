@@ -117,10 +117,10 @@ def test_sizes(train, fixed):
 
 @pytest.mark.parametrize(("inputs", "cells", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("kind", [LSTM, GRU])
-def test_sizes_of_zero(kind, train, inputs, cells, batch):
-    both = Bidirectional(*(kind.init(inputs, cells, seed=seed, dtype="float64") for seed in (1, 2)))
-    layer = Stack([both, kind.init(2 * cells, cells, seed=3, dtype="float64")])
+@pytest.mark.parametrize(("kind", "options"), [(LSTM, {}), (GRU, {}), (GRU, {"reset_after": True})])
+def test_sizes_of_zero(kind, options, train, inputs, cells, batch):
+    both = Bidirectional(*(kind.init(inputs, cells, seed=seed, dtype="float64", **options) for seed in (1, 2)))
+    layer = Stack([both, kind.init(2 * cells, cells, seed=3, dtype="float64", **options)])
     x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
     y, state, tape = layer.forward(x, lengths=lengths)
     d_x, _, grads = layer.backward(tape, np.ones_like(y))
@@ -179,14 +179,20 @@ def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
-@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU"])
-def test_equals_the_formulas(name):
+@pytest.mark.parametrize(
+    ("kind", "forward", "options"),
+    [
+        (LSTM, "BlockLSTM", {}),
+        (LSTM, "BlockLSTM", {"use_peephole": True}),
+        (GRU, "block_gru", {}),
+        (GRU, "block_gru_reset_after", {"reset_after": True}),
+    ],
+)
+def test_equals_the_formulas(kind, forward, options):
     """Both directions of a layer, row by row, since the formulas know no lengths."""
-    kind, forward, gradient = (
-        (GRU, "block_gru", "block_gru_grad") if name == "GRU" else (LSTM, "BlockLSTM", "BlockLSTMGrad")
-    )
+    gradient = "BlockLSTMGrad" if kind is LSTM else f"{forward}_grad"
     attrs = {"forget_bias": 0.7, "cell_clip": 0.5} if kind is LSTM else {}
-    options = attrs | ({"use_peephole": True} if "peephole" in name else {})
+    options = attrs | options
     layer = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, dtype="float64", **options)) for seed in (1, 2)))
     case = Case(layer, train=True)
     expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
@@ -243,6 +249,20 @@ def test_steps_make_the_sequence(name, dtype):
         assert np.abs(state[part] - value).max() <= limit * np.abs(value).max(), part
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", [name for name in STREAMING if name != "Dense"])
+def test_a_step_has_no_loop(name, loop):
+    """So every form is the same, and needs no number of steps."""
+    layer = STREAMING[name]("float32")
+    model = onnx_export.export(layer, None, streaming=True, loop=loop)
+    assert model.graph == onnx_export.export(layer, None, streaming=True).graph
+    kinds = {node.op_type for made in model.functions for node in made.node}
+    assert "Gemm" in kinds and not {"Scan", "Loop", "If"} & kinds
+    where = {"Stack": "0: ", "Classifier": "1: "}.get(name, "")
+    with pytest.raises(ValueError, match=f"^export: {where}loop='native' is not possible: a cell has no loop"):
+        onnx_export.export(layer, None, streaming=True, loop="native")
+
+
 def test_a_step_on_the_reference():
     layer = STREAMING["Stack"]("float64")
     state = random_state(layer, rng("step"))
@@ -256,10 +276,11 @@ def test_a_step_on_the_reference():
 
 # ---------------------------------------------------------------------------------------------------- ONNX's own nodes
 NATIVE = {
-    **{name: LAYERS[name] for name in ("LSTM", "GRU", "Bidirectional")},
+    **{name: LAYERS[name] for name in ("LSTM", "GRU", "GRU after", "Bidirectional")},
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
     "without peepholes": lambda dtype: Bidirectional(
-        Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]), lstm(3, dtype, gate_order="ifco")
+        Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
+        Stack([lstm(3, dtype, gate_order="ifco"), gru(3, dtype, 3, reset_after=True)]),
     ),
     **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
 }
@@ -290,10 +311,11 @@ def test_native_in_float64(name, state):
 
     Its nodes ignore lengths. The model of a GRU is right all the same; the others are tried without lengths.
     """
-    if ONNX < (1, 23) and name != "GRU":
+    gru_alone = name.startswith("GRU")
+    if ONNX < (1, 23) and not gru_alone:
         pytest.skip("onnx.reference's LSTM gives its cell state since onnx 1.23")
     layer = NATIVE[name]("float64")
-    case = Case(layer, lengths=name == "GRU", state=state)
+    case = Case(layer, lengths=gru_alone, state=state)
     case.check(exported(layer, case, loop="native"), on_reference)
 
 

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
+from graphs import NATIVE
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
@@ -19,10 +20,11 @@ from onnx_export.link import bodies, graphs
 
 
 def test_names():
-    layer = Stack([Bidirectional(lstm(2, "float32"), gru(2, "float32")), gru(3, "float32", 4)])
+    layer = Stack([Bidirectional(lstm(2, "float32"), gru(2, "float32")), gru(3, "float32", 4, reset_after=True)])
     model = exported(layer, train=True, reset=True)
     states = ["0.fw.cs", "0.fw.h", "0.bw.h", "1.h"]
     weights = ["0.fw.w", "0.fw.b", *(f"{p}.{w}" for p in ("0.bw", "1") for w in ("w_ru", "w_c", "b_ru", "b_c"))]
+    weights.append("1.b_hc")
     first = [f"{name}_prev" for name in states]
     d_last = [f"d_{name}" for name in states]
     inputs = ["x", "lengths", "reset", *first, *weights, "d_y", *d_last]
@@ -44,6 +46,7 @@ def test_names():
     assert shapes["reset"] == (kind.BOOL, ["T", "B"])
     assert shapes["0.fw.cs_prev"] == shapes["d_0.fw.cs"] == (kind.FLOAT, ["B", 2])
     assert shapes["1.w_c"] == shapes["d_1.w_c"] == (kind.FLOAT, [7, 3])
+    assert shapes["1.b_hc"] == shapes["d_1.b_hc"] == (kind.FLOAT, [3])
 
 
 def test_the_file_is_the_model(tmp_path):
@@ -61,10 +64,11 @@ def test_the_file_is_the_model(tmp_path):
 
 def test_cells_that_are_alike_share_a_function():
     same, other = lstm(4, "float32", 4), lstm(4, "float32", 4, cell_clip=0.5)
-    model = exported(Stack([same, same, other, gru(4, "float32", 4)]))
-    assert [made.name for made in model.functions] == ["LSTM", "LSTM_2", "GRU"]
+    grus = [gru(4, "float32", 4, reset_after=after) for after in (False, True, False, True)]
+    model = exported(Stack([same, same, other, *grus]))
+    assert [made.name for made in model.functions] == ["LSTM", "LSTM_2", "GRU", "GRU_2"]
     calls = [node.op_type for node in model.graph.node if node.domain == "blockcell"]
-    assert calls == ["LSTM", "LSTM", "LSTM_2", "GRU"]
+    assert calls == ["LSTM", "LSTM", "LSTM_2", "GRU", "GRU_2", "GRU", "GRU_2"]
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -116,7 +120,8 @@ SHAPES = {"LSTM": [[1, 16, 3], [1, 16, 4], [1, 32]], "GRU": [[1, 12, 3], [1, 12,
 def test_no_node_of_native_reads_constants_alone(lengths, state, sizes):
     """Weights are stored as ONNX's nodes read them, and nothing is left to compute of them or of other constants."""
     peepholes = lstm(4, "float32", use_peephole=True, forget_bias=1.0)
-    for layer in (Bidirectional(peepholes, lstm(4, "float32")), gru(4, "float32")):
+    grus = (gru(4, "float32", reset_after=after) for after in (False, True))
+    for layer in (Bidirectional(peepholes, lstm(4, "float32")), *grus):
         model = exported(layer, loop="native", functions=False, lengths=lengths, state=state, sizes=sizes)
         stored = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
         known = {*stored, *(node.output[0] for node in model.graph.node if node.op_type == "Constant")}
@@ -170,7 +175,7 @@ def test_every_node_of_a_layer_has_a_name(form, functions):
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(
     ("op", "loop"),
-    [*itertools.product(OPS, LOOPS), *((op, "native") for op in ("BlockLSTM", "BlockLSTMV2", "block_gru"))],
+    [*itertools.product(OPS, LOOPS), *itertools.product(NATIVE, ["native"])],
 )
 def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
     known = {attribute.name for attribute in OPS[op].attributes}
@@ -220,9 +225,13 @@ def test_no_node_of_a_step_falls_back(name):
     assert refused_by_cuda_graphs(model) == []
 
 
-def test_onnx_own_lstm_is_on_the_gpu():
-    model = exported(lstm(4, "float32"), loop="native", sizes={"T": T, "B": B})
-    assert fallbacks(model) == sizes_left(model) == []
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("layer", [lstm(4, "float32"), gru(4, "float32", reset_after=True)], ids=repr)
+def test_onnx_own_nodes_are_on_the_gpu(layer, lengths):
+    model = exported(layer, loop="native", sizes={"T": T, "B": B}, lengths=lengths)
+    assert refused_by_cuda_graphs(model) == []
+    (found,) = fallbacks(exported(gru(4, "float32"), loop="native", sizes={"T": T, "B": B}, lengths=lengths))
+    assert "cuDNN resets after the product" in found
 
 
 @pytest.mark.cuda

@@ -77,6 +77,8 @@ def test_a_row_tells_steps_from_the_rest():
         ("BlockLSTM", "unroll", 0, 0),
         ("block_gru", "scan", 1 + 2, 1 + 4),
         ("block_gru", "loop", 1 + 1, 1 + 4),
+        ("block_gru_reset_after", "scan", 1 + 2, 1 + 5),
+        ("block_gru_reset_after_grad", "scan", 1 + 3, 1 + 2),
         ("BlockLSTMGrad", "scan", 2 + 5, 2 + 1),
         ("BlockLSTMGrad", "loop", 2 + 1, 2 + 1),
         ("LSTM layer", "scan", 2 + 1, 2 + 2),
@@ -289,6 +291,6 @@ def test_times_on_the_cpu(monkeypatch, form):
     monkeypatch.setattr(gpu_check, "SECONDS", 0)
     monkeypatch.setattr(gpu_check, "with_torch", lambda *_: 1 / 0)
     rows = gpu_check.times(3, [(8, 2)], "cpu")
-    assert [row[0] for row in rows] == ["BlockLSTM", "", "block_gru", "", ""]
-    for row in (rows[0], rows[2]):
+    assert [row[0] for row in rows] == ["BlockLSTM", "", "block_gru", "", "block_gru_reset_after", ""]
+    for row in rows[::2]:
         assert row[2] == "needs CUDA" if form == gpu_check.CAPTURED else float(row[2]) > 0

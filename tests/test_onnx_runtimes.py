@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import arguments
-from graphs import attributes, bound, compare, exact, feeds, on_onnxruntime, on_reference, poisoned
+from graphs import NATIVE, attributes, bound, compare, exact, feeds, on_onnxruntime, on_reference, poisoned
 
 import onnx_export
 from blockcell.optable import OPS
@@ -87,7 +87,7 @@ def verdict(op, form, runtime, path):
 def forms(op):
     if not OPS[op].sequence:
         return ["scan"]
-    return [form for form in FORMS if form != "native" or "grad" not in OPS[op].kernel]
+    return [form for form in FORMS if form != "native" or op in NATIVE]
 
 
 def rows():

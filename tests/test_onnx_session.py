@@ -14,7 +14,7 @@ import pytest
 from bits import leaves
 from cases import SIZES, arguments
 from fresh import printed
-from graphs import FLOAT64, SEQUENCES, attributes, bound, compare, exact, tells_placement
+from graphs import FLOAT64, NATIVE, SEQUENCES, attributes, bound, compare, exact, tells_placement
 
 import onnx_export
 from blockcell import GRU, LSTM, Bidirectional, Stack
@@ -122,7 +122,7 @@ def test_sizes_of_zero(op, nothing, fixed):
 
 
 @pytest.mark.parametrize("nothing", ["T", "B", "H", "BH"])
-@pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMV2", "block_gru"])
+@pytest.mark.parametrize("op", NATIVE)
 def test_native_without_rows(op, nothing):
     """onnxruntime's own LSTM and GRU would end the process."""
     args = arguments(op, dict.fromkeys(nothing, 0), cell_clip=0.0, forget_bias=0.5)
@@ -134,7 +134,8 @@ def test_native_without_rows(op, nothing):
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("H", [4, 0])
 def test_native_layers_without_rows(H, state, lengths):
-    layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), GRU.init(2 * H, 3, seed=2)])
+    grus = [GRU.init(2 * H, 3, seed=2), GRU.init(3, 3, seed=3, reset_after=True)]
+    layer = Stack([Bidirectional(LSTM.init(3, H, seed=0), LSTM.init(3, H, seed=1)), *grus])
     layer = layer if H else layer.layers[0]
     ready = onnx_export.Session(onnx_export.export(layer, None, loop="native", state=state, lengths=lengths))
     for x in (np.zeros((5, 0, 3), np.float32), np.ones((5, 2, 3), np.float32)):
@@ -233,8 +234,9 @@ def stored(model, **shapes):
 CELL = onnx_export.build("LSTMBlockCell", attrs={"use_peephole": True})
 ATTRIBUTES = {"forget_bias": 1.0, "cell_clip": 3.0, "use_peephole": True}
 LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None)
+GRU_LAYER = onnx_export.export(GRU.init(3, 4, seed=0), None)
 TRAIN = onnx_export.export(LSTM.init(3, 4, seed=0), None, train=True)
-NATIVE = onnx_export.export(LSTM.init(3, 4, seed=0), None, loop="native")
+NATIVE_LAYER = onnx_export.export(LSTM.init(3, 4, seed=0), None, loop="native")
 OTHER = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 18]> g (float[N] a) => (float[N] b) { b = Abs (a) }'
 )
@@ -312,7 +314,7 @@ FLOAT = onnx.TensorProto.FLOAT
         ),
         (changed(LAYER, outputs={"y": "z"}), "it has the outputs 'z, cs, h'; expected y, cs, h"),
         *(
-            (stored(NATIVE, **shapes), f"its W, R and B have the shapes {found}; expected {expected}")
+            (stored(NATIVE_LAYER, **shapes), f"its W, R and B have the shapes {found}; expected {expected}")
             for shapes, found, expected in [
                 ({"W": [1, 16, 5, 1]}, "[(1, 16, 5, 1), (1, 16, 4), (1, 32)]", "[(1, 16, 1), (1, 16, 4), (1, 32)]"),
                 ({"W": []}, "[(), (1, 16, 4), (1, 32)]", "[(1, 16, 0), (1, 16, 4), (1, 32)]"),
@@ -323,8 +325,13 @@ FLOAT = onnx.TensorProto.FLOAT
                 ({"B": None}, "[(1, 16, 3), (1, 16, 4)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
             ]
         ),
-        (stored(NATIVE, R=None), "it has no w, b; expected w, b of its LSTM"),
-        (changed(NATIVE, layer='{"type": "GRU"}'), "its W, R and B have the shapes [(1, 16, 3), (1, 16, 4), (1, 32)]"),
+        (changed(LAYER, layer='{"type": "GRU", "reset_after": 1}'), "its GRU has reset_after 1; expected true, or"),
+        (changed(GRU_LAYER, layer='{"type": "GRU", "reset_after": true}'), "it has no b_hc; expected w_ru, w_c, b_ru"),
+        (stored(NATIVE_LAYER, R=None), "it has no w, b; expected w, b of its LSTM"),
+        (
+            changed(NATIVE_LAYER, layer='{"type": "GRU"}'),
+            "its W, R and B have the shapes [(1, 16, 3), (1, 16, 4), (1, 32)]",
+        ),
         (changed(TRAIN, outputs={"d_w": "z"}), "expected y, cs, h, d_x, d_cs_prev, d_h_prev, d_w, d_b"),
         (changed(TRAIN, inputs={"w": "z"}), "it has no w; expected w, b of its LSTM"),
         (changed(TRAIN, kinds={"w": (FLOAT, [8, 16])}), "its output d_w has the type 1 and shape [7, 16]; expected 1"),
@@ -396,10 +403,11 @@ def test_broken_models(tmp_path):
 
 def test_native_where_onnxruntime_has_no_kernel():
     options = {"loop": "native", "sizes": {"H": 5}}
-    with pytest.raises(ValueError, match="loop='native' of float64 does not run on onnxruntime's CPU provider"):
-        onnx_export.Session("block_gru", dtype="float64", **options)
-    ready, args = onnx_export.Session("block_gru", **options), arguments("block_gru", {"I": 0})
-    check_refused(ready, args, ValueError, "x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
+    for op in ("block_gru", "block_gru_reset_after"):
+        with pytest.raises(ValueError, match="loop='native' of float64 does not run on onnxruntime's CPU provider"):
+            onnx_export.Session(op, dtype="float64", **options)
+        ready, args = onnx_export.Session(op, **options), arguments(op, {"I": 0})
+        check_refused(ready, args, ValueError, "x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
 
 
 def test_a_node_without_a_kernel_on_cuda(monkeypatch):
@@ -452,6 +460,8 @@ def test_a_node_with_floats_on_the_cpu_is_named(monkeypatch):
     [
         ("block_gru", {}, {"native"}, "native"),
         ("block_gru", {}, set(), "unroll"),
+        ("block_gru_reset_after", {}, {"native"}, "native"),
+        ("block_gru_reset_after_grad", {}, {"native"}, "unroll"),
         ("BlockLSTM", {"cell_clip": 0.0}, {"native"}, "native"),
         ("BlockLSTM", {"cell_clip": 3.0}, {"native"}, "unroll"),
         ("BlockLSTMGrad", {"use_peephole": True}, {"native"}, "unroll"),

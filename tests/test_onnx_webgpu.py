@@ -6,13 +6,15 @@ programs that compute on the CPU. The bounds are those of the other runtimes, fo
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
 from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_state
-from graphs import CELLS, EPS, SEQUENCES, attributes, converted, exact, poisoned
+from graphs import CELLS, EPS, NATIVE, SEQUENCES, attributes, converted, exact, poisoned
 from test_onnx_cuda import attributes_of
 
 import onnx_export
@@ -27,9 +29,10 @@ pytestmark = pytest.mark.webgpu
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
-NATIVE = ["BlockLSTM", "BlockLSTMV2", "block_gru"]
 DTYPES = ["float32", "float16"]
 BUILT_IN = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()  # which has no GRU
+GRUS = [op for op in NATIVE if "r" in OPS[op].gates]
+NATIVE_HERE = [op for op in NATIVE if not (BUILT_IN and op in GRUS)]
 RANDOM_OPS, RANDOM_LAYERS = 80, 60  # cases; so many layers with lengths, and so many without
 
 compared: list[tuple[float, str]] = []  # every output: its error in parts of what is allowed, and in words
@@ -132,14 +135,14 @@ def test_ops(compare, op, loop, dtype):
 
 
 @pytest.mark.parametrize(
-    ("op", "use_peephole"), [*((op, peephole) for op in NATIVE[:2] for peephole in (True, False)), (NATIVE[2], False)]
+    ("op", "use_peephole"), [(op, peephole) for op in NATIVE for peephole in (True, False)[op in GRUS :]]
 )
 def test_native(compare, op, use_peephole):
     args = arguments(op, use_peephole=use_peephole, cell_clip=0.0, forget_bias=0.7)
     session = onnx_export.Session(
         op, provider="webgpu", loop="native", attrs=attributes(op, args), sizes={"H": SIZES["H"]}
     )
-    if op == "block_gru" and BUILT_IN:
+    if op not in NATIVE_HERE:
         with pytest.raises(RuntimeError, match=r"would run GRU .* on the CPU"):
             session(**args)
         return
@@ -155,13 +158,13 @@ def test_the_form_that_nobody_chose(compare, op):
         check_op(compare, session, op, arguments(op, **{"use_peephole": False, **attrs}))
         kinds = {placed.op_type for placed in session.placement}
         assert not kinds & CONTROL_FLOW
-        native = op in NATIVE and not attrs.get("cell_clip") and not (op == "block_gru" and BUILT_IN)
+        native = op in NATIVE_HERE and not attrs.get("cell_clip")
         assert bool(kinds & {"LSTM", "GRU"}) == native
 
 
 @pytest.mark.parametrize("steps", [50, 200])
 @pytest.mark.parametrize(("op", "loop"), [*((op, loop) for op in SEQUENCES for loop in LOOPS), *(
-    (op, "native") for op in NATIVE[: 2 if BUILT_IN else 3])])  # fmt: skip
+    (op, "native") for op in NATIVE_HERE)])  # fmt: skip
 def test_many_steps(compare, op, loop, steps):
     sizes = {"T": steps, "B": 2, "I": 3, "H": 4}
     for attrs in attributes_of(op):
@@ -238,12 +241,12 @@ def test_layers(compare, name, loop, form, train, dtype):
 
 
 @pytest.mark.parametrize("form", ["no state", "lengths"])
-@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU", "Bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU", "GRU after", "Bidirectional"])
 def test_native_layers(compare, name, form):
     made = {"LSTM with peephole": lambda dtype: drawn(LSTM.init(I, 5, seed=0, use_peephole=True, gate_order="ifco"))}
     case = Case((LAYERS | made)[name]("float32"), **(FULL | RAGGED)[form])
     model = exported(case.layer, case, loop="native")
-    if BUILT_IN and name in ("GRU", "Bidirectional"):
+    if BUILT_IN and not name.startswith("LSTM"):
         with pytest.raises(RuntimeError, match=r"would run GRU .* on the CPU"):
             onnx_export.Session(model, provider="webgpu")(**case.arguments)
         return
@@ -263,11 +266,13 @@ def test_layers_of_many_steps(compare, name, loop, train, form):
 @pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 0, 2, 2), (3, 2, 0, 2), (3, 2, 2, 0), (1, 2, 3, 1), (2, 0, 0, 0)])
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize(
+    "kind", [LSTM.init, GRU.init, partial(GRU.init, reset_after=True)], ids=["LSTM", "GRU", "after"]
+)
 def test_layers_of_zero_and_one(compare, kind, sizes, loop, train, form):
     steps, rows, inputs, cells = sizes
-    both = Bidirectional(*(drawn(kind.init(inputs, cells, seed=seed)) for seed in (1, 2)))
-    layer = Stack([both, drawn(kind.init(2 * cells, cells, seed=3))])
+    both = Bidirectional(*(drawn(kind(inputs, cells, seed=seed)) for seed in (1, 2)))
+    layer = Stack([both, drawn(kind(2 * cells, cells, seed=3))])
     case = Case(layer, train=train, sizes=(steps, rows), **(FULL | RAGGED)[form])
     check_layer(compare, case, exported(layer, case, loop=loop, sizes=fixed_sizes(loop, steps)))
 
@@ -306,7 +311,7 @@ def test_random_ops(compare, seed):
     options = {"functions": bool(g.integers(2)), "opset": int(g.integers(15, 22))}
     args = arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=int(g.integers(sizes["T"] + 1)), seed=seed,
                      **drawn_attrs)  # fmt: skip
-    native = op in NATIVE[: 2 if BUILT_IN else 3] and not args.get("cell_clip") and dtype == "float32"
+    native = op in NATIVE_HERE and not args.get("cell_clip") and dtype == "float32"
     loop = str(g.choice([*LOOPS, *["native"] * native]))
     print(f"seed {seed}: {op} {sizes} {attributes(op, args)} {dtype} {loop} {options}")
     session = onnx_export.Session(op, provider="webgpu", dtype=dtype, attrs=attributes(op, args), loop=loop,
@@ -319,7 +324,8 @@ def random_layer(g, inputs, dtype):
 
     def cell(inputs, size, reverse=False):
         if g.integers(2):
-            return drawn(GRU.init(inputs, size, seed=1, dtype=dtype, reverse=reverse))
+            after = bool(g.integers(2))
+            return drawn(GRU.init(inputs, size, seed=1, dtype=dtype, reset_after=after, reverse=reverse))
         options = {
             "reverse": reverse,
             "use_peephole": bool(g.integers(2)),
@@ -375,7 +381,7 @@ def check_placement(session):
     return kinds
 
 
-@pytest.mark.parametrize(("op", "loop"), [*FORMS, *((op, "native") for op in NATIVE[: 2 if BUILT_IN else 3])])
+@pytest.mark.parametrize(("op", "loop"), [*FORMS, *((op, "native") for op in NATIVE_HERE)])
 def test_no_float_of_an_op_is_on_the_cpu(op, loop):
     for attrs in attributes_of(op):
         if loop == "native" and attrs.get("cell_clip"):

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 from bits import on_threads
-from test_kernels import CELL_OF, DTYPES, run, same_bits
+from test_kernels import DTYPES, run, same_bits
 
 from blockcell import GRU, LSTM, Bidirectional, _kernels
 from blockcell.optable import OPS
@@ -113,7 +113,7 @@ def forward_case(name, T, B, I, H, dtype):
     args["x"] = g.uniform(-1, 1, (T, B, I))[..., inputs[0]]
     for key in ("cs_prev", "h_prev"):
         args[key] = g.uniform(-1, 1, (B, H))[:, units[0]]
-    for key in ("wci", "wcf", "wco"):
+    for key in ("wci", "wcf", "wco", "b_hc"):
         args[key] = g.uniform(-1, 1, H)[units[0]]
     return taken(name, args, dtype)
 
@@ -132,11 +132,11 @@ def backward_case(name, T, B, I, H, dtype):
     for key, gates in gates_of(name).items():
         w = np.concatenate([factors(g, I + H, *units, dtype).T for _ in range(gates)], axis=1)
         args |= {key: np.concatenate([w[:I], w[I:][units[0]]]), f"b{key[1:]}": np.zeros(gates * H)}
-    for key in ("wci", "wcf", "wco"):
+    for key in ("wci", "wcf", "wco", "b_hc"):
         args[key] = powers(g, H, -3, 1)[units[0]]
     for key in ("cs_prev", "h_prev"):
         args[key] = by_mate(powers(g, (B, H), -3, 1))
-    for key in ("cs", "h", "ci", "c"):
+    for key in ("cs", "h", "ci", "c", "hc"):
         args[key] = by_mate(powers(g, (T, B, H), -3, 1))
     for key in ("i", "f", "o", "r", "u"):
         args[key] = by_mate(2.0 ** g.integers(-3, 0, (T, B, H)))
@@ -195,10 +195,29 @@ def gru_step(a, x, level):
     return cell(z_ru, pre_activations(a["b_c"], x, h_prev * r, a["w_c"]))
 
 
+def reset_after_step(a, x, level):
+    """The same, one row after the other, as hc is passed on in the bias."""
+    h_prev, H, w_c = a["h_prev"], len(a["b_c"]), parts(a["w_c"], x)
+    bars = pre_activations(a["b_ru"], x, h_prev, a["w_ru"]), product(a["b_c"], x, w_c[0])
+    z, hc = np.concatenate(bars, axis=1), product(a["b_hc"], h_prev, w_c[1])
+    weights = {"w_ru": np.eye(4 * H, 2 * H, dtype=x.dtype), "w_c": np.eye(4 * H, H, -2 * H, dtype=x.dtype)}
+    weights |= {"b_ru": 0 * a["b_ru"], "b_c": 0 * a["b_c"], "seq_len_max": 1}
+    for matrix in ("w_ru", "w_c"):
+        weights[matrix][3 * H :] = 0
+    rows = [
+        run("block_gru_reset_after", weights | {"x": z[b, None, None], "h_prev": h_prev[b, None], "b_hc": hc[b]}, level)
+        for b in range(len(x))
+    ]
+    return type(rows[0])._make(np.concatenate(result, axis=1)[0] for result in zip(*rows, strict=True))
+
+
+STEPS = {"BlockLSTM": lstm_step, "block_gru": gru_step, "block_gru_reset_after": reset_after_step}
+
+
 def forward(name, args, level):
     a, dtype, steps = widened(args), args["x"].dtype, []
     for x in a["x"]:
-        states = (lstm_step if "LSTM" in name else gru_step)(a, x, level)
+        states = STEPS[name](a, x, level)
         steps.append(stored(name, states, dtype))
         a |= widened({f"{key}_prev": getattr(steps[-1], key) for key in ("cs", "h") if hasattr(states, key)})
     return OPS[name].result._make(map(np.stack, zip(*steps, strict=True)))
@@ -259,10 +278,37 @@ def gru_backward(a):
     return x_grad, d_h, *weights, sum_in_double(d_ru), sum_in_double(d_c)
 
 
+def reset_after_backward(a):
+    x, (ru_x, ru_h), (c_x, c_h) = a["x"], parts(a["w_ru"], a["x"]), parts(a["w_c"], a["x"])
+    h_prev = before(a["h_prev"], a["h"])
+    d_h = 0
+    d_ru, d_c, d_hc = ([None] * len(x) for _ in range(3))
+    for t in reversed(range(len(x))):
+        r, u, c, hc = (a[key][t] for key in ("r", "u", "c", "hc"))
+        d_h = d_h + a["h_grad"][t]
+        d_c[t] = d_h * (1 - u) * (1 - c * c)
+        d_hc[t] = d_c[t] * r
+        d_ru[t] = np.concatenate([d_c[t] * hc * r * (1 - r), d_h * (h_prev[t] - c) * u * (1 - u)], axis=1)
+        d_h = product(product(d_h * u, d_ru[t], ru_h.T), d_hc[t], c_h.T)
+    d_ru, d_c, d_hc = (np.concatenate(d) for d in (d_ru, d_c, d_hc))
+    x_grad = product(product(0, d_ru, ru_x.T), d_c, c_x.T).reshape(x.shape)
+    no_x, no_h = x[..., :0], h_prev[..., :0]
+    w_c_grad = np.concatenate([weight_grad(x, no_h, d_c), weight_grad(no_x, h_prev, d_hc)])
+    biases = sum_in_double(d_ru), sum_in_double(d_c), sum_in_double(d_hc)
+    return x_grad, d_h, weight_grad(x, h_prev, d_ru), w_c_grad, *biases
+
+
+BACKWARD = {
+    "BlockLSTMGrad": lstm_backward,
+    "block_gru_grad": gru_backward,
+    "block_gru_reset_after_grad": reset_after_backward,
+}
+
+
 @cache
 def backward(name, *case):
     args = backward_case(name, *case)
-    return stored(name, (lstm_backward if "LSTM" in name else gru_backward)(widened(args)), args["x"].dtype)
+    return stored(name, BACKWARD[name](widened(args)), args["x"].dtype)
 
 
 # --------------------------------------------------------------------------------------------------------------- tests
@@ -273,7 +319,7 @@ def others(found, expected):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
-@pytest.mark.parametrize("name", ["BlockLSTM", "block_gru"])
+@pytest.mark.parametrize("name", STEPS)
 def test_forward(name, path, dtype, level):
     *sizes, threads = path
     args = forward_case(name, *sizes, DTYPES[dtype])
@@ -282,7 +328,7 @@ def test_forward(name, path, dtype, level):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
-@pytest.mark.parametrize("name", ["BlockLSTMGrad", "block_gru_grad"])
+@pytest.mark.parametrize("name", BACKWARD)
 def test_backward(name, path, dtype, level):
     """That layers have the same gradients as ops, test_layers.py says."""
     *sizes, threads = path
@@ -292,7 +338,7 @@ def test_backward(name, path, dtype, level):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", [path for path in PATHS if path[0] > 1], ids=str)
-@pytest.mark.parametrize("name", ["BlockLSTM", "block_gru"])
+@pytest.mark.parametrize("name", STEPS)
 def test_layers_and_streams(name, path, dtype, level):
     *sizes, threads = path
     args = forward_case(name, *sizes, DTYPES[dtype])
@@ -302,7 +348,7 @@ def test_layers_and_streams(name, path, dtype, level):
     if name == "BlockLSTM":
         layer, state = LSTM(**weights, forget_bias=1, cell_clip=3), (args["cs_prev"], args["h_prev"])
     else:
-        layer, state = GRU(**weights), (args["h_prev"],)
+        layer, state = GRU(**weights, reset_after="b_hc" in weights), (args["h_prev"],)
 
     def check(y, last, states):
         assert same_bits([y], [states.h])
@@ -329,7 +375,7 @@ def changed(name, dtype, what, value, monkeypatch):
     case = 1, 400, 70, 90, DTYPES[dtype]
 
     def results():
-        if name in CELL_OF:
+        if name in STEPS:
             return forward(name, forward_case(name, *case), _kernels.LEVEL)
         return backward.__wrapped__(name, *case)
 
@@ -340,7 +386,7 @@ def changed(name, dtype, what, value, monkeypatch):
 
 @pytest.mark.parametrize("what, value", [("BLOCK", 32), ("BLOCK", 128), ("chains", descending)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["BlockLSTM", "block_gru", "BlockLSTMGrad", "block_gru_grad"])
+@pytest.mark.parametrize("name", [*STEPS, *BACKWARD])
 def test_another_order_shows(name, dtype, what, value, monkeypatch):
     sums = [result for result in OPS[name].result._fields if result != "cs_prev_grad"]
     assert changed(name, dtype, what, value, monkeypatch) == sums
@@ -348,16 +394,17 @@ def test_another_order_shows(name, dtype, what, value, monkeypatch):
 
 @pytest.mark.parametrize("value", [128, 512])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["BlockLSTMGrad", "block_gru_grad"])
+@pytest.mark.parametrize("name", BACKWARD)
 def test_other_blocks_of_rows_show(name, dtype, value, monkeypatch):
     sums = [result for result in OPS[name].result._fields if result[0] in "wb"]
     assert changed(name, dtype, "ROW_BLOCK", value, monkeypatch) == sums
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["BlockLSTM", "block_gru"])
+@pytest.mark.parametrize("name", STEPS)
 def test_a_block_of_both_x_and_h_shows(name, dtype, monkeypatch):
     def in_one(b, x, h, w):
         return product(b, np.concatenate([x, h], axis=1), w)
 
-    assert changed(name, dtype, "pre_activations", in_one, monkeypatch) == [*OPS[name].result._fields]
+    results = [result for result in OPS[name].result._fields if result != "hc"]  # x has no part in it
+    assert changed(name, dtype, "pre_activations", in_one, monkeypatch) == results

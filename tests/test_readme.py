@@ -64,7 +64,13 @@ def row(op: Op) -> str:
     function = getattr(getattr(blockcell, op.module), op.name)
     computes = (inspect.getdoc(function) or "").splitlines()[0].replace("`blockcell.raw_ops.", "`")
     cell = "gru" if "gru" in op.kernel else "lstm"
-    place = f"{cell}-over-time" if op.sequence else f"{cell}-cell"
+    place = (
+        "gru-that-resets-after-the-product"
+        if "reset_after" in op.name
+        else f"{cell}-over-time"
+        if op.sequence
+        else f"{cell}-cell"
+    )
     return f"| `{op.module}.{op.name}` | {computes} | [{cell.upper()}](docs/mathematics.md#{place}) |\n"
 
 

@@ -41,7 +41,7 @@ THREADS = [1, 2, 3, 8]
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
-KINDS = st.sampled_from(["LSTM", "LSTM with all", "GRU", "Dense"])
+KINDS = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Dense"])
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -54,9 +54,10 @@ def cells(draw, inputs, hidden, dtype, kinds=KINDS):
 
     if kind == "Dense":
         return Dense(weights(inputs, hidden), weights(hidden), draw(st.sampled_from(ACTIVATIONS)))
-    if kind == "GRU":
+    if "GRU" in kind:
         matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
-        return GRU(*matrices, weights(2 * hidden), weights(hidden))
+        options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
+        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options)
     options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
     peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
     return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options)
@@ -116,6 +117,17 @@ def whole_layers(draw):
 
 def uniform(seed, shape, dtype, width=1.0):
     return np.random.default_rng(seed).uniform(-width, width, shape).astype(dtype)
+
+
+def turned(x, options):
+    """The same arguments batch first."""
+    turned = {name: np.ascontiguousarray(options[name].T) for name in ("reset", "mask") if name in options}
+    return np.ascontiguousarray(x.swapaxes(0, 1)), options | turned | {"batch_first": True}
+
+
+def swapped(array, batch_first):
+    """Time first for batch first, and the other way round; a y of last steps has no time."""
+    return array.swapaxes(0, 1) if batch_first and array.ndim == 3 else array
 
 
 def new_weights(layer, seed):
@@ -413,7 +425,7 @@ class Layers(RuleBasedStateMachine):
     def the_weights_are_those_of_the_model(self):
         assert same(self.layer.weights, self.model.weights)
 
-    def draw(self, seed, T, B, state, lengths, reset):
+    def draw(self, seed, T, B, state, lengths, reset, mask=None):
         g, dtype = np.random.default_rng(seed), self.layer.dtype
         options = {}
         if state:
@@ -422,29 +434,56 @@ class Layers(RuleBasedStateMachine):
             options["lengths"] = g.integers(0, T + 1, B)
         if reset:
             options["reset"] = g.random((T, B)) < 0.3
+        if mask:
+            options |= {"mask": g.random((T, B)) < 0.7, "masked": mask}
         return uniform(g, (T, B, self.layer.input_size), dtype), options
 
     steps = st.sampled_from([0, 1, 2, 3, 6, 9])
+    masks = st.sampled_from([None, None, "zero", "repeat"])
 
-    @rule(seed=SEEDS, T=steps, B=BATCHES, form=forms, state=st.booleans(), lengths=st.booleans(), reset=st.booleans())
-    def call(self, seed, T, B, form, state, lengths, reset):
-        x, options = self.draw(seed, T, B, state, lengths, reset)
-        given = x if T == 0 and form == "list" else FORMS[form](x)
+    @rule(
+        seed=SEEDS,
+        T=steps,
+        B=BATCHES,
+        form=forms,
+        state=st.booleans(),
+        lengths=st.booleans(),
+        reset=st.booleans(),
+        mask=masks,
+        batch_first=st.booleans(),
+    )
+    def call(self, seed, T, B, form, state, lengths, reset, mask, batch_first):
+        x, options = self.draw(seed, T, B, state, lengths, reset, mask)
+        if form == "list" and 0 in (T, B):
+            form = "as it is"  # an empty list has no shape
+        given = turned(x, options) if batch_first else (x, options)
         if form == "backwards" and state:
-            options["state"] = like(options["state"], FORMS[form])
-        found = self.layer(given, **options)
+            given[1]["state"] = like(options["state"], FORMS[form])
+        y, last = self.layer(FORMS[form](given[0]), **given[1])
         with on_threads(1):
-            assert same(found, self.model(x, **options))
+            assert same((swapped(y, batch_first), last), self.model(x, **options))
 
-    @rule(seed=SEEDS, T=steps, B=BATCHES, state=st.booleans(), lengths=st.booleans(), reset=st.booleans())
-    def forward(self, seed, T, B, state, lengths, reset):
-        x, options = self.draw(seed, T, B, state, lengths, reset)
-        y, last, tape = self.layer.forward(x, **options)
+    @rule(
+        seed=SEEDS,
+        T=steps,
+        B=BATCHES,
+        state=st.booleans(),
+        lengths=st.booleans(),
+        reset=st.booleans(),
+        mask=masks,
+        batch_first=st.booleans(),
+    )
+    def forward(self, seed, T, B, state, lengths, reset, mask, batch_first):
+        """The model is time first."""
+        x, options = self.draw(seed, T, B, state, lengths, reset, mask)
+        given = turned(x, options) if batch_first else (x, options)
+        y, last, tape = self.layer.forward(given[0], **given[1])
         with on_threads(1):
             expected_y, expected_last, expected_tape = self.model.forward(x, **options)
-        assert same((y, last), (expected_y, expected_last))
-        self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, y.shape, last)]
-        x[...] = 9  # a tape has copies
+        assert same((swapped(y, batch_first), last), (expected_y, expected_last))
+        self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, expected_y.shape, last)]
+        for array in (given[0], *(given[1][name] for name in ("reset", "mask") if name in given[1])):
+            array[...] = 9  # a tape has copies
 
     @precondition(lambda self: self.tapes)
     @rule(seed=SEEDS, which=st.integers(0, 2), with_y=st.booleans(), with_state=st.booleans())
@@ -453,9 +492,11 @@ class Layers(RuleBasedStateMachine):
         g = np.random.default_rng(seed)
         d_y = uniform(g, shape, layer.dtype) if with_y else None
         d_state = like(last, lambda a: uniform(g, a.shape, a.dtype)) if with_state else None
-        found = layer.backward(tape, d_y, d_state)
+        incoming = swapped(d_y, tape.batch_first) if with_y else None
+        d_x, *found = layer.backward(tape, incoming, d_state)
         with on_threads(1):
-            assert same(found, model.backward(expected_tape, d_y, d_state))
+            expected = model.backward(expected_tape, d_y, d_state)
+        assert same((swapped(d_x, tape.batch_first), *found), expected)
 
     @rule(seed=SEEDS)
     def set_weights(self, seed):

@@ -46,7 +46,7 @@ def info(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Train a GRU and an LSTM on handwritten digits, and check every op on them.
 
-    Both are layers that read scikit-learn's digits row by row. Once they are trained, all twelve ops run on digits that
+    Both are layers that read scikit-learn's digits row by row. Once they are trained, all ops run on digits that
     were held out and are compared with the float64 formulas, and so are their ONNX graphs on onnxruntime and
     onnx.reference, where these are installed (the extra onnx). Writes a picture of the training and of what the
     networks believe after each row. The exit status is 0 if both networks know 95 % of the held-out digits and every op
@@ -97,7 +97,7 @@ def demo(options: argparse.Namespace) -> int:
     failed = [part.network for part in result.trainings if not part.ok]
     failed += [c.op for c in result.checks if not c.ours.ok]
     failed += [f"{c.op} on {RUNTIMES[name]}" for c in result.checks for name in runtimes if not c.runtimes[name].ok]
-    print(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all twelve ops keep their bounds.")
+    print(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all ops keep their bounds.")
     return 0 if result.ok else 1
 
 
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
     command = add(verify, "blockcell verify BlockLSTM block_gru --dtypes float32 --sizes T=100,B=16,I=64,H=64")
-    command.add_argument("ops", nargs="*", type=_op, metavar="OP", help="names of ops (all twelve)")
+    command.add_argument("ops", nargs="*", type=_op, metavar="OP", help="names of ops (all)")
     dtypes = [str(dtype) for dtype in DTYPES]
     command.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="any of these (all)")
     command.add_argument("--sizes", nargs="+", type=_sizes, metavar="T=..,B=..", help="sizes to try; I and H as well")

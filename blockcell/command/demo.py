@@ -2,7 +2,7 @@
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
 steps of I = 8 pixels, and after every row the softmax of a dense layer says which digit this is: the belief.  They
-are trained with `blockcell.loss` and `blockcell.optim`.  Then all twelve ops run on the trained weights and on
+are trained with `blockcell.loss` and `blockcell.optim`.  Then all ops run on the trained weights and on
 digits that were held out, and are compared with the float64 formulas; so are their ONNX graphs on the runtimes that are
 here.
 
@@ -203,6 +203,8 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
         values["d_h"] = values["h_grad"]  # its name in the GRU's cell
         if op.gates == OPS["BlockLSTMV2"].gates:
             values |= for_v2(values)
+        if "b_hc" in (tensor.name for tensor in op.inputs):
+            values |= for_reset_after(values)
         taken = (
             {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
         )
@@ -248,6 +250,14 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
             parts["f"] = parts["f"] + np.float32(values["forget_bias"])
         reordered[name] = np.concatenate([parts[gate] for gate in OPS["BlockLSTMV2"].gates], axis=-1)
     return reordered
+
+
+def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
+    """The GRU's weights in the GRU that resets after the product, which has half of the candidate's bias on either side
+    of the reset, and the states that it then has."""
+    given = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
+    given |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
+    return given | ops.block_gru_reset_after(**given)._asdict()
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:

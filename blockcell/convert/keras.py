@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 
-from ..layers import Bidirectional, Layer, Stack
-from ..optable import Array
+from ..layers import GRU, Bidirectional, Dense, Layer, Stack
+from ..optable import ACTIVATIONS, Array
+from .models import Step, assemble
 from .shared import (
-    RESET_AFTER,
+    KINDS,
     Cell,
     ConversionError,
     cells_of,
     check_shapes,
     count_gates,
+    is_of,
     make_cell,
     read_arrays,
     refuse_extras,
@@ -24,49 +25,60 @@ from .shared import (
 )
 
 
-def from_keras(source: Any, *, reset_after: bool | None = None) -> Layer:
-    """A layer with the weights of a Keras LSTM or GRU.
+@overload
+def from_keras(source: Sequence[Any], *, reset_after: bool | None = None) -> Layer: ...
+@overload
+def from_keras(source: Any, *, reset_after: bool | None = None) -> Any: ...
+def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
+    """A layer with the weights of a Keras layer, or of a whole model.
 
     .. code-block:: python
 
-        layer = convert.from_keras(model.get_layer("lstm"))
+        layer = convert.from_keras(model)
         y, state = layer(x.swapaxes(0, 1))          # Keras reads x as [B,T,I]
 
     Parameters
     ----------
-    source : Keras layer, or sequence
-        A ``keras.layers.LSTM``, ``GRU`` or ``Bidirectional`` of one of them; or what its ``get_weights()`` returned:
-        ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and these twice for
-        ``Bidirectional``. A list of any of these becomes a `blockcell.Stack`.
+    source : Keras model or layer, or sequence
+        A model; a ``keras.layers.LSTM``, ``GRU``, ``Bidirectional`` of one of them, or ``Dense``; or what
+        ``get_weights()`` of a recurrent one returned: ``[kernel, recurrent_kernel, bias]`` or, with
+        ``use_bias=False``, the first two, and these twice for ``Bidirectional``. A list of layers, or of such lists,
+        becomes a `blockcell.Stack`.
     reset_after : bool, optional
-        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it; must be False.
+        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it.
 
     Returns
     -------
-    LSTM, GRU, Bidirectional or Stack
-        ``unit_forget_bias`` does not matter: it only sets the initial bias. A lone layer with ``go_backwards=True`` has
-        ``reverse=True`` here.
+    LSTM, GRU, Bidirectional, Dense, Stack, or dict of str to Layer
+        Of a model that has several, a `Stack` if its recurrent layers stand one behind the other, with nothing between
+        them but layers that do nothing in inference, such as Dropout. Dense layers before and behind them, and
+        activations of these, belong to the stack. Behind a layer without ``return_sequences``, the last `Dense` has
+        ``last=True``, or behind a Bidirectional or one with ``go_backwards`` the next one ``last="ends"``. Otherwise
+        a dict of the recurrent layers by their names, within a nested model ``"model/layer"``; so too for a model with
+        a ``call`` of its own, which does not tell their order.
+
+        A lone layer with ``go_backwards=True`` has ``reverse=True`` here. ``unit_forget_bias`` does not matter: it only
+        sets the initial bias. States are named, not ordered: Keras's ``[h, c]`` is ``state={"h": h, "cs": c}``.
+
+    Warns
+    -----
+    UserWarning
+        Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls.
 
     Raises
     ------
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        A GRU with ``reset_after=True``, which is Keras's default; activations other than tanh and sigmoid;
-        ``go_backwards=True`` of a lone layer with ``return_sequences=True``, whose output Keras leaves in the order in
-        which it is computed; a ``merge_mode`` other than "concat".
+        Activations other than tanh and sigmoid; ``go_backwards=True`` of a lone layer with ``return_sequences=True``,
+        whose output Keras leaves in the order in which it is computed; a ``merge_mode`` other than "concat".
     ValueError
-        The number of arrays or their shapes are wrong, or they may be those of a Bidirectional with I = H as well as
-        those of two stacked layers.
-
-    Notes
-    -----
-    TensorFlow's block GRU multiplies h by the reset gate before the product with the recurrent kernel, as Keras does
-    with ``reset_after=False``. With ``reset_after=True`` Keras does so after the product, which is another function.
+        A model has no LSTM and no GRU; the number of arrays or their shapes are wrong, or they may be those of a
+        Bidirectional with I = H as well as those of two stacked layers.
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
-        return _layer(caller, source)
+        return _from_model(caller, source) if _is_model(source) else _layer(caller, source)
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
         expected = (
             "expected a Keras LSTM, GRU or Bidirectional layer, the arrays of its get_weights(), or a list of these"
@@ -86,15 +98,16 @@ def to_keras(layer: Layer) -> list[Any]:
 
     Parameters
     ----------
-    layer : LSTM, GRU, Bidirectional or Stack
-        For a ``keras.layers.LSTM``, a ``GRU`` with ``reset_after=False``, or a ``Bidirectional`` with its default
-        ``merge_mode``, all with ``use_bias=True`` and the default activations.
+    layer : LSTM, GRU, Bidirectional, Dense or Stack
+        For a ``keras.layers.LSTM``, a ``GRU`` with the same ``reset_after`` as the layer here, whose default is
+        another, or a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True`` and the default
+        activations; or a ``Dense``, whose activation is not among its weights.
 
     Returns
     -------
     list of ndarray
-        ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`; for a `Stack` a list of such lists.
-        An LSTM's forget_bias is added into the bias.
+        ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`, and ``[kernel, bias]`` for `Dense`; for a
+        `Stack` a list of such lists. An LSTM's forget_bias is added into the bias.
 
     Raises
     ------
@@ -104,28 +117,172 @@ def to_keras(layer: Layer) -> list[Any]:
     caller = "to_keras"
     if isinstance(layer, Stack):
         return [to_keras(part) for part in layer.layers]
+    if isinstance(layer, Dense):
+        return [array.copy() for array in layer.weights.values()]
     arrays: list[Array] = []
     for cell in cells_of(caller, layer):
         refuse_extras(caller, cell, "Keras's LSTM")
-        arrays += split_cell(cell, f"Keras {type(cell).__name__}")
+        kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"Keras {type(cell).__name__}")
+        both = isinstance(cell, GRU) and cell.reset_after
+        arrays += kernel, recurrent, np.stack([bias, recurrent_bias]) if both else bias
     return arrays
 
 
 def _is_of_keras(thing: Any, name: str) -> bool:
-    """Whether it is the class or function of that name in one of Keras's modules, and not another of the same name."""
-    module = getattr(thing, "__module__", None) or ""
-    ours = module.split(".")[0] in ("keras", "tf_keras", "tensorflow")
-    return ours and getattr(sys.modules.get(module), name, None) is thing
+    return is_of(("keras", "tf_keras", "tensorflow"), thing, name)
 
 
+# -------------------------------------------------------------------------------------------------------------- models
+def _is_model(source: Any) -> bool:
+    return isinstance(getattr(source, "layers", None), (list, tuple))
+
+
+def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
+    steps: dict[str, Step] = {}
+    outputs = _add_model(caller, steps, model, "", ())
+    return assemble(caller, steps, outputs, stacklevel=4)
+
+
+_NOTHING = (  # what does nothing in inference
+    "ActivityRegularization",
+    "AlphaDropout",
+    "Dropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Identity",
+    "InputLayer",
+    "Masking",
+    "SpatialDropout1D",
+)
+_Keys = tuple[str | None, ...] | None  # as `Step.inputs`
+
+
+def _add_model(caller: str, steps: dict[str, Step], model: Any, prefix: str, given: _Keys) -> _Keys:
+    """Add a model's layers under their names; what its results come from."""
+    layers = {layer.name: layer for layer in model.layers}
+    if any(_is_of_keras(each, "Sequential") for each in type(model).__mro__):
+        for layer in layers.values():
+            given = _add_layer(caller, steps, layer, prefix, given)
+        return given
+    try:
+        config = model.get_config()
+    except NotImplementedError:  # a model with a call() of its own
+        config = {}
+    entries = {entry.get("name") or entry["config"]["name"]: entry for entry in config.get("layers", ())}
+    if not any("inbound_nodes" in entry for entry in entries.values()):
+        for layer in layers.values():
+            _add_layer(caller, steps, layer, prefix, None)
+        return None
+    starts = [name for name, _ in _tensors(config.get("input_layers"))]
+    results: dict[str, _Keys] = {}
+
+    def keys(tensors: Iterable[tuple[str, int]]) -> _Keys:
+        """What these results come from: the first ones of layers are the steps themselves."""
+        found: list[str | None] = []
+        for name, index in tensors:
+            if name not in results:
+                results[name] = (None,)  # for a layer that reads its own result
+                results[name] = add(name)
+            found.append((*(results[name] or ()), *[None] * (index + 1))[index])
+        return tuple(found)
+
+    def add(name: str) -> _Keys:
+        if name in starts and given:
+            inputs: _Keys = given[starts.index(name) :][:1]
+        else:
+            inputs = keys(_tensors(entries[name]["inbound_nodes"]))
+        if name in layers:
+            result = _add_layer(caller, steps, layers[name], prefix, inputs)
+            if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
+                steps[key] = steps[key]._replace(hint="that it is called more than once")
+            return result
+        steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", inputs)
+        return (prefix + name,)
+
+    return keys(_tensors(config.get("output_layers")))
+
+
+def _tensors(nodes: Any) -> Iterator[tuple[str, int]]:
+    """The results that nodes of a model's config read: of which layer, and which of its results. Masks are left out."""
+    if isinstance(nodes, Mapping):
+        for name, value in nodes.items():
+            if name != "mask":
+                yield from _tensors(value)
+    elif isinstance(nodes, (list, tuple)):
+        if [type(part) for part in nodes[:3]] == [str, int, int]:  # with the number of the layer's call
+            yield nodes[0], nodes[2]
+            nodes = nodes[3:]
+        for part in nodes:
+            yield from _tensors(part)
+
+
+def _add_layer(caller: str, steps: dict[str, Step], source: Any, prefix: str, inputs: _Keys) -> _Keys:
+    if _is_model(source):
+        return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
+    key = prefix + source.name
+    steps[key] = _step(caller, source, key, inputs)
+    return (key,)
+
+
+def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
+    kind, config = type(source).__name__, source.get_config()
+    plain = Step(f"{key} ({kind})", inputs)
+    if not _is_of_keras(type(source), kind):
+        return plain
+    if kind in ("LSTM", "GRU", "Bidirectional"):
+        sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
+        layer = _layer(caller, source)
+        ends = kind == "Bidirectional" or config["go_backwards"]
+        return plain._replace(layer=layer, last=False if sequences else "ends" if ends else True)
+    if kind == "TimeDistributed":
+        return _step(caller, source.layer, key, inputs)._replace(last=False)
+    if kind == "Dense":
+        activation = _activation(source)
+        if activation == "linear" or activation in ACTIVATIONS[1:]:
+            return plain._replace(layer=_dense(caller, source))
+        return plain._replace(hint=f"its activation is {config['activation']!r}")
+    if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
+        activation = _activation(source) if kind == "Activation" else "softmax"
+        return plain._replace(
+            nothing=activation == "linear", activation=activation if activation in ACTIVATIONS else None
+        )
+    hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
+    return plain._replace(nothing=kind in _NOTHING, hint=hint)
+
+
+def _activation(source: Any) -> str | None:
+    """The name of Keras's own activation function that a layer has."""
+    name = source.get_config()["activation"]
+    return name if isinstance(name, str) and _is_of_keras(source.activation, name) else None
+
+
+def _dense(caller: str, source: Any) -> Dense:
+    what = f"{caller}: Dense {getattr(source, 'name', '')!r}"
+    activation = _activation(source)
+    if activation != "linear" and activation not in ACTIVATIONS[1:]:
+        raise ConversionError(
+            f"{what} has activation={source.get_config()['activation']!r}; only Keras's own linear,"
+            f" {', '.join(ACTIVATIONS[1:])} can be expressed"
+        )
+    arrays = source.get_weights()
+    if not arrays:
+        raise ValueError(f"{what} has no weights yet; build it, or call it once")
+    read = read_arrays(what, dict(zip(("kernel", "bias"), arrays, strict=False)))
+    kernel = read["kernel"]
+    bias = read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype))
+    return Dense(kernel, bias, None if activation == "linear" else activation)
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
 def _layer(caller: str, source: Any) -> Layer:
     kind = type(source).__name__
-    if kind not in ("LSTM", "GRU", "Bidirectional") or not _is_of_keras(type(source), kind):
+    if kind not in ("LSTM", "GRU", "Bidirectional", "Dense") or not _is_of_keras(type(source), kind):
         raise ConversionError(
-            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU or Bidirectional."
-            f" Of a model, pass the recurrent layers of model.layers in a list; of another class that computes the"
-            f" same, pass its get_weights()"
+            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, Bidirectional or"
+            f" Dense, or a model. Of another class that computes the same, pass its get_weights()"
         )
+    if kind == "Dense":
+        return _dense(caller, source)
     config = source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
     if kind == "Bidirectional":
@@ -163,12 +320,10 @@ def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
                 f"{what} has {name}={found}; only Keras's own {expected!r} can be expressed. Train it with that one, or"
                 f" stay with Keras"
             )
-    if kind == "GRU" and config["reset_after"]:
-        raise ConversionError(f"{what} has reset_after=True (Keras's default). {RESET_AFTER}")
     arrays = source.get_weights()
     if not arrays:
         raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _cell_from_arrays(caller, arrays, reset_after=False, reverse=reverse)
+    return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], reverse=reverse)
 
 
 def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> Layer:
@@ -200,24 +355,24 @@ def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | No
     arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
     kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
     gates = count_gates(caller, "recurrent_kernel", recurrent, axis=1)
-    hidden = len(recurrent)
+    columns = gates * len(recurrent)
     bias = arrays.get("bias")
-    if gates == 3 and bias is not None and bias.shape == (2, 3 * hidden):
+    if gates == 3 and bias is None and reset_after is None:
         raise ConversionError(
-            f"{caller}: bias has shape {bias.shape}, so this is a GRU with reset_after=True (Keras's default)."
-            f" {RESET_AFTER}"
+            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
+            f" layer itself, or reset_after="
         )
-    if gates == 3 and bias is None and reset_after is not False:
-        raise ConversionError(
-            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default), which"
-            f" cannot be expressed; pass the layer itself, or reset_after=False if that is so"
-        )
-    if bias is not None and bias.shape == (2 * gates * hidden,):
+    if bias is not None and bias.shape == (2 * columns,):
         raise ConversionError(
             f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose kernels are laid"
-            f" out differently. Load the weights into a keras.layers.LSTM first, which converts them"
+            f" out differently. Load the weights into a keras.layers.LSTM or GRU first, which converts them"
         )
+    if reset_after is None:
+        reset_after = bias is not None and bias.ndim == 2
+    reset_after = reset_after and gates == 3
+    shape = (2, columns) if reset_after else (columns,)
     if bias is None:
-        bias = np.zeros(gates * hidden, kernel.dtype)
-    check_shapes(caller, {"kernel": (kernel, (None, gates * hidden)), "bias": (bias, (gates * hidden,))})
-    return make_cell(f"Keras {'LSTM' if gates == 4 else 'GRU'}", kernel, recurrent, bias, reverse=reverse)
+        bias = np.zeros(shape, kernel.dtype)
+    check_shapes(caller, {"kernel": (kernel, (None, columns)), "bias": (bias, shape)})
+    biases = bias if reset_after else (bias, None)
+    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reset_after=reset_after, reverse=reverse)

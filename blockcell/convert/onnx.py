@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..layers import LSTM, Bidirectional, Layer, Stack
+from .. import files
+from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
+from .models import Step, assemble
+from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
 from .shared import (
     ORDERS,
-    RESET_AFTER,
     Cell,
     ConversionError,
     cells_of,
@@ -28,12 +31,18 @@ if TYPE_CHECKING:
     import onnx
 
 
-def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Layer:
-    """A layer with the weights of an ONNX LSTM or GRU node.
+@overload
+def from_onnx(source: Any, initializers: Mapping[str, Any], *, name: None = None) -> Layer: ...
+@overload
+def from_onnx(source: Any, initializers: None = None, *, name: str) -> Layer: ...
+@overload
+def from_onnx(source: Any, initializers: None = None, *, name: None = None) -> Any: ...
+def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Any:
+    """A layer with the weights of an ONNX LSTM or GRU node, or of a whole model.
 
     .. code-block:: python
 
-        layer = convert.from_onnx(onnx.load("model.onnx"), name="lstm_1")
+        layer = convert.from_onnx(onnx.load("model.onnx"))
 
     Parameters
     ----------
@@ -42,34 +51,75 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     initializers : mapping of str to array_like, optional
         The values of a node's inputs W, R, B and P under the names that they have in the node.
     name : str, optional
-        Name of the node in a model, or of one of its outputs. Needed if the model has more than one LSTM or GRU node.
+        Name of a node in a model, or of one of its outputs. None converts all of the model, the bodies of its loops
+        and branches as well.
 
     Returns
     -------
-    LSTM, GRU or Bidirectional
-        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``. ONNX's
-        bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
+    LSTM, GRU, Bidirectional, Stack, or dict of str to Layer
+        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
+        parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
+
+        Of a model that has several, a `Stack` if they stand one behind the other, with nothing but changes of shape
+        between them, as exporters write them. A dense layer behind them (Gemm, or MatMul and Add), and its activation,
+        belong to the stack; it gets `last` if it reads the last step or Y_h. Otherwise a dict, by the names of the
+        nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
+
+        The node's ``layout=1`` and transpositions before and behind it are not part of the layer: x and y are [T,B,.]
+        here unless a call has ``batch_first=True``.
+
+    Warns
+    -----
+    UserWarning
+        Of a model, what else it does and was left out.
 
     Raises
     ------
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        ``clip``, ``input_forget=1``, ``linear_before_reset=1``, ``layout=1``, other activations than the default ones,
-        weights that other nodes compute, and lengths or initial states that are constant or
-        that other nodes compute, unless the states are zero.
+        ``clip``, ``input_forget=1``, other activations than the default ones, weights that other nodes compute, and
+        lengths or initial states that are constant or that other nodes compute, unless the states are zero.
     ValueError
-        The node is not found, or its inputs, attributes or shapes are not as ONNX specifies them.
+        There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
     caller = "from_onnx"
-    graph = getattr(source, "graph", None)
-    if graph is not None:
-        if initializers is not None:
-            raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
-        source, initializers = _find(caller, graph, name)
-    elif not hasattr(source, "op_type"):
-        what = "expected an onnx.ModelProto or an onnx.NodeProto"
-        raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
+    if not hasattr(source, "graph"):
+        if not hasattr(source, "op_type"):
+            what = "expected an onnx.ModelProto or an onnx.NodeProto"
+            raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
+        return _from_node(caller, source, initializers or {}, None)
+    if initializers is not None:
+        raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
+    if source.functions:
+        from onnx import inliner
+
+        source = inliner.inline_local_functions(source)
+    graph = Graph(caller, source.graph, source.opset_import)
+    if name is None and (texts := [each.value for each in source.metadata_props if each.key == "blockcell.layer"]):
+        try:
+            description = files.parse(texts[0])
+            files.check(description)
+        except ValueError as error:
+            raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
+        return _exported(caller, graph, description, "")
+    graphs = [graph, *graph.bodies()]
+    if name is None:
+        return _from_graphs(caller, graphs)
+    nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
+    found = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
+    if len(found) != 1:
+        names = [_key(node) for _, node in nodes]
+        raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
+    return _from_graph_node(caller, *found[0])
+
+
+def _from_graph_node(caller: str, graph: Graph, node: Any) -> Layer:
+    initializers = {key: graph.array(key) for key in node.input if key in graph.tensors}
+    return _from_node(caller, node, initializers, graph)
+
+
+def _from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None) -> Layer:
     kind = source.op_type
     if kind not in ("LSTM", "GRU") or source.domain not in ("", "ai.onnx"):
         raise ConversionError(f"{caller}: the node is a {source.domain}::{kind}; expected an ONNX LSTM or GRU")
@@ -78,11 +128,11 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
     directions = 2 if direction == "bidirectional" else 1
     _refuse(what, kind, attributes, direction)
+    reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
     places = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")[: 8 if kind == "LSTM" else 6]
     if len(source.input) > len(places):
         raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
     given = {place: name for place, name in zip(places, source.input, strict=False) if name}
-    values = initializers or {}
     _check_states(what, given, values, graph)
     for place in ("W", "R", "B", "P"):
         if place in given and given[place] not in values:
@@ -106,9 +156,9 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
     cells = []
     for d in range(directions):
-        bias = B[d, :columns] + B[d, columns:]
         peepholes = arrays["P"][d] if "P" in arrays else None
-        cells.append(make_cell(f"ONNX {kind}", W[d].T, R[d].T, bias, peepholes, reverse=direction == "reverse"))
+        parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
+        cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
     return cells[0] if directions == 1 else Bidirectional(*cells)
 
 
@@ -152,6 +202,11 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     cells = cells_of(caller, layer)
     if len({type(cell) for cell in cells}) > 1:
         raise ConversionError(f"{caller}: the layer has an LSTM and a GRU; an ONNX node is one or the other")
+    resets = {cell.reset_after for cell in cells if isinstance(cell, GRU)}
+    if len(resets) > 1:
+        raise ConversionError(
+            f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
+        )
     for cell in cells:
         if isinstance(cell, LSTM) and clips(cell):
             raise ConversionError(
@@ -163,9 +218,9 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     kind = type(cells[0]).__name__
     parts = [split_cell(cell, f"ONNX {kind}") for cell in cells]
     arrays = {
-        "W": np.stack([kernel.T for kernel, _, _ in parts]),
-        "R": np.stack([recurrent.T for _, recurrent, _ in parts]),
-        "B": np.stack([np.concatenate([bias, np.zeros_like(bias)]) for *_, bias in parts]),
+        "W": np.stack([kernel.T for kernel, *_ in parts]),
+        "R": np.stack([recurrent.T for _, recurrent, *_ in parts]),
+        "B": np.stack([np.concatenate(biases) for _, _, *biases in parts]),
     }
     if any(has_peepholes(cell) for cell in cells):
         arrays["P"] = np.stack([_peepholes(cell) for cell in cells])
@@ -178,49 +233,221 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
+    if resets:
+        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets.pop())))
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
 
 
-def _find(caller: str, graph: Any, name: str | None) -> tuple[Any, dict[str, Array]]:
-    """The node of that name in a model's graph, and the constants of the graph that it reads."""
-    nodes = [node for node in graph.node if node.op_type in ("LSTM", "GRU")]
-    if name is not None:
-        found = [node for node in nodes if name == node.name or name in node.output]
-    else:
-        found = nodes
-    if len(found) != 1:
-        names = [node.name or ", ".join(node.output) for node in nodes]
-        hint = "; say which with name=" if name is None and nodes else ""
-        raise ValueError(
-            f"{caller}: expected one LSTM or GRU node{'' if name is None else f' {name!r}'}, found {names}{hint}"
-        )
-    tensors = _constants(graph)
-    return found[0], {key: _array(caller, key, tensors[key]) for key in found[0].input if key in tensors}
+# -------------------------------------------------------------------------------------------------------------- models
+def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix: str) -> Layer:
+    """The layer that `onnx_export.export` made a model of."""
+    kind = description["type"]
+    if kind == "Bidirectional":
+        return Bidirectional(*(_exported(caller, graph, description[d], f"{prefix}{d}.") for d in ("fw", "bw")))
+    if kind == "Stack":
+        parts = enumerate(description["layers"])
+        return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
+    names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
+    if len(names) >= 3:  # those of a node of ONNX's own
+        W, R, B, *P = (array[0] for array in read_arrays(caller, {name: graph.array(name) for name in names}).values())
+        options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
+        half = len(B) // 2
+        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
+    places = files.shapes_of(description)
+    arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
+    arguments |= {place: graph.array(prefix + place) for place in places if prefix + place in graph.tensors}
+    if not arguments.keys() & places.keys():
+        raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
+    return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
 
 
-def _constants(graph: Any) -> dict[str, Any]:
-    """The tensors that a graph stores, in initializers and in Constant nodes."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
-        if node.op_type == "Constant" and values and node.output:
-            tensors[node.output[0]] = values[0]
-    return tensors
+_ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
+Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
-def _array(caller: str, name: str, tensor: Any) -> Array:
-    from onnx import numpy_helper
-
-    if tensor.data_location == tensor.EXTERNAL:
-        raise ValueError(f"{caller}: {name!r} is in another file; onnx.load(path) of the whole model brings it along")
-    try:
-        return numpy_helper.to_array(tensor)
-    except MemoryError:
-        raise
-    except Exception as error:  # onnx raises many kinds if dims, type and data do not agree
-        raise ValueError(f"{caller}: the tensor {name!r} cannot be read: {error}") from error
+def _key(node: Any) -> str:
+    return node.name or next(filter(None, node.output), "")
 
 
+def _from_graphs(caller: str, graphs: list[Graph]) -> Layer | dict[str, Layer]:
+    steps: dict[str, Step] = {}
+    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps).add()]
+    return assemble(caller, steps, outputs, stacklevel=4)
+
+
+class GraphSteps:
+    """Adds the steps of a graph.
+
+    Whether one layer is behind another is tried: numbers in place of the first one's results go through the nodes
+    between the two, and must reach the second one as y, perhaps with its axes in another order.
+    """
+
+    def __init__(self, caller: str, graph: Graph, steps: dict[str, Step]) -> None:
+        self.caller = caller
+        self.graph = graph
+        self.steps = steps
+        self.sources: dict[str, str] = {}
+        """The values that steps give, and whose they are."""
+        self.states: set[str] = set()
+        """Those of them that are states."""
+        self.probes: dict[str, Probe] = {}
+        """For T and B: numbers for the values that a layer gives, and what y, and parts of it, are then."""
+        self.taken: list[Any] = []
+        """The nodes that belong to layers, or lie between them."""
+
+    def add(self) -> list[str | None]:
+        """Add the steps; what the results come from."""
+        graph, others = self.graph, []
+        nodes = graph.needed()
+        for node in nodes:
+            if node.op_type in (*RESHAPING, *SELECTING) or _is_in(node, self.taken):
+                continue
+            if is_recurrent(node):
+                self._add_recurrent(node)
+            elif not (self._add_dense(node) or self._add_activation(node)) and not all(
+                map(graph.is_fixed, node.output)
+            ):
+                others.append(self._put(node, node.output, self._inputs(node.input)))
+        for node in nodes:
+            if node.op_type in SELECTING and not _is_in(node, self.taken) and not all(map(graph.is_fixed, node.output)):
+                origins = {each for name in node.input for each in graph.origins(name, self.sources)[1]}
+                if not origins <= self.states:
+                    others.append(self._put(node, (), self._inputs(node.input)))
+        return [*others, *self._inputs(graph.outputs)]
+
+    def _put(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **rest: Any) -> str:
+        key = _key(node)
+        while key in self.steps:  # nodes need no names, or have the same in two graphs
+            key += "'"
+        self.steps[key] = Step(f"{key} ({node.op_type})", inputs, **rest)
+        self.sources |= dict.fromkeys(filter(None, results), key)
+        return key
+
+    def _inputs(self, names: Iterable[str]) -> tuple[str | None, ...]:
+        """The steps that values come from; None for states and inputs."""
+        origins = dict.fromkeys(each for name in names for each in self.graph.origins(name, self.sources)[1])
+        return tuple(None if name in self.states else self.sources.get(name) for name in origins)
+
+    def _source(self, name: str) -> tuple[str, str] | None:
+        """The only layer that a value comes from, and the form in which it is its y."""
+        nodes, origins = self.graph.origins(name, self.sources)
+        keys = {self.sources.get(each) for each in origins}
+        key = keys.pop() if len(keys) == 1 else None
+        if key is None or key not in self.probes:
+            return None
+        sizes = {5, 3}  # and what an export with fixed sizes has
+        for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
+            array = self.graph.array(each)
+            sizes |= {int(size) for size in array.flat if 0 < size < 1024} if array.size < 8 else set()
+        for T, B in sorted(product(sorted(sizes)[:8], repeat=2), key=lambda size: size != (5, 3)):
+            values, forms = self.probes[key](T, B)
+            if not set(origins) <= values.keys():
+                return None
+            found = self.graph.moved(name, nodes, {each: values[each] for each in origins})
+            for form, expected in forms.items():
+                if found is not None and found.shape == expected.shape and np.all(found == expected):
+                    self.taken += nodes
+                    return key, form
+        return None
+
+    def _add_recurrent(self, node: Any) -> None:
+        layer = _from_graph_node(self.caller, self.graph, node)
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        batch_first = "layout" in attributes and attributes["layout"].i == 1
+        source = self._source(node.input[0])
+        if source is not None and source[1] == ("y, batch first" if batch_first else "y"):
+            inputs: tuple[str | None, ...] = (source[0],)
+        else:
+            inputs = (*self._inputs(node.input[:1]), None)
+        outputs = [*node.output, "", ""]
+        Y, Y_h = outputs[:2]
+        key = self._put(node, node.output, inputs, layer=layer)
+        self.states |= {name for name in node.output[1:] if name}
+        backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
+        shape = len(backwards), layer.hidden_size
+
+        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
+            y = np.arange(1.0, 1.0 + T * B * shape[0] * shape[1]).reshape(T, B, *shape)
+            h = np.stack([y[0 if back else -1][:, d] for d, back in enumerate(backwards)])
+            values = {Y: y.transpose(1, 0, 2, 3) if batch_first else y.swapaxes(1, 2)}
+            values[Y_h] = h.swapaxes(0, 1) if batch_first else h
+            ends = h.swapaxes(0, 1).reshape(B, -1)
+            return values, _forms(y.reshape(T, B, -1)) | {"last": y[-1].reshape(B, -1), "ends": ends}
+
+        self.probes[key] = probe
+
+    def _add_dense(self, node: Any) -> bool:
+        """Add a MatMul with the Add behind it, or a Gemm, as a dense layer."""
+        tensors = self.graph.tensors
+        names = [*node.input]
+        if node.op_type not in ("MatMul", "Gemm") or len(names) < 2 or names[1] not in tensors:
+            return False
+        source = self._source(names[0])
+        w = self.graph.array(names[1])
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
+        if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
+            return False
+        if "transB" in attributes and attributes["transB"].i:
+            w = w.T
+        nodes, output, biases = [node], node.output[0], names[2:]
+        readers = [each for each in self.graph.nodes if output in each.input]
+        if node.op_type == "MatMul" and len(readers) == 1 and readers[0].op_type == "Add":
+            biases = [name for name in readers[0].input if name != output]
+            nodes, output = [node, readers[0]], readers[0].output[0]
+        if any(name not in tensors or self.graph.array(name).size != w.shape[1] for name in biases):
+            nodes, output, biases = [node], node.output[0], []
+            if node.op_type == "Gemm":
+                return False
+        b = self.graph.array(biases[0]).reshape(-1) if biases else np.zeros(w.shape[1], w.dtype)
+        arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": b})
+        layer = Dense(arrays["w"], arrays["b"])
+        self._put_behind(source, node, output, layer.output_size, layer=layer)
+        self.taken += nodes
+        return True
+
+    def _add_activation(self, node: Any) -> bool:
+        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS else None
+        if source is None or not isinstance(layer := self.steps[source[0]].layer, Dense):
+            return False
+        if node.op_type == "Softmax":
+            newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
+            axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
+            rank = 3 if source[1] in ("y", "y, batch first") else 2
+            if (axes or [-1 if newest >= 13 else 1])[0] not in (-1, rank - 1):
+                return False
+        self._put_behind(source, node, node.output[0], layer.output_size, activation=_ACTIVATIONS[node.op_type])
+        return True
+
+    def _put_behind(self, source: tuple[str, str], node: Any, output: str, size: int, **rest: Any) -> None:
+        """Add a dense layer, or its activation, which has results of the same form as its input."""
+        before, form = source
+        if form in ("last", "ends"):
+            self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
+        key = self._put(node, [output], (before,), **rest)
+
+        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
+            if form in ("last", "ends"):
+                rows = np.arange(1.0, 1.0 + B * size).reshape(B, size)
+                return {output: rows}, {form: rows}
+            y = np.arange(1.0, 1.0 + T * B * size).reshape(T, B, size)
+            return {output: _forms(y)[form]}, _forms(y)
+
+        self.probes[key] = probe
+
+
+def _is_in(node: Any, nodes: Iterable[Any]) -> bool:
+    return any(node is each for each in nodes)
+
+
+def _forms(y: Array) -> dict[str, Array]:
+    """y [T,B,.], with its axes in other orders, too."""
+    by_batch, size = y.swapaxes(0, 1), y.shape[2]
+    forms = {"y": y, "y, batch first": by_batch}
+    return forms | {f"{name}, in rows": each.reshape(-1, size) for name, each in forms.items()}
+
+
+# --------------------------------------------------------------------------------------------------------------- nodes
 def _read_attributes(what: str, node: Any) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for attribute in node.attribute:
@@ -268,18 +495,10 @@ def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str)
             f"{what} has input_forget=1, which couples the input gate to the forget gate; the gates of the block cells"
             f" are independent"
         )
-    if "linear_before_reset" in attributes and attributes["linear_before_reset"].i:
-        raise ConversionError(f"{what} has linear_before_reset=1. {RESET_AFTER}")
-    if "layout" in attributes and attributes["layout"].i:
-        raise ConversionError(
-            f"{what} has layout=1, batch first; layers here read x as [T,B,I]. Its weights are the same: remove that"
-            f" attribute from the node, convert it, and swap the first two axes of x and y"
-        )
 
 
-def _check_states(what: str, given: Mapping[str, str], values: Mapping[str, Any], graph: Any) -> None:
+def _check_states(what: str, given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> None:
     """Refuse lengths and initial states that the model itself determines: a layer gets them at each call."""
-    open_inputs = None if graph is None else {value.name for value in graph.input}
     for k, (place, argument) in enumerate(
         {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}.items(), start=4
     ):
@@ -287,9 +506,9 @@ def _check_states(what: str, given: Mapping[str, str], values: Mapping[str, Any]
         constant = values.get(name)
         if constant is not None and (place == "sequence_lens" or np.any(np.asarray(constant))):
             which = f"a constant {place}"
-        elif not name or constant is not None or open_inputs is None or name in open_inputs:
+        elif not name or constant is not None or graph is None or graph.is_argument(name):
             continue
-        elif place != "sequence_lens" and _is_zero(graph, name):
+        elif place != "sequence_lens" and graph.is_zero(name):
             continue
         else:
             which = f"{place} {name!r}, which other nodes compute"
@@ -297,44 +516,6 @@ def _check_states(what: str, given: Mapping[str, str], values: Mapping[str, Any]
             f"{what} has {which}; a layer gets that when it is called. Remove this input"
             f' (node.input[{k}] = ""), convert the node, and pass {argument}='
         )
-
-
-_REARRANGING = (
-    "Cast",
-    "Expand",
-    "Flatten",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-)
-
-
-def _is_zero(graph: Any, name: str) -> bool:
-    """Whether a value is certainly zero, such as the initial states that exporters compute from the batch size."""
-    tensors = _constants(graph)
-    makers = {output: node for node in graph.node for output in node.output}
-    waiting, seen = [name], {""}
-    while waiting:
-        each = waiting.pop()
-        node = makers.get(each)
-        if each in tensors:
-            if np.any(_array("from_onnx", each, tensors[each])):
-                return False
-        elif node is not None and node.op_type == "ConstantOfShape":
-            values = [attribute.t for attribute in node.attribute]
-            if any(np.any(_array("from_onnx", each, tensor)) for tensor in values):
-                return False
-        elif node is not None and node.op_type in (*_REARRANGING, "Concat") and node.input:
-            inputs = node.input if node.op_type == "Concat" else node.input[:1]
-            seen.add(each)
-            waiting += [source for source in inputs if source not in seen]
-        else:
-            return False
-    return True
 
 
 def _peepholes(cell: Cell) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,17 +19,14 @@ ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and 
     "Keras LSTM": "ifco",
     "Keras GRU": "urc",  # Keras writes z for u and h for c
     "PyTorch LSTM": "ifco",
+    "PyTorch GRU": "ruc",  # PyTorch writes z for u and n for c
     "ONNX LSTM": "iofc",
     "ONNX GRU": "urc",  # likewise
     "peepholes": "ifo",
     "ONNX peepholes": "iof",
 }
 
-RESET_AFTER = (
-    "It applies the reset gate after the product with the recurrent weights, TensorFlow's block GRU before it: these"
-    " are different functions, for which no weights are equal. Train with reset_after=False (Keras) or GRUBlockCell,"
-    " or use an LSTM"
-)
+KINDS = {4: "LSTM", 3: "GRU"}  # by the number of gates, the candidate among them
 
 Cell = LSTM | GRU
 
@@ -48,37 +46,52 @@ def make_cell(
     kernel: Array,
     recurrent: Array,
     bias: Array,
+    recurrent_bias: Array | None = None,
     peepholes: Array | None = None,
     *,
+    reset_after: bool = False,
     reverse: bool = False,
 ) -> Cell:
-    """A layer from weights [I,.], [H,.] and [.], with the gates in the order of a source such as "ONNX LSTM"."""
-    kind = source.split()[1]
+    """A layer from weights [I,.], [H,.], [.] and [.], with the gates in the order of a source such as "ONNX LSTM".
+
+    Of the two biases, layers here have the sum; only the candidate of a GRU with reset_after has both.
+    """
+    kind, hidden = source.split()[1], len(recurrent)
     w, b = (reorder(a, ORDERS[source], ORDERS[kind]) for a in (np.concatenate([kernel, recurrent]), bias))
-    hidden = len(recurrent)
+    b_h = np.zeros_like(b) if recurrent_bias is None else reorder(recurrent_bias, ORDERS[source], ORDERS[kind])
     if kind == "GRU":
-        return GRU(w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :], reverse=reverse)
+        if reset_after:
+            b[: 2 * hidden] += b_h[: 2 * hidden]
+        else:
+            b += b_h
+        weights = w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :]
+        b_hc = b_h[2 * hidden :] if reset_after else None
+        return GRU(*weights, reset_after=reset_after, b_hc=b_hc, reverse=reverse)
+    b += b_h
     if peepholes is None:
         return LSTM(w, b, reverse=reverse)
     wci, wcf, wco = np.split(reorder(peepholes, ORDERS["ONNX peepholes"], ORDERS["peepholes"]), 3)
     return LSTM(w, b, wci=wci, wcf=wcf, wco=wco, reverse=reverse)
 
 
-def split_cell(cell: Cell, target: str) -> tuple[Array, Array, Array]:
-    """The reverse of `make_cell`: kernel [I,.], recurrent kernel [H,.], and bias with forget_bias added to it."""
+def split_cell(cell: Cell, target: str) -> tuple[Array, Array, Array, Array]:
+    """The reverse of `make_cell`: kernel [I,.], recurrent kernel [H,.], bias with forget_bias, and recurrent bias.
+
+    The recurrent bias is zero but for the candidate of a GRU with reset_after, so that sums are exact.
+    """
     weights = cell.weights
     if isinstance(cell, GRU):
-        w, b, order = (
-            np.hstack([weights["w_ru"], weights["w_c"]]),
-            np.hstack([weights["b_ru"], weights["b_c"]]),
-            ORDERS["GRU"],
-        )
+        parts, order = (("w_ru", "w_c"), ("b_ru", "b_c")), ORDERS["GRU"]
+        w, b = (np.concatenate([weights[name] for name in names], axis=-1) for names in parts)
     else:
         w, b, order = weights["w"], weights["b"], cell.gate_order
     w, b = (reorder(a, order, ORDERS[target]) for a in (w, b))
+    b_h = np.zeros_like(b)
     if isinstance(cell, LSTM):
         b[gate_slice(target, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
-    return w[: cell.input_size], w[cell.input_size :], b
+    elif cell.reset_after:
+        b_h[gate_slice(target, "c", cell.hidden_size)] = weights["b_hc"]
+    return w[: cell.input_size], w[cell.input_size :], b, b_h
 
 
 def gate_slice(target: str, gate: str, hidden: int) -> slice:
@@ -121,6 +134,12 @@ def refuse_extras(caller: str, cell: Cell, target: str) -> None:
         )
 
 
+def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:
+    """Whether it is the class or function of that name in a module of these packages, not another of the same name."""
+    module = getattr(thing, "__module__", None) or ""
+    return module.split(".")[0] in packages and getattr(sys.modules.get(module), name, None) is thing
+
+
 def read_names(caller: str, source: Mapping[str, Any]) -> list[str]:
     names = [*source]
     for name in names:
@@ -154,7 +173,8 @@ def count_gates(caller: str, name: str, recurrent: Array, axis: int, known: Iter
         for gates in known:
             if recurrent.shape[axis] == gates * recurrent.shape[1 - axis]:
                 return gates
-    form = "(H, 4H) for an LSTM or (H, 3H) for a GRU" if axis == 1 else "(4H, H)"
+    forms = ("(H, 4H)", "(H, 3H)") if axis == 1 else ("(4H, H)", "(3H, H)")
+    form = "{} for an LSTM or {} for a GRU".format(*forms)
     raise ValueError(f"{caller}: {name} has shape {recurrent.shape}; expected {form}")
 
 

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..layers import GRU, LSTM
 from ..optable import Array
-from .shared import ORDERS, RESET_AFTER, Cell, ConversionError, check_shapes, read_arrays, read_names
+from .shared import ORDERS, Cell, ConversionError, check_shapes, read_arrays, read_names
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMBlockCell": 1.0,
@@ -18,7 +20,12 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMCell": 1.0,
     "CudnnCompatibleLSTMCell": 0.0,
 }
-TF1_CELLS = (*FORGET_BIAS, "GRUBlockCell", "GRUBlockCellV2", "GRUCell")
+TF1_CELLS = (*FORGET_BIAS, "GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
+_REQUIRED = {
+    "GRU": {"w_ru", "w_c", "b_ru", "b_c"},
+    "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
+    "LSTM": {"w", "b"},
+}
 _ALIASES = {"CudnnCompatibleLSTM": "CudnnCompatibleLSTMCell"}
 _SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "lstm_cell": "LSTMBlockCell",
@@ -33,6 +40,10 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' n
         "w_c": ("w_c", "candidate/kernel", "candidate/weights", "Candidate/Linear/Matrix"),
         "b_ru": ("b_ru", "gates/bias", "gates/biases", "Gates/Linear/Bias"),
         "b_c": ("b_c", "candidate/bias", "candidate/biases", "Candidate/Linear/Bias"),
+        "w_cx": ("candidate/input_projection/kernel",),  # these four: the candidate of CudnnCompatibleGRUCell
+        "b_cx": ("candidate/input_projection/bias",),
+        "w_ch": ("candidate/hidden_projection/kernel",),
+        "b_hc": ("candidate/hidden_projection/bias",),
     },
     "LSTM": {
         "w": ("kernel", "weights", "W_0", "Linear/Matrix"),
@@ -70,7 +81,7 @@ def from_tf1(
         Names and values. Variables that belong to no cell, such as ``.../Adam`` or ``global_step``, are ignored.
     cell : str, optional
         The class: LSTMBlockCell, LSTMBlockFusedCell, BasicLSTMCell, LSTMCell, CudnnCompatibleLSTMCell, GRUBlockCell,
-        GRUBlockCellV2 or GRUCell. None infers it from the names of the variables.
+        GRUBlockCellV2, GRUCell or CudnnCompatibleGRUCell. None infers it from the names of the variables.
     scope : str, optional
         What the names of the cell's variables begin with, such as ``"rnn/multi_rnn_cell/cell_0/lstm_cell"``. Needed
         if there is more than one cell.
@@ -82,7 +93,8 @@ def from_tf1(
     Returns
     -------
     LSTM or GRU
-        With peepholes if the cell has them. forget_bias is not added into the bias, as in TensorFlow.
+        With peepholes if the cell has them. forget_bias is not added into the bias, as in TensorFlow. A
+        CudnnCompatibleGRUCell is a GRU with reset_after=True.
 
     Warns
     -----
@@ -94,7 +106,7 @@ def from_tf1(
     TypeError
         variables is no mapping, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        CudnnCompatibleGRUCell, which resets after the product; projections; coupled gates; layer normalization.
+        Projections; coupled gates; layer normalization.
     ValueError
         No cell or several are found, or shapes are wrong.
 
@@ -111,15 +123,13 @@ def from_tf1(
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
     read_names(caller, variables)
     cell = _ALIASES.get(cell, cell) if cell is not None else None
-    if cell == "CudnnCompatibleGRUCell":
-        raise ConversionError(f"{caller}: CudnnCompatibleGRUCell is no GRUBlockCell. {RESET_AFTER}")
     if cell is not None and cell not in TF1_CELLS:
         raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(TF1_CELLS)}")
     found_scope, kind, named = _find(caller, variables, cell, scope)
     arrays = read_arrays(caller, {name: variables[name] for name in named.values()})
     values: dict[str, Any] = {key: arrays[name] for key, name in named.items()}
     what = f"{caller}: the cell {found_scope!r}"
-    if kind == "GRU":
+    if kind != "LSTM":
         if forget_bias is not None or cell_clip:
             raise ValueError(f"{what} is a GRU, which has no forget_bias and no cell_clip")
         return _gru(what, values)
@@ -131,7 +141,7 @@ def from_tf1(
 def _find(
     caller: str, variables: Mapping[str, Any], cell: str | None, scope: str | None
 ) -> tuple[str, str, dict[str, str]]:
-    """A cell's scope, its kind, and the names of its variables."""
+    """A cell's scope, its kind among those in _REQUIRED, and the names of its variables."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
     taken: set[str] = set()
     for kind, roles in _NAMES.items():
@@ -142,18 +152,24 @@ def _find(
                 if ending is not None and name not in taken:
                     taken.add(name)
                     cells.setdefault((stem.removesuffix(ending).removesuffix("/"), kind), {})[role] = name
-    required = {"GRU": {"w_ru", "w_c", "b_ru", "b_c"}, "LSTM": {"w", "b"}}
+    for scope_found, kind in [key for key in cells if key[1] == "GRU"]:
+        if "w_ch" in cells[scope_found, kind]:
+            cells[scope_found, "CudnnCompatibleGRU"] = cells.pop((scope_found, kind))
     wanted = None if scope is None else scope.strip("/")
-    kinds = ("GRU",) if cell and cell.startswith("GRU") else ("LSTM",) if cell else ("GRU", "LSTM")
+    kinds = [kind for kind in _REQUIRED if cell is None or kind == _kind_of(cell)]
     full = [
         key for key, named in cells.items()
-        if required[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
+        if _REQUIRED[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
     ]  # fmt: skip
     if len(full) > 1:  # dense layers too have a kernel and a bias
         full = [key for key in full if re.search("lstm|gru", key[0].split("/")[-1], re.IGNORECASE)] or full
     if len(full) != 1:
         _not_found(caller, variables, cells, full, wanted)
     return *full[0], cells[full[0]]
+
+
+def _kind_of(cell: str) -> str:
+    return "CudnnCompatibleGRU" if cell == "CudnnCompatibleGRUCell" else "GRU" if cell.startswith("GRU") else "LSTM"
 
 
 def _not_found(
@@ -165,8 +181,6 @@ def _not_found(
 ) -> None:
     where = "" if scope is None else f" in the scope {scope!r}"
     inside = [name for name in variables if scope is None or name.startswith(f"{scope}/")]
-    if any(re.search("(input|hidden)_projection/", name) for name in inside):
-        raise ConversionError(f"{caller}: there is a CudnnCompatibleGRUCell{where}. {RESET_AFTER}")
     if any(re.search(r"/part_\d+(:0)?$", name) for name in inside):
         raise ValueError(
             f"{caller}: variables are in parts{where} (.../part_0); join them along their first axis under the name"
@@ -185,6 +199,8 @@ def _not_found(
 
 
 def _gru(what: str, values: Mapping[str, Array]) -> GRU:
+    if "w_ch" in values:
+        return _gru_reset_after(what, values)
     w_ru, w_c = (values[name] for name in ("w_ru", "w_c"))
     b_ru, b_c = (values[name] for name in ("b_ru", "b_c"))
     if w_ru.ndim == w_c.ndim == 2 and w_c.shape[1] == 2 * w_ru.shape[1]:
@@ -196,6 +212,23 @@ def _gru(what: str, values: Mapping[str, Array]) -> GRU:
     expected = {"w_c": (w_c, (rows, hidden)), "w_ru": (w_ru, (rows, 2 * hidden))}
     check_shapes(what, expected | {"b_ru": (b_ru, (2 * hidden,)), "b_c": (b_c, (hidden,))})
     return GRU(w_ru, w_c, b_ru, b_c)
+
+
+def _gru_reset_after(what: str, values: Mapping[str, Array]) -> GRU:
+    w_ru, w_cx, w_ch = (values[name] for name in ("w_ru", "w_cx", "w_ch"))
+    hidden = w_ch.shape[-1] if w_ch.ndim == 2 else 0
+    inputs = len(w_cx) if w_cx.ndim == 2 else 0
+    shapes = {
+        "w_ch": (hidden, hidden),
+        "w_cx": (inputs, hidden),
+        "w_ru": (inputs + hidden, 2 * hidden),
+        "b_ru": (2 * hidden,),
+        "b_cx": (hidden,),
+        "b_hc": (hidden,),
+    }
+    check_shapes(what, {name: (values[name], shape) for name, shape in shapes.items()})
+    w_c = np.concatenate([w_cx, w_ch])
+    return GRU(w_ru, w_c, values["b_ru"], values["b_cx"], reset_after=True, b_hc=values["b_hc"])
 
 
 def _refuse(what: str, scope: str, variables: Mapping[str, Any], values: Mapping[str, Array]) -> None:

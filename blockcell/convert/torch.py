@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from ..layers import GRU, LSTM, Bidirectional, Layer, Stack
-from ..optable import Array
+from ..layers import GRU, Bidirectional, Dense, Layer, Stack
+from ..optable import ACTIVATIONS, Array
+from .models import Step, assemble
 from .shared import (
-    RESET_AFTER,
+    KINDS,
+    Cell,
     ConversionError,
     cells_of,
     check_shapes,
     count_gates,
+    is_of,
     make_cell,
     read_arrays,
     read_names,
@@ -24,8 +27,12 @@ from .shared import (
 )
 
 
-def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
-    """A layer with the weights of a ``torch.nn.LSTM``.
+@overload
+def from_torch(source: Any, *, prefix: str) -> Layer: ...
+@overload
+def from_torch(source: Any, *, prefix: None = None) -> Any: ...
+def from_torch(source: Any, *, prefix: str | None = None) -> Any:
+    """A layer with the weights of a ``torch.nn.LSTM`` or ``GRU``, or of a whole model.
 
     .. code-block:: python
 
@@ -36,52 +43,162 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Layer:
     source : mapping of str to array_like, or module
         A state_dict, or anything like it (safetensors, numpy arrays), with PyTorch's names: ``weight_ih_l0``,
         ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on.
-        ``torch.nn.LSTMCell``'s names, without ``_l0``, are taken too.
+        The names of ``torch.nn.LSTMCell`` and ``GRUCell``, without ``_l0``, are taken too.
     prefix : str, optional
-        What the names of the LSTM begin with. Needed if the source has more than one LSTM; None looks for it.
+        What the names of one LSTM, GRU or Linear begin with. None converts all.
 
     Returns
     -------
-    LSTM, Bidirectional or Stack
-        A `Stack` for more than one layer. ``bias_ih + bias_hh`` is the bias.
+    LSTM, GRU, Bidirectional, Stack, Dense, or dict of str to Layer
+        A `Stack` for more than one layer. A GRU has ``reset_after=True``.
+
+        If there are several LSTMs and GRUs, a dict of them by their prefixes: neither a state_dict nor a module tells
+        in which order its ``forward`` calls them. Only of a ``torch.nn.Sequential`` that is known. If there is nothing
+        between them but Dropout and Identity, it becomes a `Stack`, to which Linears before and behind them, and the
+        activations of these, belong.
+
+    Warns
+    -----
+    UserWarning
+        Without a prefix, what else there is and was left out.
 
     Raises
     ------
     TypeError
         The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
     ConversionError
-        A GRU, which resets after the product; a plain RNN; a projection (``proj_size``).
+        A plain RNN; a projection (``proj_size``); weights that are normalized, in two parts.
     ValueError
-        Weights are missing or left over, or the prefix is not unique, or shapes are wrong.
+        There is no LSTM and no GRU, or none with the prefix; weights are missing or left over, or shapes are wrong.
 
     Notes
     -----
-    PyTorch's states are ``(h, c)``, those here ``LSTMState(cs, h)``. ``batch_first`` belongs to the call:
-    x is [T,B,I] here.
+    PyTorch trains two biases where a layer here has one, ``bias_ih + bias_hh``: with the same learning rate, its bias
+    moves twice as far in a step. Only the candidate of a GRU has both, b_c and b_hc. PyTorch's states are ``(h, c)``;
+    here they are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``. ``batch_first`` belongs to the call.
     """
     caller = "from_torch"
+    module = source
     if hasattr(source, "state_dict"):
         source = source.state_dict()
     if not isinstance(source, Mapping):
-        expected = "expected a state_dict: names and tensors"
+        expected = "expected a module or a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    found = [match for name in read_names(caller, source) if (match := _NAME.match(name))]
-    prefixes = list(dict.fromkeys(match[1] for match in found))
-    if prefix is None:
-        if len(prefixes) != 1:
-            which = f"several: {prefixes}; say which with prefix=" if prefixes else "none: no name ends in weight_hh_l0"
-            raise ValueError(f"{caller}: expected the weights of one LSTM, found {which}")
-        prefix = prefixes[0]
-    elif prefix not in prefixes:
-        raise ValueError(f"{caller}: no LSTM has the prefix {prefix!r}; there are {prefixes}")
+    groups = _groups(caller, source)
+    if prefix is not None:
+        if prefix in groups:
+            return _recurrent(caller, source, prefix, groups[prefix])
+        if f"{prefix}weight" in source:
+            return _dense(caller, source, prefix)
+        raise ValueError(f"{caller}: no LSTM or GRU has the prefix {prefix!r}; there are {[*groups]}")
+    if is_of(("torch",), type(module), "Linear"):
+        return _dense(caller, source, "")
+    if not groups:
+        inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
+        mend = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
+        raise ValueError(
+            f"{caller}: expected the weights of an LSTM or a GRU, found none: no name ends in weight_hh_l0{mend}"
+        )
+    steps: dict[str, Step] = {}
+    if is_of(("torch",), type(module), "Sequential"):
+        result = _add_modules(caller, steps, module, source, groups, "", None)
+        return assemble(caller, steps, [result], stacklevel=3)
+    _add_groups(caller, steps, source, groups)
+    _add_others(steps, source)
+    return assemble(caller, steps, None, stacklevel=3)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+_NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
+_NOTHING = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # do nothing in inference
+
+
+def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The names of the weights of LSTMs and GRUs, by prefix and without it."""
+    groups: dict[str, set[str]] = {}
+    for name in read_names(caller, source):
+        if match := _NORMS.match(name):
+            weight = (match["before"] or "") + match["new"] if match["new"] else match["old"]
+            if _NAME.match(weight):
+                norm = "spectral" if f"{weight}_orig" in source else "weight"
+                remove = f"remove_{norm}_norm" if match["old"] else "parametrize.remove_parametrizations"
+                raise ConversionError(
+                    f"{caller}: {weight} is normalized, and {name} is a part of it. Call"
+                    f" torch.nn.utils.{remove}(module, {weight.split('.')[-1]!r}) first, for every weight that is"
+                )
+        if match := _NAME.match(name):
+            groups.setdefault(match[1], set()).add(name[len(match[1]) :])
+    return groups
+
+
+def _has_weights(source: Mapping[Any, Any]) -> bool:
+    return any(isinstance(name, str) and _NAME.match(name) for name in source)
+
+
+def _add_modules(
+    caller: str,
+    steps: dict[str, Step],
+    module: Any,
+    source: Mapping[str, Any],
+    groups: Mapping[str, set[str]],
+    prefix: str,
+    last: str | None,
+) -> str | None:
+    """Add what a Sequential consists of; the key of its result."""
+    for name, child in module.named_children():
+        key, kind = prefix + name, type(child).__name__
+        known = is_of(("torch",), type(child), kind)
+        if known and kind == "Sequential":
+            last = _add_modules(caller, steps, child, source, groups, f"{key}.", last)
+            continue
+        step = Step(f"{key} ({kind})", (last,))
+        if known and f"{key}." in groups:
+            step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."]))
+        elif known and kind == "Linear":
+            step = step._replace(layer=_dense(caller, source, f"{key}."))
+        elif known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
+            step = step._replace(activation=kind.lower())
+        else:  # perhaps a module of the user's own with layers in it
+            _add_groups(caller, steps, source, {p: n for p, n in groups.items() if p.startswith(f"{key}.")})
+        steps[key] = step._replace(nothing=known and kind in _NOTHING)
+        last = key
+    return last
+
+
+def _add_groups(caller: str, steps: dict[str, Step], source: Mapping[str, Any], groups: Mapping[str, set[str]]) -> None:
+    """Add LSTMs and GRUs in an unknown order."""
+    for prefix, names in groups.items():
+        key = prefix.removesuffix(".")
+        steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names))
+
+
+def _add_others(steps: dict[str, Step], source: Mapping[str, Any]) -> None:
+    """Add what has other weights."""
+    others: dict[str, list[str]] = {}
+    for name in source:
+        if not _NAME.match(name):
+            module, _, leaf = name.rpartition(".")
+            others.setdefault(module, []).append(leaf)
+    for module, leaves in others.items():
+        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None)
+
+
+def _recurrent(caller: str, source: Mapping[str, Any], prefix: str, names: set[str]) -> Layer:
     layers: list[Layer] = []
-    for suffixes in _suffixes(caller, prefix, {match.string[len(prefix) :] for match in found if match[1] == prefix}):
+    for suffixes in _suffixes(caller, prefix, names):
         cells = [_cell(caller, source, prefix, suffix) for suffix in suffixes]
         layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
 
 
-_NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
+def _dense(caller: str, source: Mapping[str, Any], prefix: str) -> Dense:
+    named = {name: prefix + name for name in ("weight", "bias")}
+    arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
+    weight = arrays[named["weight"]]
+    if weight.ndim != 2:
+        raise ValueError(f"{caller}: {named['weight']} has shape {weight.shape}; expected (O, I), of a Linear")
+    return Dense(weight.T, arrays.get(named["bias"], np.zeros(len(weight), weight.dtype)))
 
 
 def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
@@ -113,7 +230,7 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
 
 
 def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
-    """The weights under the names of a ``torch.nn.LSTM``'s state_dict.
+    """The weights under the names of a state_dict of ``torch.nn.LSTM``, ``GRU`` or ``Linear``.
 
     .. code-block:: python
 
@@ -122,64 +239,66 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
 
     Parameters
     ----------
-    layer : LSTM, Bidirectional or Stack
-        A stack's layers are all bidirectional or none is, and all have one H, as in PyTorch.
+    layer : LSTM, GRU, Bidirectional, Stack or Dense
+        A GRU has ``reset_after=True``. A stack's layers are LSTMs or GRUs, all bidirectional or none, and all have one
+        H, as in PyTorch. A Dense's activation is not among its weights.
     prefix : str
         What the names shall begin with.
 
     Returns
     -------
     dict of str to ndarray
-        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero.
+        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero but for b_hc.
 
     Raises
     ------
     ConversionError
-        A GRU; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a single ``torch.nn.LSTM``.
+        A GRU with ``reset_after=False``; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a
+        single module of PyTorch's.
     """
     caller = "to_torch"
+    if isinstance(layer, Dense):
+        w, b = layer.weights.values()
+        return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
     if len({(type(part), part.hidden_size) for part in layers if isinstance(part, Layer)}) > 1:
         raise ConversionError(
-            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM has one kind and one H for all"
+            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM and GRU have one for all"
             f" of them. Convert layer.layers one by one"
         )
     arrays: dict[str, Array] = {}
     for k, part in enumerate(layers):
         for cell, direction in zip(cells_of(caller, part), ("", "_reverse"), strict=False):
-            if isinstance(cell, GRU):
+            kind = type(cell).__name__
+            if isinstance(cell, GRU) and not cell.reset_after:
                 raise ConversionError(
-                    f"{caller}: the layer is a GRU, and torch.nn.GRU is another function. {RESET_AFTER}"
+                    f"{caller}: the layer is a GRU with reset_after=False, which applies the reset gate before the"
+                    f" product with the recurrent weights, torch.nn.GRU after it: these are different functions, for"
+                    f" which no weights are equal. Train with GRU.init(..., reset_after=True)"
                 )
-            refuse_extras(caller, cell, "torch.nn.LSTM")
-            kernel, recurrent, bias = split_cell(cell, "PyTorch LSTM")
+            refuse_extras(caller, cell, f"torch.nn.{kind}")
+            kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"PyTorch {kind}")
             suffix = f"_l{k}{direction}"
             arrays[f"{prefix}weight_ih{suffix}"] = np.ascontiguousarray(kernel.T)
             arrays[f"{prefix}weight_hh{suffix}"] = np.ascontiguousarray(recurrent.T)
             arrays[f"{prefix}bias_ih{suffix}"] = bias
-            arrays[f"{prefix}bias_hh{suffix}"] = np.zeros_like(bias)
+            arrays[f"{prefix}bias_hh{suffix}"] = recurrent_bias
     return arrays
 
 
-def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> LSTM:
+def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> Cell:
     named = {name: prefix + name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
     arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
     kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
     gates = count_gates(caller, named["weight_hh"], recurrent, axis=0, known=(1, 3, 4))
-    if gates == 3:
-        raise ConversionError(
-            f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (3H, H): a GRU. {RESET_AFTER}"
-        )
     if gates == 1:
         raise ConversionError(
             f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (H, H): a plain RNN, which has no gates;"
             f" there is no such layer here"
         )
     columns = len(recurrent)
-    biases = {name: arrays[name] for name in (named["bias_ih"], named["bias_hh"]) if name in arrays}
+    zeros = np.zeros(columns, kernel.dtype)
+    biases = {named[name]: arrays.get(named[name], zeros) for name in ("bias_ih", "bias_hh")}
     check_shapes(caller, {named["weight_ih"]: (kernel, (columns, None))})
     check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
-    bias = sum(biases.values(), start=np.zeros(columns, kernel.dtype))
-    cell = make_cell("PyTorch LSTM", kernel.T, recurrent.T, bias)
-    assert isinstance(cell, LSTM)
-    return cell
+    return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), reset_after=True)

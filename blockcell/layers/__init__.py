@@ -2,9 +2,11 @@
 
 .. code-block:: text
 
-    y, state = layer(x, state=None, lengths=None, reset=None)              inference
+    y, state = layer(x, state=None, lengths=None, reset=None, mask=None)   inference
     y, state, tape = layer.forward(x, ...)                                 the same, and keeps what backward needs
     d_x, d_state, grads = layer.backward(tape, d_y, d_state=None)
+
+**Time comes first: x is (T, B, I).** For x (B, T, I) pass ``batch_first=True``.
 
 A layer copies the weights that its constructor gets, and ``set_weights`` replaces them all at once. Each call, and each
 tape, keeps the weights it started with, even if another thread replaces them meanwhile. Nothing else is kept between

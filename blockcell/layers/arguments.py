@@ -1,14 +1,65 @@
-"""Reads the arguments of a layer's calls: arrays, lengths, resets, and the parts of a state."""
+"""Reads the arguments of a layer's calls: arrays, lengths, masks, resets, and the parts of a state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .._args import empty
 from .._read import ArgumentReader, as_kernels_take, is_array, short
 from ..optable import DTYPES, Array
+
+
+class CallReader(ArgumentReader):
+    """Reads the arguments of a call, whose x has T steps of B rows: time first, or batch first."""
+
+    T: int
+    B: int
+
+    def __init__(self, caller: str, batch_first: Any) -> None:
+        super().__init__(caller)
+        self.batch_first = self.switch("batch_first", batch_first)
+
+    def axes(self, T: Any, B: Any) -> tuple[Any, Any]:
+        """Both in the order that the user's arrays have."""
+        return (B, T) if self.batch_first else (T, B)
+
+    def time_first(self, array: Array) -> Array:
+        """A view of an array of the user's."""
+        return array.swapaxes(0, 1) if self.batch_first else array
+
+    def new(self, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """An array for the user, T steps of B rows of this size, and the same time first."""
+        array = empty((*self.axes(self.T, self.B), size), dtype)
+        return array, self.time_first(array)
+
+    def mend(self, found: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
+        """What a message adds where an array has T entries for B rows, or B for T steps."""
+        if self.T == self.B or {*found[:1], *expected[:1]} != {self.T, self.B}:
+            return ""
+        if self.batch_first:
+            return "; x is [B, T, I], as batch_first=True says; for [T, B, I] leave that out"
+        return "; x is [T, B, I], time first; for [B, T, I] pass batch_first=True"
+
+
+def checked_array(
+    reader: ArgumentReader,
+    name: str,
+    value: Any,
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+    expected: str,
+) -> Array:
+    """An array that can be converted to this dtype, if it does not have it. A None in `shape` allows any size."""
+    array = reader.array(name, value)
+    if type(value) is not np.ndarray or array.dtype != dtype:
+        reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
+    if not _fits(array.shape, shape):
+        mend = reader.mend(array.shape, shape) if isinstance(reader, CallReader) and None not in shape else ""
+        raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}{mend}")
+    return array
 
 
 def read_array(
@@ -20,12 +71,8 @@ def read_array(
     expected: str,
     keep: bool = False,
 ) -> Array:
-    """An array that the kernels can read, always a copy if `keep`. A None in `shape` allows any size."""
-    array = reader.array(name, value)
-    if type(value) is not np.ndarray or array.dtype != dtype:
-        reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
-    if not _fits(array.shape, shape):
-        raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}")
+    """The same as the kernels can read it, always a copy if `keep`."""
+    array = checked_array(reader, name, value, dtype, shape, expected)
     return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
 
 
@@ -46,29 +93,43 @@ def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str
     if lengths.dtype.kind not in "iu" and (lengths.size or is_array(value)):
         raise TypeError(f"{reader.caller}: lengths has dtype {lengths.dtype}; expected integers")
     if lengths.shape != (B,):
-        raise ValueError(
-            f"{reader.caller}: lengths has shape {lengths.shape}; expected (B,) = ({B},) with B from {source}"
-        )
+        mend = reader.mend(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
+        expected = f"expected (B,) = ({B},) with B from {source}"
+        raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{mend}")
     for b in np.flatnonzero((lengths < 0) | (lengths > T))[:1]:
         raise ValueError(f"{reader.caller}: lengths[{b}] is {lengths[b]}; expected 0 to T = {T}")
     return lengths.astype(np.int64)
 
 
-def read_reset(reader: ArgumentReader, value: Any, T: int, B: int) -> Array | None:
+def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
+    """A bool for every step and row: `reset` or `mask`."""
     if value is None:
         return None
-    reset = reader.array("reset", value)
-    if reset.dtype != np.bool_ and (reset.size or is_array(value)):
-        raise TypeError(f"{reader.caller}: reset has dtype {reset.dtype}; expected bool")
-    if reset.shape != (T, B):
-        raise ValueError(
-            f"{reader.caller}: reset has shape {reset.shape}; expected (T, B) = ({T}, {B}) with both from x"
-        )
-    return reset.astype(np.bool_)
+    switches = reader.array(name, value)
+    if switches.dtype != np.bool_ and (switches.size or is_array(value)):
+        raise TypeError(f"{reader.caller}: {name} has dtype {switches.dtype}; expected bool")
+    shape = reader.axes(reader.T, reader.B)
+    if switches.shape != shape:
+        expected = f"expected ({', '.join(reader.axes('T', 'B'))}) = {shape} with both from x"
+        mend = reader.mend(switches.shape, shape)
+        raise ValueError(f"{reader.caller}: {name} has shape {switches.shape}; {expected}{mend}")
+    return reader.time_first(switches.astype(np.bool_))
+
+
+def in_order(what: str, state: Any, names: Iterable[str]) -> Any:
+    """A state; if it is a mapping, its parts in the order of their names. Those of a stack may be integers."""
+    if not isinstance(state, Mapping):
+        return state
+    names, parts = [*names], {str(key): part for key, part in state.items()}
+    if {*parts} != {*names} or len(parts) != len(state):
+        found = ", ".join(map(str, state)) or "nothing"
+        raise ValueError(f"{what} has the names {found}; expected {', '.join(names)}")
+    return [parts[name] for name in names]
 
 
 def read_parts(reader: ArgumentReader, name: str, state: Any, names: Iterable[str], expected: str) -> dict[str, Any]:
     """The parts of a state by the names that messages use, ``state.fw``; each is None if the state is None."""
+    state = in_order(f"{reader.caller}: {name}", state, names)
     names = [f"{name}.{part}" for part in names]
     if state is None:
         return dict.fromkeys(names)

@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from numbers import Integral
 from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 
@@ -16,12 +15,14 @@ from numpy.typing import ArrayLike
 
 from .. import _kernels, _team, files
 from .._args import empty
-from .._read import ArgumentReader, form, short
+from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, Array, Op, Tensor, sizes_of
-from .arguments import read_array, read_lengths, read_parts, read_reset
+from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
+from .masks import CountedSteps, count
 from .shared import (
     CellWeights,
+    Directions,
     ForwardPass,
     GivenState,
     GRUState,
@@ -34,6 +35,7 @@ from .shared import (
 )
 
 HALF = DTYPES.index(np.dtype(np.float16))
+ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +49,17 @@ class Tape:
     end: int = field(repr=False)
     """The number of steps until every row has ended. Nothing is kept from there on."""
     content: Any = field(repr=False)
+    batch_first: bool = False
+    counted: CountedSteps | None = field(default=None, repr=False)
+    """Where the steps that a mask counts are, if they had to move."""
 
 
 class Layer(ABC, Generic[S_co]):
     """What `LSTM`, `GRU`, `Dense`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
+    _runner: Runner | None = None
+    """Runs plain calls by compiled code alone."""
 
     # -------------------------------------------------------------------------------------------------- what a layer is
     @property
@@ -88,16 +95,13 @@ class Layer(ABC, Generic[S_co]):
         """The layers with weights that the layer consists of, by the prefix of these weights' names."""
 
     @abstractmethod
-    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+    def _directions(self, reverse: bool) -> Directions:
         """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
 
     @property
     def _over_time(self) -> bool:
         """Whether y has a row for each step, or for the last one only."""
         return True
-
-    def _shape_of_y(self, T: int, B: int) -> tuple[int, ...]:
-        return (T, B, self.output_size) if self._over_time else (B, self.output_size)
 
     def _share(self, shared: SharedWeights) -> None:
         """Use the weights of a layer that this one is now a part of."""
@@ -181,16 +185,22 @@ class Layer(ABC, Generic[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
     ) -> tuple[Array, S_co]:
         """Run the layer without keeping anything for a backward pass.
 
         Parameters
         ----------
         x : array_like (T, B, I)
-            Input, time first, of the layer's dtype; lists are converted.
+            Input, of the layer's dtype; lists are converted. **Time comes first**, as in TensorFlow's ops and PyTorch's
+            default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
         state : optional
             State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
-            for a stack. None means zeros, also in place of any part.
+            for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position, so for an
+            LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any order:
+            ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. The call takes as long as if every row had as many steps
@@ -198,12 +208,25 @@ class Layer(ABC, Generic[S_co]):
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
+        mask : array_like (T, B) of bool, optional
+            Which steps of each row count, as in Keras: True counts. The others are left out, wherever they are: the
+            state passes them by and x is not read there, so a row has the bits that it has without them. With
+            `lengths`, what both say counts. A reset at a step that is left out takes place at the row's next step that
+            counts, one after the last of these not at all: the final state is that after the last one.
+        masked : {"zero", "repeat"}
+            What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
+            repeated, as of its LSTM and GRU: what it was at the row's last step before that counted, and zero where
+            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own. Only
+            the y that is returned repeats, not what the layers of a stack hand on.
+        batch_first : bool
+            Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
+            the same, and no array is copied for it.
 
         Returns
         -------
         y : ndarray (T, B, output_size)
-            The cells' h; for `Bidirectional` the forward half comes first. (B, output_size) where a `Dense` with `last`
-            stands at the end.
+            The cells' h; for `Bidirectional` the forward half comes first. (B, T, output_size) with `batch_first`, and
+            (B, output_size) where a `Dense` with `last` stands at the end.
         state
             State after each row's last step, in the form of `state`.
 
@@ -212,11 +235,13 @@ class Layer(ABC, Generic[S_co]):
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape or a length does not fit.
+            A shape or a length does not fit, or `masked` is unknown.
         """
-        if lengths is None and reset is None and (results := self._fast_call(x, state)) is not None:
-            return results
-        y, last, _ = self._read_and_run(x, state, lengths, reset, False)
+        if self._runner is not None and lengths is None and reset is None and mask is None and masked is ZERO:
+            results = self._runner.call(self, self._shared.weights, x, state, batch_first)
+            if results is not None:
+                return results
+        y, last, _ = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)
         return y, last
 
     def forward(
@@ -226,6 +251,9 @@ class Layer(ABC, Generic[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
     ) -> tuple[Array, S_co, Tape]:
         """Run the layer and keep what `backward` needs. Takes the arguments of a call and returns the same bits.
 
@@ -237,10 +265,10 @@ class Layer(ABC, Generic[S_co]):
             For `backward`, any number of times. It has copies of everything, so x, y, the states and the layer's
             weights may change before that.
         """
-        return self._read_and_run(x, state, lengths, reset, True)
+        return self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, True)
 
     def backward(
-        self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None
+        self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
     ) -> tuple[Array, S_co, dict[str, Array]]:
         """The gradients of a loss to arguments and weights, given those to the results of `forward`.
 
@@ -251,14 +279,17 @@ class Layer(ABC, Generic[S_co]):
         tape : Tape
             From this layer's `forward`.
         d_y : array_like (T, B, output_size)
-            Gradient to y, of its shape; it is not read past a row's length. None means zeros.
+            Gradient to y, of its shape. It is not read where a step does not count; with ``masked="repeat"`` it is,
+            where y repeats. None means zeros.
         d_state : optional
             Gradient to the final state, in its form. None means zeros, also in place of any part.
+        batch_first : bool, optional
+            What `forward` had. It need not be given; anything else is an error.
 
         Returns
         -------
         d_x : ndarray (T, B, I)
-            Gradient to x; zero past a row's length.
+            Gradient to x, in its form; zero where a step does not count.
         d_state
             Gradient to the initial state, in its form.
         grads : dict of str to ndarray
@@ -269,7 +300,7 @@ class Layer(ABC, Generic[S_co]):
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape does not fit, or the tape is another layer's.
+            A shape does not fit, or the tape is another layer's or of another `batch_first`.
         """
         reader = ArgumentReader(type(self).__name__)
         if not isinstance(tape, Tape):
@@ -278,43 +309,79 @@ class Layer(ABC, Generic[S_co]):
             raise ValueError(
                 f"{reader.caller}: tape is that of another layer, {tape.layer!r}; expected one of {self!r}"
             )
-        shape = self._shape_of_y(tape.T, tape.B)
-        if d_y is None:
-            d_y = np.zeros(shape, self.dtype)
-        else:
-            d_y = read_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
+        if batch_first is not None and reader.switch("batch_first", batch_first) != tape.batch_first:
+            expected = f"expected {tape.batch_first}, which forward had for this tape"
+            raise ValueError(f"{reader.caller}: batch_first is {batch_first}; {expected}")
+        reader = CallReader(reader.caller, tape.batch_first)
+        reader.T, reader.B = tape.T, tape.B
         d_last = self._read_state(reader, "d_state", d_state, tape.B)
-        d_x, d_first, grads = self._backward(tape.content, d_y[: tape.end] if self._over_time else d_y, d_last)
-        if tape.end < tape.T:
-            d_x = np.concatenate([d_x, np.zeros((tape.T - tape.end, *d_x.shape[1:]), self.dtype)])
-        return d_x, d_first, grads
+        d_y = self._read_d_y(reader, d_y, tape)
+        result, d_x = reader.new(self.input_size, self.dtype)
+        if tape.counted is None:
+            d_x[tape.end :] = 0
+            _, d_first, grads = self._backward(tape.content, d_y, d_last, d_x[: tape.end])
+        else:
+            gathered, d_first, grads = self._backward(tape.content, d_y, d_last, None)
+            tape.counted.scatter(gathered, d_x)
+        return result, d_first, grads
 
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        """The results of a call without lengths and reset, by compiled code alone; None if that cannot handle it."""
-        return None
+    def _read_d_y(self, reader: CallReader, d_y: Any, tape: Tape) -> Array:
+        """The gradient to y at the steps that count, as the tape has them."""
+        rows = (tape.end, tape.B) if self._over_time else (tape.B,)
+        if d_y is None:
+            return np.zeros((*rows, self.output_size), self.dtype)
+        shape = *(reader.axes(tape.T, tape.B) if self._over_time else rows), self.output_size
+        array = checked_array(reader, "d_y", d_y, self.dtype, shape, f"{shape}, that of y")
+        if not self._over_time:
+            return rows_as_kernels_take(array, self.dtype)
+        array = reader.time_first(array)
+        if tape.counted is None:
+            return rows_as_kernels_take(array[: tape.end], self.dtype)
+        return tape.counted.gather_d_y(rows_as_kernels_take(array, self.dtype), self._directions(False))
 
     def _read_and_run(
-        self, x: Any, state: State, lengths: Any, reset: Any, training: bool
+        self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
     ) -> tuple[Array, State, Tape]:
         weights = self._shared.weights
-        reader = ArgumentReader(type(self).__name__)
-        inputs = f"(T, B, I) with I={self.input_size} from the layer"
-        x = read_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs)
-        T, B, _ = x.shape
-        lengths, reset = read_lengths(reader, lengths, T, B), read_reset(reader, reset, T, B)
+        reader = CallReader(type(self).__name__, batch_first)
+        if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
+            raise ValueError(f"{reader.caller}: masked is {short(masked)}; expected 'zero' or 'repeat'")
+        inputs = f"({', '.join(reader.axes('T', 'B'))}, I) with I={self.input_size} from the layer"
+        x = reader.time_first(checked_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs))
+        reader.T, reader.B = T, B = x.shape[:2]
+        lengths = read_lengths(reader, lengths, T, B)
+        reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
         first = self._read_state(reader, "state", state, B, keep=training)
+
+        counted = None
+        if mask is not None or masked == REPEAT:
+            counted, lengths = count(mask, lengths, T, masked == REPEAT)
         end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
-        x = x[:end].copy() if training else x[:end]
-        marks = RowMarks(end, B, lengths, reset if reset is None else reset[:end])
-        y = until_end = None
-        if training or end < T:  # for the caller; the tape has its own
-            y = until_end = empty(self._shape_of_y(T, B), self.dtype)
-            if self._over_time:
-                y[end:] = 0
-                until_end = y[:end]
+        if counted is not None:
+            x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
+        x = x[:end]
+        if training and counted is None:
+            x = np.array(x, self.dtype, order="C", copy=True)
+        x = rows_as_kernels_take(x, self.dtype)
+        marks = RowMarks(end, B, lengths, None if reset is None else reset[:end])
+
+        result = y = None
+        if not self._over_time:
+            if training:  # for the caller; a tape has its own
+                result = y = empty((B, self.output_size), self.dtype)
+        elif training or end < T or batch_first or counted is not None:
+            result, y = reader.new(self.output_size, self.dtype)
+        moved = counted if self._over_time else None
+        if y is not None and self._over_time and moved is None:
+            y[end:] = 0
+            y = y[:end]
         current = ForwardPass(weights, marks, training)
-        part, last, content = self._forward(current, x, first, False, until_end)
-        return part if y is None else y, last, Tape(self, T, B, end, content)
+        part, last, content = self._forward(current, x, first, False, y if moved is None else None)
+        if moved is not None:
+            assert y is not None
+            moved.scatter_y(part, self._directions(False), y)
+        tape = Tape(self, T, B, end, content, reader.batch_first, counted)
+        return part if result is None else result, last, tape
 
     @abstractmethod
     def stream(self, batch: SupportsIndex = 1) -> Any:
@@ -330,27 +397,31 @@ class Layer(ABC, Generic[S_co]):
     ) -> tuple[Array, State, Any]:
         """y, the final state, and what the tape keeps.
 
-        A given y, which may be a slice of a wider array, is filled and returned. Without one, the tape may refer to
-        the y that is returned.
+        A given y is filled and returned. Without one, the tape may refer to the y that is returned. The rows of x and
+        y, along their last axis, may lie anywhere, so also those of d_y and d_x in `_backward`; with `training` x has
+        no gaps.
         """
 
     @abstractmethod
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
-        """The results of `backward`, from what `_forward` kept on the tape."""
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
+        """The results of `backward`, from what `_forward` kept on the tape. A given d_x is filled and returned."""
 
 
 # ----------------------------------------------------------------------------------------------- weights of their own
 class Single(Layer[S_co]):
     """A layer that consists of no others. `Cell` and `Dense` set the attributes below."""
 
-    _kernel: ClassVar[str]
+    _kernel: str
     """The first part of the kernels' names."""
+    _tensors: tuple[Tensor, ...]
+    """The weights in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[NoState]]
     _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """What the repr begins with."""
     _sizes: dict[str, int]
     _number: int
-    _runner: Runner
 
     def _pack_options(self) -> tuple[bool, ...]:
         """Options of the kernels that pack weights and of those that compute gradients."""
@@ -360,14 +431,14 @@ class Single(Layer[S_co]):
         """Options of the forward kernels."""
         return ()
 
-    @classmethod
-    @abstractmethod
-    def _tensors(cls) -> tuple[Tensor, ...]:
-        """The weights in the order in which kernels take them."""
-
     @abstractmethod
     def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
         """The letters' values by the shape of the first weight; `what` begins a message."""
+
+    @property
+    def _runs_plainly(self) -> bool:
+        """Whether compiled code alone can run a call."""
+        return True
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
@@ -405,7 +476,7 @@ class Single(Layer[S_co]):
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
         reader, tensors = (
             ArgumentReader(type(self).__name__),
-            [tensor for tensor in self._tensors() if tensor.name in values],
+            [tensor for tensor in self._tensors if tensor.name in values],
         )
         sizes = [*values.values()][:2]
         if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
@@ -428,13 +499,13 @@ class Single(Layer[S_co]):
             raise ValueError(f"{what}, rank 2")
         self._sizes = self._sizes_of(shape, what)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values))})
-        self._runner = Runner(self)
+        self._runner = Runner(self) if self._runs_plainly else None
 
     def _read_weights(self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
         """Copies of the values that are weights of this cell; the prefix is in front of their names."""
         arrays = {}
         sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
-        for tensor in self._tensors():
+        for tensor in self._tensors:
             name = prefix + tensor.name
             if name in values:
                 shape = sizes_of(tensor.shape, self._sizes)
@@ -453,7 +524,7 @@ class Single(Layer[S_co]):
 
     def _ordered(self, arrays: dict[str, Array]) -> list[Array]:
         """One array for each weight of the op, an empty one if the cell does not have it."""
-        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors()]
+        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors]
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream:
@@ -484,6 +555,7 @@ class Single(Layer[S_co]):
         """The arrays of a state given to a stream, in the form that the kernels read."""
         names = self._state._fields
         what = f"{type(self).__name__}.stream: state"
+        value = in_order(what, value, names)
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{what} is {short(value)}; expected {self._form_of_state()}")
         if len(value) != len(names):
@@ -491,16 +563,16 @@ class Single(Layer[S_co]):
         shape = batch, self.hidden_size
         return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
 
-    def _stream_kernel(self, weights: CellWeights, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+    def _stream_kernel(
+        self, weights: CellWeights, T: int, B: int, batch_first: bool, threads: int
+    ) -> tuple[object, bytes, int, int]:
         """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
         sizes = T, B, self.input_size, self.hidden_size
         bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
-        run, plan = self._run("stream", bias, weights.packed, *sizes, *self._forward_options(), threads)
+        run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *self._forward_options(), threads)
         return run, plan, *self._work("stream", T, B, threads)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return self._runner.call(self, self._shared.weights[self], x, state)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
@@ -555,7 +627,7 @@ class CellTape(NamedTuple):
 class Cell(Single[S_co]):
     """A layer of one cell. `LSTM` and `GRU` override the options of the kernels."""
 
-    _op: ClassVar[Op]
+    _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
     _reverse: bool = False
 
@@ -574,13 +646,8 @@ class Cell(Single[S_co]):
     def _remarks(self) -> list[str]:
         return ["reverse=True"] if self.reverse else []
 
-    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+    def _directions(self, reverse: bool) -> Directions:
         return [(self.hidden_size, reverse ^ self.reverse)]
-
-    @classmethod
-    @cache
-    def _tensors(cls) -> tuple[Tensor, ...]:
-        return tuple(tensor for tensor in cls._op.inputs if tensor.name[0] in "wb")
 
     def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
         gates = len(self._op.gates)
@@ -609,8 +676,9 @@ class Cell(Single[S_co]):
             raise TypeError(f"{what}; expected one that runs forwards")
         return super().stream(batch)
 
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return None if self._reverse else super()._fast_call(x, state)
+    @property
+    def _runs_plainly(self) -> bool:
+        return not self.reverse
 
     def _forward(
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
@@ -635,16 +703,20 @@ class Cell(Single[S_co]):
         tape = CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
         return y, last, tape
 
-    def _backward(self, tape: CellTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+    def _backward(
+        self, tape: CellTape, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
         T, B, _ = tape.x.shape
         d_state = self._state(*map(np.empty_like, d_last))
+        if d_x is None:
+            d_x = empty(tape.x.shape, self.dtype)
         if not tape.h.size:
             _copy(d_state, d_last)
-            return np.zeros_like(tape.x), d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        d_x = empty(tape.x.shape, self.dtype)
+            d_x[...] = 0
+            return d_x, d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
         grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
         read = [
-            w for tensor, w in zip(self._tensors(), self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
+            w for tensor, w in zip(self._tensors, self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
         ]
         self._compute(
             *("layer_grad", T, B, tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),

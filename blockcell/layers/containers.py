@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn, SupportsIndex
 
@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike
 
 from .. import _stream
 from .._args import empty
-from .._read import ArgumentReader, as_kernels_take, short
+from .._read import ArgumentReader, short
 from ..optable import Array
-from .arguments import read_parts
+from .arguments import in_order, read_parts
 from .base import Cell, Layer, Single
 from .dense import Dense
-from .shared import ForwardPass, S_bw_co, S_co, SharedWeights, State
+from .shared import Directions, ForwardPass, S_bw_co, S_co, SharedWeights, State
 
 
 class Composite(Layer[S_co]):
@@ -144,7 +144,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
-    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+    def _directions(self, reverse: bool) -> Directions:
         return [*self.fw._directions(reverse), *self.bw._directions(not reverse)]
 
     def _halves(self, y: Array) -> tuple[Array, Array]:
@@ -160,10 +160,12 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         _, last_bw, tape_bw = self.bw._forward(current, x, state[1], not reverse, bw)
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
-        halves = [as_kernels_take(half, self.dtype) for half in self._halves(d_y)]
-        d_x, d_fw, grads_fw = self.fw._backward(tape[0], halves[0], d_last[0])
-        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], halves[1], d_last[1])
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
+        fw, bw = self._halves(d_y)
+        d_x, d_fw, grads_fw = self.fw._backward(tape[0], fw, d_last[0], d_x)
+        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], bw, d_last[1], None)
         with np.errstate(over="ignore", invalid="ignore"):
             d_x += d_x_bw
         return d_x, (d_fw, d_bw), self._keyed((grads_fw, grads_bw))
@@ -229,7 +231,7 @@ class Stack(Composite[tuple[Any, ...]]):
     def _over_time(self) -> bool:
         return self.layers[-1]._over_time
 
-    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
+    def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
 
     def stream(self, batch: SupportsIndex = 1) -> StackStream:
@@ -261,10 +263,12 @@ class Stack(Composite[tuple[Any, ...]]):
             tapes.append(tape)
         return x, tuple(last), tapes
 
-    def _backward(self, tape: Any, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+    def _backward(
+        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
         states, grads = [], []
         for layer, content, d_state in reversed([*zip(self.layers, tape, d_last, strict=True)]):
-            d_y, d_first, part = layer._backward(content, d_y, d_state)
+            d_y, d_first, part = layer._backward(content, d_y, d_state, d_x if layer is self.layers[0] else None)
             states.append(d_first)
             grads.append(part)
         return d_y, tuple(reversed(states)), self._keyed(reversed(grads))
@@ -317,12 +321,13 @@ class StackStream:
         return tuple(part.state for part in self._parts)
 
     @state.setter
-    def state(self, value: Sequence[Any]) -> None:
+    def state(self, value: Sequence[Any] | Mapping[Any, Any]) -> None:
         _stream.put(self._streams, self._state_arrays(value))
 
     def _state_arrays(self, value: Any) -> list[Array]:
         """The arrays of a state that the user gives, for all streams in their order."""
         expected = f"expected {len(self._parts)}, one for each layer"
+        value = in_order("Stack.stream: state", value, map(str, range(len(self._parts))))
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
         if len(value) != len(self._parts):

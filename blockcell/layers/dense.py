@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -13,7 +13,7 @@ from .._stream import Stream
 from ..optable import ACTIVATIONS, Array, Tensor
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
-from .shared import ENDED, ForwardPass, NoState, State
+from .shared import ENDED, Directions, ForwardPass, NoState, State
 
 
 class DenseTape(NamedTuple):
@@ -43,13 +43,12 @@ class Ends(NamedTuple):
         rows[:, self.begins] = x[0][:, self.begins]
         return rows[None]
 
-    def spread(self, d_rows: Array) -> Array:
-        """The gradient to x, [T, B, I], from that to these rows."""
-        d_x = np.zeros((self.T, *d_rows.shape[1:]), d_rows.dtype)
+    def spread(self, d_rows: Array, d_x: Array) -> None:
+        """Fill the gradient to x, [T, B, I], from that to these rows."""
+        d_x[...] = 0
         if self.T:
             d_x[self.last, np.arange(len(self.last))] = np.where(self.begins, 0, d_rows[0])
             d_x[0][:, self.begins] = d_rows[0][:, self.begins]
-        return d_x
 
 
 class Dense(Single[tuple[()]]):
@@ -91,8 +90,8 @@ class Dense(Single[tuple[()]]):
     _kernel = "dense"
     _state = NoState
     _shown = "input_size", "output_size", "dtype"
-    _weights: ClassVar[tuple[Tensor, ...]] = Tensor("w", "I O"), Tensor("b", "O")
-    _below: list[tuple[int, bool]] | None = None
+    _tensors = Tensor("w", "I O"), Tensor("b", "O")
+    _below: list[tuple[int, bool | None]] | None = None
 
     def __init__(
         self,
@@ -176,10 +175,6 @@ class Dense(Single[tuple[()]]):
     def _remarks(self) -> list[str]:
         return [f"{name}={value!r}" for name, value in self._attributes().items() if value is not None]
 
-    @classmethod
-    def _tensors(cls) -> tuple[Tensor, ...]:
-        return cls._weights
-
     def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
         return dict(zip("IO", shape, strict=True))
 
@@ -190,11 +185,14 @@ class Dense(Single[tuple[()]]):
             if layer is None:
                 raise ValueError("Stack: 0 has last='ends'; expected a layer below it, whose directions end somewhere")
             self._below = layer._directions(False)
+            if any(backwards is None for _, backwards in self._below):
+                what = "Stack: last='ends' above a Dense, whose outputs have no direction"
+                raise ValueError(f"{what}; expected a layer with one")
 
-    def _directions(self, reverse: bool) -> list[tuple[int, bool]]:
-        raise ValueError("Stack: last='ends' above a Dense, whose outputs have no direction; expected a layer with one")
+    def _directions(self, reverse: bool) -> Directions:
+        return [(self.output_size, None)]
 
-    def _directions_of_x(self) -> list[tuple[int, bool]]:
+    def _directions_of_x(self) -> Directions:
         """How many inputs are of a direction that ends at the first step, or at the last one: part after part."""
         if self.last != "ends":
             return [(self.input_size, False)]
@@ -207,7 +205,7 @@ class Dense(Single[tuple[()]]):
     def _begins(self) -> Array:
         """Which inputs are of a direction that ends at the first step."""
         sizes, backwards = zip(*self._directions_of_x(), strict=True)
-        return np.repeat(backwards, sizes)
+        return np.repeat(np.array(backwards, np.bool_), sizes)
 
     def stream(self, batch: SupportsIndex = 1) -> Stream:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
@@ -225,8 +223,9 @@ class Dense(Single[tuple[()]]):
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)
 
-    def _fast_call(self, x: Any, state: Any) -> tuple[Array, State] | None:
-        return None if self.last else super()._fast_call(x, state)
+    @property
+    def _runs_plainly(self) -> bool:
+        return not self.last
 
     def _forward(
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
@@ -252,16 +251,23 @@ class Dense(Single[tuple[()]]):
         tape = DenseTape(arrays, x, rows, marks, ends) if current.training else None
         return y if ends is None else y[0], (), tape
 
-    def _backward(self, tape: DenseTape, d_y: Array, d_last: State) -> tuple[Array, State, dict[str, Array]]:
+    def _backward(
+        self, tape: DenseTape, d_y: Array, d_last: State, d_x: Array | None
+    ) -> tuple[Array, State, dict[str, Array]]:
         T, B, _ = tape.x.shape
         d_y = d_y if tape.ends is None else d_y[None]
+        d_rows = empty(tape.x.shape, self.dtype) if d_x is None or tape.ends is not None else d_x
         if tape.y.size:
-            d_x = empty(tape.x.shape, self.dtype)
             grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
             given = tape.x, tape.weights["w"], tape.y, d_y
-            found = d_x, grads["w"], grads["b"]
+            found = d_rows, grads["w"], grads["b"]
             self._compute("layer_grad", T, B, *given, *found, tape.marks, *self._forward_options())
         else:
-            d_x = np.zeros_like(tape.x)
+            d_rows[...] = 0
             grads = {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        return d_x if tape.ends is None else tape.ends.spread(d_x), (), grads
+        if tape.ends is None:
+            return d_rows, (), grads
+        if d_x is None:
+            d_x = empty((tape.ends.T, B, self.input_size), self.dtype)
+        tape.ends.spread(d_rows, d_x)
+        return d_x, (), grads

@@ -51,7 +51,9 @@ def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: 
         return Bidirectional(*(_built(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
     if kind == "Stack":
         return Stack([_built(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
-    weights: dict[str, Any] = {name: arrays[prefix + name] for name in files.SHAPES[kind] if prefix + name in arrays}
+    weights: dict[str, Any] = {
+        name: arrays[prefix + name] for name in files.shapes_of(description) if prefix + name in arrays
+    }
     attributes = {name: value for name, value in description.items() if name != "type"}
     made: dict[str, type[LSTM | GRU | Dense]] = {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}
     return made[kind](**weights, **attributes)

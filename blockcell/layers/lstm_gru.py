@@ -56,6 +56,7 @@ class LSTM(Cell[LSTMState]):
     """
 
     _op = OPS["BlockLSTM"]
+    _tensors = _op.weights
     _kernel = "lstm"
     _state = LSTMState
 
@@ -172,29 +173,35 @@ class LSTM(Cell[LSTMState]):
 
 
 class GRU(Cell[GRUState]):
-    """A gated recurrent unit: `blockcell.ops.block_gru` as a layer, bit for bit.
+    """A gated recurrent unit: `blockcell.ops.block_gru` or `block_gru_reset_after` as a layer, bit for bit.
 
     .. code-block:: text
 
         [r_bar | u_bar] = [x, h_prev] @ w_ru + b_ru
         r = sigmoid(r_bar)
         u = sigmoid(u_bar)
-        c = tanh([x, h_prev * r] @ w_c + b_c)
+        c = tanh([x, h_prev * r] @ w_c + b_c)                          reset_after=False
+        c = tanh(x @ w_cx + b_c + r * (h_prev @ w_ch + b_hc))          reset_after=True; w_cx, w_ch: w_c's rows for x, h
         h = u * h_prev + (1 - u) * c
 
-    The reset gate is applied before the product with w_c, as in TensorFlow's GRUBlockCell. PyTorch and cuDNN apply it
-    after the product.
+    **The reset gate is applied before the product with w_c unless** ``reset_after=True``. Before it, as in TensorFlow's
+    GRUBlockCell, is the default; PyTorch, cuDNN and Keras by default apply it after the product. These are different
+    functions: weights of one mean nothing to the other.
 
     Parameters
     ----------
     w_ru : array_like (I+H, 2H)
         Weights of the gates: I rows for x, H rows for h; columns r, u.
     w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, H rows for ``h * r``.
+        Weights of the candidate: I rows for x, H rows for ``h * r``, or for h with `reset_after`.
     b_ru : array_like (2H,)
         Bias of the gates: r, u.
     b_c : array_like (H,)
         Bias of the candidate.
+    reset_after : bool
+        Whether the reset gate is applied after the product with w_c.
+    b_hc : array_like (H,), optional
+        With `reset_after`, the candidate's bias that the reset gate is applied to; None for zeros.
     reverse : bool
         Whether the layer runs from each row's last step to its first, as for `LSTM`.
 
@@ -203,10 +210,11 @@ class GRU(Cell[GRUState]):
     TypeError
         The arrays are not all of one dtype of float32, float64 and float16.
     ValueError
-        Shapes do not agree.
+        Shapes do not agree, or there is a `b_hc` without `reset_after`.
     """
 
     _op = OPS["block_gru"]
+    _tensors = _op.weights
     _kernel = "gru"
     _state = GRUState
 
@@ -217,13 +225,36 @@ class GRU(Cell[GRUState]):
         b_ru: ArrayLike | None = None,  # both biases are needed; so GRU(8, 16) gets to a message that helps
         b_c: ArrayLike | None = None,
         *,
+        reset_after: bool = False,
+        b_hc: ArrayLike | None = None,
         reverse: bool = False,
     ) -> None:
-        self._reverse = ArgumentReader(type(self).__name__).switch("reverse", reverse)
-        self._initialize({"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c})
+        reader = ArgumentReader(type(self).__name__)
+        self._reverse = reader.switch("reverse", reverse)
+        weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
+        if reader.switch("reset_after", reset_after):
+            self._op, self._kernel = OPS["block_gru_reset_after"], "gru_reset_after"
+            self._tensors = self._op.weights
+            if b_hc is None and b_c is not None:
+                b_hc = np.zeros_like(reader.array("b_c", b_c))
+            weights["b_hc"] = b_hc
+        elif b_hc is not None:
+            raise ValueError(f"{reader.caller}: b_hc is given and reset_after is False; b_hc is for reset_after=True")
+        self._initialize(weights)
+
+    @property
+    def reset_after(self) -> bool:
+        """Whether the reset gate is applied after the product with w_c."""
+        return self._op is not GRU._op
+
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"reset_after": self.reset_after}
 
     def _description(self) -> dict[str, Any]:
-        return self._described()
+        return self._described(**({"reset_after": True} if self.reset_after else {}))
+
+    def _remarks(self) -> list[str]:
+        return ["reset_after=True"] * self.reset_after + super()._remarks()
 
     @classmethod
     def init(
@@ -233,12 +264,13 @@ class GRU(Cell[GRUState]):
         *,
         seed: Any = None,
         dtype: DTypeLike = np.float32,
+        reset_after: bool = False,
         reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
 
         The weights of each gate and of the candidate are Glorot uniform for x and a random orthogonal matrix for h.
-        b_ru is 1 and b_c is 0.
+        b_ru is 1; b_c is 0, and b_hc, with `reset_after`.
 
         TensorFlow 1's cells, such as GRUBlockCell, have the same biases, but all of w_ru and all of w_c are Glorot
         uniform. Keras also uses Glorot uniform and orthogonal matrices, but for both gates and the candidate together;
@@ -251,14 +283,14 @@ class GRU(Cell[GRUState]):
         seed : int, sequence of int or numpy.random.Generator, optional
             Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
-        reverse : bool
+        reset_after, reverse : bool
             As in the constructor.
         """
         I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
         w_ru, w_c = _initial_weights(g, I, H, 2), _initial_weights(g, I, H, 1)
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}
-        return cls(**_rounded(weights, dtype), reverse=reverse)
+        return cls(**_rounded(weights, dtype), reset_after=reset_after, reverse=reverse)
 
 
 # ------------------------------------------------------------------------------------------------------ initial weights

@@ -38,8 +38,12 @@ class NoState(tuple[()]):
         return ()
 
 
+Directions = list[tuple[int, bool | None]]
+"""Of the parts that stand side by side in y: their sizes, and whether they are of a backward direction.  A `Dense` has
+none."""
+
 State = Any  # LSTMState, GRUState, () or tuples of them
-GivenState = tuple[Any, ...] | list[Any] | None  # what a user gives for one; parts may be None too
+GivenState = tuple[Any, ...] | list[Any] | Mapping[Any, Any] | None  # what a user gives for one; parts may be None too
 
 # What a layer returns for its state, and for that of a backward direction. Until 3.13 only type checkers know defaults.
 if TYPE_CHECKING:

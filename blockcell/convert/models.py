@@ -1,0 +1,128 @@
+"""Whole models: which of their layers stand one behind the other, and what is left out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..layers import Dense, Layer, Stack
+
+
+class Step(NamedTuple):
+    """A layer or a node of a model, as far as it matters here."""
+
+    what: str
+    """Its name and kind, for messages."""
+    inputs: tuple[str | None, ...] | None
+    """The keys of the steps whose main result it reads, None for anything else; or None if they are not known."""
+    layer: Layer | None = None
+    """What it becomes."""
+    last: bool | str = False
+    """Of a recurrent layer that returns its last output only: `last` of a `Dense` behind it."""
+    activation: str | None = None
+    """Which, if it is nothing but an activation that a `Dense` may have."""
+    nothing: bool = False
+    """Whether its result is its input, as that of dropout in inference."""
+    hint: str = ""
+    """What is left out of it even if it is carried over, or what to do instead."""
+
+
+def assemble(
+    caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, stacklevel: int
+) -> Layer | dict[str, Layer]:
+    """The recurrent layers of a model: the only one, a stack of a chain of them, or each by its key.
+
+    Dense layers of the chain belong to the stack. What the `outputs` need and is not carried over is said in a warning.
+    """
+    recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
+    if not recurrent:
+        others = ", ".join(step.what for step in steps.values()) or "an empty one"
+        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}")
+    live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
+    sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
+    readers: dict[str | None, list[str | None]] = {key: [] for key in live}
+    for key in live:
+        if not steps[key].nothing:
+            for source in sources[key]:
+                readers.setdefault(source, []).append(key)
+    for output in outputs or ():
+        readers.setdefault(_origin(steps, output), []).append(None)
+    behind = {
+        source: key
+        for key in live
+        if not steps[key].nothing and len(sources[key]) == 1
+        if (source := sources[key][0]) is not None and readers[source] == [key]
+    }
+    layers, carried = _chain(steps, behind, recurrent[0])
+    found: Layer | dict[str, Layer]
+    if all(key in carried for key in recurrent):
+        found = layers[0] if len(layers) == 1 else Stack(layers)
+    else:
+        carried = recurrent
+        found = {key: layer for key in recurrent if (layer := steps[key].layer) is not None}
+    left = [
+        step.what + (f": {step.hint}" if step.hint else "")
+        for key, step in steps.items()
+        if key in live and (step.hint or not (step.nothing or key in carried))
+    ]
+    if left:
+        more = [f"and {len(left) - 12} more"] if len(left) > 12 else []
+        warnings.warn(f"{caller}: left out: {', '.join(left[:12] + more)}", stacklevel=stacklevel)
+    return found
+
+
+def _needed(steps: Mapping[str, Step], outputs: Iterable[str | None] | None) -> list[str]:
+    """The steps that the outputs need, in the order in which they are given."""
+    waiting = [*steps] if outputs is None else [key for key in outputs if key is not None]
+    seen: set[str] = set()
+    while waiting:
+        key = waiting.pop()
+        if key not in seen:
+            seen.add(key)
+            waiting += [each for each in steps[key].inputs or () if each is not None]
+    return [key for key in steps if key in seen]
+
+
+def _origin(steps: Mapping[str, Step], key: str | None) -> str | None:
+    """The step that a result really comes from."""
+    while key is not None and steps[key].nothing:
+        key = (*(steps[key].inputs or ()), None)[0]
+    return key
+
+
+def _chain(steps: Mapping[str, Step], behind: Mapping[str, str], key: str) -> tuple[list[Layer], list[str]]:
+    """The layers that stand in one line with this one, and the keys of what they were made of."""
+    before = {after: key for key, after in behind.items()}
+    line = [key]
+    while (each := before.get(line[0])) is not None:
+        line.insert(0, each)
+    while (each := behind.get(line[-1])) is not None:
+        line.append(each)
+    layers: list[Layer] = []
+    carried: list[str] = []
+    last: bool | str = False  # whether what comes now gets the last output only
+    for each in line:
+        step = steps[each]
+        top = layers[-1] if layers and isinstance(layers[-1], Dense) else None
+        if isinstance(step.layer, Dense) and not (top and top.last):
+            layers.append(_changed(step.layer, last="ends") if last == "ends" else step.layer)
+        elif step.layer is not None and not (last or (top and top.last)):
+            layers += step.layer.layers if isinstance(step.layer, Stack) else [step.layer]
+            last = step.last
+        elif step.activation and top and top.activation is None:
+            layers[-1] = _changed(top, activation=step.activation)
+        elif key in carried:
+            break
+        else:  # what stands before it does not lead up to the layer
+            layers, carried, last = [], [], False
+            continue
+        carried.append(each)
+    if last is True and isinstance(layers[-1], Dense):  # in a Stack, the top alone may have it
+        layers[-1] = _changed(layers[-1], last=True)
+    return layers, carried
+
+
+def _changed(dense: Dense, **options: Any) -> Dense:
+    arguments: dict[str, Any] = {"activation": dense.activation, "last": dense.last} | options
+    return Dense(dense.weights["w"], dense.weights["b"], **arguments)

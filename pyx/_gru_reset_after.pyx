@@ -1,0 +1,224 @@
+"""The kernels of the GRU that resets after the product: what Python calls with typed memoryviews.
+
+The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays,
+with the names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a
+kernel needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+
+from backward cimport run_backward
+from forward cimport run_forward, run_pack, run_stream
+from gru_reset_after cimport reset_after_of
+from operands cimport (
+    BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
+    H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
+)
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, use_panels
+from source cimport BLOCKCELL_SOURCE
+from steps cimport strided
+from tile cimport aligned, computed_size, storage_of, store
+
+SOURCE = BLOCKCELL_SOURCE.decode()
+
+
+# ----------------------------------------------------------------------------------------------------------------- ops
+cdef forward_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
+):
+    cdef ResetAfter c = reset_after_of()
+    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef ResetAfter c = reset_after_of()
+    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+def block_gru_reset_after_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return forward_work(T, B, I, H, itemsize, False, num_threads)
+
+
+def block_gru_reset_after_grad_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return backward_work(T, B, I, H, itemsize, num_threads)
+
+
+def block_gru_reset_after(
+    const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[::1] b_ru, const store[::1] b_c, const store[::1] b_hc, store[:, :, ::1] r, store[:, :, ::1] u,
+    store[:, :, ::1] c, store[:, :, ::1] hc, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max,
+    int num_threads, int ready
+):
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef ResetAfter cell = reset_after_of()
+    cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                computed_size(&x[0, 0, 0]), False, num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
+    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
+    outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
+    outputs[OUT_HC], outputs[OUT_H], outputs[H_LAST] = &hc[0, 0, 0], &h[0, 0, 0], NULL
+    use_panels(&p, aligned(work))
+    with nogil:
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+def block_gru_reset_after_grad(
+    const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] hc,
+    const store[:, :, ::1] h, const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad,
+    store[:, ::1] w_ru_grad, store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, store[::1] b_hc_grad,
+    unsigned char[::1] work, Py_ssize_t seq_len_max, int num_threads, int ready
+):
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef ResetAfter cell = reset_after_of()
+    cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                  computed_size(&x[0, 0, 0]), True, num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
+    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
+    inputs[OUT_HC], inputs[OUT_H] = &hc[0, 0, 0], &h[0, 0, 0]
+    inputs[H_GRAD], inputs[H_LAST_GRAD] = &h_grad[0, 0, 0], NULL
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
+    outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
+    outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
+    with nogil:
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+def gru_reset_after_pack_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    cdef ResetAfter c = reset_after_of()
+    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, 1)
+    return p.panels * itemsize + 64, 1
+
+
+def gru_reset_after_pack(
+    const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[::1] b_ru, const store[::1] b_c,
+    const store[::1] b_hc, unsigned char[::1] packed
+):
+    """Pack a layer's weights as its kernel reads them."""
+    cdef const store *inputs[INPUTS]
+    cdef ResetAfter c = reset_after_of()
+    cdef Py_ssize_t H = w_c.shape[1]
+    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, computed_size(&w_c[0, 0]), True, 1)
+    inputs[W_RU], inputs[W_C] = &w_ru[0, 0], &w_c[0, 0]
+    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
+    use_panels(&p, aligned(packed))
+    run_pack(&p, &c, inputs)
+
+
+def gru_reset_after_layer_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return forward_work(T, B, I, H, itemsize, True, num_threads)
+
+
+def gru_reset_after_layer(
+    const store[:, :, :] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
+    store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """A layer's h goes to y, and r, u, c, hc to `saved`, unless None.  The rows of x and y may lie anywhere."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef ResetAfter c = reset_after_of()
+    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
+                                num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV] = &x[0, 0, 0], &h[0, 0]
+    for k in range(OUT_R, OUT_HC + 1):
+        outputs[k] = NULL if saved is None else &saved[k - OUT_R, 0, 0, 0]
+    outputs[OUT_H], outputs[H_LAST] = &y[0, 0, 0], &h_last[0, 0]
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    use_panels(&p, aligned(packed))
+    with nogil:
+        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+def gru_reset_after_layer_grad_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return backward_work(T, B, I, H, itemsize, num_threads)
+
+
+def gru_reset_after_layer_grad(
+    const store[:, :, ::1] x, const store[:, ::1] h, const store[:, ::1] w_ru, const store[:, ::1] w_c,
+    const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, :] y_grad,
+    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
+    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, store[::1] b_hc_grad,
+    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads, int ready
+):
+    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef ResetAfter c = reset_after_of()
+    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
+                                  num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0]
+    for k in range(OUT_R, OUT_HC + 1):
+        inputs[k] = &saved[k - OUT_R, 0, 0, 0]
+    inputs[OUT_H], inputs[H_GRAD], inputs[H_LAST_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], &h_last_grad[0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_grad[0, 0]
+    outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
+    outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
+    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    with nogil:
+        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+# -------------------------------------------------------------------------------------------------------------- streams
+cdef struct StreamPlan:
+    Forward p
+    ResetAfter c
+    int storage
+
+
+cdef long long stream(
+    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
+) noexcept nogil:
+    cdef const StreamPlan *s = <const StreamPlan *> plan
+    return run_stream(&s.p, &s.c, s.storage, ready, work, x, y, first, last)
+
+
+def gru_reset_after_stream_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return forward_work(T, B, I, H, itemsize, True, num_threads)
+
+
+def gru_reset_after_stream(
+    const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
+    bint batch_first, int num_threads
+):
+    """What `_stream` calls for T steps, and the plan that it passes to it."""
+    cdef StreamPlan s
+    s.c = reset_after_of()
+    s.p = forward_of(&s.c, T, B, I, H, computed_size(&b_ru[0]), True, num_threads)
+    s.storage = storage_of(&b_ru[0])
+    use_panels(&s.p, aligned(packed))
+    if batch_first:
+        take_batch_first(&s.p)
+    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

@@ -1,0 +1,129 @@
+"""The cell of the GRU that resets after the product: its equations, its gradient, and where a step finds their operands.
+
+This is the GRU of PyTorch, Keras and cuDNN.  One step, with w_c = [w_cx; w_ch], the rows for x and those for h:
+
+    [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
+    xc = x @ w_cx + b_c                            hc = h_prev @ w_ch + b_hc
+    c_bar = xc + r * hc                            c = tanh(c_bar)        h = u * (h_prev - c) + c
+
+Its gradient, from d_h:
+
+    d_u_bar = d_h * (h_prev - c) * u * (1 - u)     d_c_bar = d_h * (1 - u) * (1 - c^2)
+    d_r_bar = d_c_bar * hc * r * (1 - r)           d_hc = d_c_bar * r
+    d_h_prev = d_h * u + [d_r_bar, d_u_bar] @ w_ru.T + d_hc @ w_ch.T, of the rows of w_ru for h
+
+`new_state` and `bars_grad` are these equations for one line of units of one batch row.
+"""
+from activations cimport sigmoid, tanh
+from gradients cimport load_state
+from half cimport half
+from lstm cimport store_output
+from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
+from plan cimport Backward, Forward, ResetAfter, h_before
+from real cimport real
+from steps cimport ENDED, FRESH, marked, place, step_at
+from tile cimport LF, LINES, called, clear, line_of, load_line, round_to_half, store, store_line
+
+cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
+    XC, R_BAR, U_BAR, HC
+
+cdef enum:  # the columns of a row of gradients, in units of H
+    D_R_BAR, D_U_BAR, D_C_BAR, D_HC
+
+cdef enum:
+    OUTS = OUT_HC + 1
+
+
+cdef inline ResetAfter reset_after_of() noexcept nogil:
+    cdef ResetAfter c
+    c.gates[0], c.gates[1] = 2, 1
+    return c
+
+
+# -------------------------------------------------------------------------------------- the equations, for one line
+cdef inline called new_state(
+    const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+) noexcept nogil:
+    """From z and h_prev to the new state, and to r, u, c, hc, h in y."""
+    cdef Py_ssize_t l, L = line_of(z)
+    for l in range(L):
+        y[OUT_R * L + l] = sigmoid(z[R_BAR * L + l])
+        y[OUT_U * L + l] = sigmoid(z[U_BAR * L + l])
+        y[OUT_HC * L + l] = z[HC * L + l]
+        y[OUT_C * L + l] = tanh(z[XC * L + l] + y[OUT_R * L + l] * z[HC * L + l])
+        h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]
+        y[OUT_H * L + l] = h[l]
+
+
+cdef inline called bars_grad(
+    const real *restrict y, const real *restrict h_prev, real *restrict d_h, real *restrict d
+) noexcept nogil:
+    """From the saved y to the gradients of the pre-activations; d_h becomes the part of d_h_prev that is not a
+    product."""
+    cdef Py_ssize_t l, L = line_of(d)
+    cdef real r, u, c, d_c_bar, one = 1  # a literal 1 would make all of it double
+    for l in range(L):
+        r, u, c = y[OUT_R * L + l], y[OUT_U * L + l], y[OUT_C * L + l]
+        d_c_bar = d_h[l] * (one - u) * (one - c * c)
+        d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c) * u * (one - u)
+        d[D_C_BAR * L + l] = d_c_bar
+        d[D_R_BAR * L + l] = d_c_bar * y[OUT_HC * L + l] * r * (one - r)
+        d[D_HC * L + l] = d_c_bar * r
+        d_h[l] = d_h[l] * u
+
+
+# ------------------------------------------------------------------------------------------- forward: a step's cells
+cdef inline void reset_after_cells(
+    const Forward *p, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
+    Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil:
+    """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
+    batch rows b0 to b1."""
+    cdef Py_ssize_t L = line_of(z)
+    cdef real[OUTS * LF] y
+    cdef Py_ssize_t j, b, l, t = step_at(&p.steps, k)
+    cdef const real *h_prev
+    cdef real *h
+    for j in range(j0, j1):
+        for b in range(b0, b1):
+            h_prev = h_before(p, rows, k) + b * p.Hs + j * L
+            h = h_before(p, rows, k + 1) + b * p.Hs + j * L
+            if marked(&p.steps, k, b, ENDED):
+                for l in range(L):
+                    h[l] = h_prev[l]
+                clear(y, OUTS * L)
+            else:
+                new_state(z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
+            store_output(p, outputs, OUT_R, j, t, b, y)
+            store_output(p, outputs, OUT_U, j, t, b, y)
+            store_output(p, outputs, OUT_C, j, t, b, y)
+            store_output(p, outputs, OUT_HC, j, t, b, y)
+            store_output(p, outputs, OUT_H, j, t, b, y)
+            if store is half:  # the next step reads the state as it is stored
+                round_to_half(h)
+            if marked(&p.steps, k + 1, b, FRESH):
+                clear(h, L)
+
+
+# ------------------------------------------------------------------------------------------ backward: a step's cells
+cdef inline void bars_grad_line(
+    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
+    const real *carry, real *d_h, real *d
+) noexcept nogil:
+    """Line j of row (t, b) of the gradients of the pre-activations, to row d, from the carried gradient of h and
+    the incoming one; d_h becomes the carried one.  `h_prev` is the state that the step started from, or NULL for
+    zeros."""
+    cdef Py_ssize_t L = line_of(d)
+    cdef real[OUTS * LF] y
+    cdef real[4 * LF] bars
+    cdef real[LF] h
+    cdef Py_ssize_t out, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
+    for out in range(OUT_R, OUTS):
+        load_line(y + out * L, inputs[out] + at, n)
+    load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
+    for l in range(L):
+        d_h[l] = carry[l] + d_h[l]
+    load_state(h, h_prev, j, n)
+    bars_grad(y, h, d_h, bars)
+    for out in range(4):
+        store_line(d + out * p.H + j * L, bars + out * L, n)

@@ -1,0 +1,42 @@
+"""What the comparisons with PyTorch and Keras themselves have in common."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from blockcell import GRUState, LSTMState
+
+SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
+BOUNDS = {"float64": 1e-12 / np.finfo(np.float64).eps, "float32": 8}  # in eps of an array's largest entry
+CONFIGURATIONS = 200
+
+
+def random_sizes(g, dtype):
+    """T, B, I and H. In float32 not too few cells: else the largest entry may be what little is left of others."""
+    return tuple(int(size) for size in g.integers((1, 1, 1, 1 if dtype == "float64" else 8), (20, 12, 24, 40)))
+
+
+def state_of(parts, layers, directions):
+    """The state of a layer, or of a stack of layers, from those of its cells: (h, cs) or (h,), in order."""
+    cells = [LSTMState(*part[::-1]) if len(part) == 2 else GRUState(*part) for part in parts]
+    each = [tuple(cells[k : k + 2]) for k in range(0, len(cells), 2)] if directions == 2 else cells
+    return tuple(each) if layers > 1 else each[0]
+
+
+def parts_of(state, layers, directions):
+    """The reverse of `state_of`."""
+    each = state if layers > 1 else [state]
+    return [cell[::-1] for part in each for cell in (part if directions == 2 else [part])]
+
+
+def worst_of(pairs, dtype):
+    """The largest difference, in eps of the largest entry of the array that is expected, and which one it is of."""
+    worst = {}
+    for what, (found, expected) in pairs.items():
+        expected = np.asarray(expected)
+        assert found.shape == expected.shape and found.dtype == dtype, what
+        difference, scale = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=0)
+        worst[what] = 0.0 if difference == 0 else difference / (np.finfo(dtype).eps * scale)
+    return max(worst.values()), max(worst, key=worst.get)

@@ -1,0 +1,190 @@
+"""`batch_first=True` changes where arrays have their axes, and no bit: any layer, arguments and threads."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from bits import leaves, like, on_threads, same
+from forms import backwards, byte_swapped, misaligned, read_only, strided
+from layer_cases import ATTRIBUTES, LAYERS, draw
+from traced import peak
+
+from blockcell import GRU, LSTM, Bidirectional, LSTMState, Stack
+
+FORMS = [np.copy, np.copy, strided, backwards, np.asfortranarray, read_only, misaligned, byte_swapped]
+
+
+def turned(array):
+    """With steps and rows swapped, in new memory."""
+    return np.ascontiguousarray(array.swapaxes(0, 1))
+
+
+def any_layer(g, dtype):
+    name = str(g.choice([*LAYERS]))
+    I, H = (int(size) for size in g.choice([1, 3, 16, 33, 64, 70], 2))
+    layer = LAYERS[name](I, H, np.dtype(dtype), **ATTRIBUTES)
+    if isinstance(layer, (LSTM, GRU)) and g.integers(2):
+        layer = type(layer)(**(layer._arguments() | {"reverse": True}))
+    return name, layer
+
+
+def any_arguments(g, layer, *key):
+    """x, options, and d_y; time first."""
+    T, B = int(g.integers(1, 10)), int(g.choice([1, 2, 4, 17, 33, g.integers(1, 71)]))
+    x, state, lengths, reset = draw(layer, T, B, *key)
+    given = {"state": state, "lengths": lengths, "reset": reset, "mask": g.random((T, B)) < 0.7}
+    options = {name: value for name, value in given.items() if g.integers(2)}
+    if g.integers(3) == 0:
+        options["masked"] = "repeat"
+    d_y = None if g.integers(8) == 0 else g.standard_normal((T, B, layer.output_size)).astype(layer.dtype)
+    return x, options, d_y
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_same_bits(seed, dtype):
+    print(f"seed {seed}")
+    g = np.random.default_rng([seed, np.dtype(dtype).itemsize])
+    name, layer = any_layer(g, dtype)
+    x, options, d_y = any_arguments(g, layer, seed)
+    with on_threads(1):
+        y, last, tape = layer.forward(x, **options)
+        d_last = like(last, lambda a: g.standard_normal(a.shape).astype(dtype))
+        d_x, d_state, grads = layer.backward(tape, d_y, d_last)
+
+    for threads in (1, int(g.integers(2, 5))):
+        form = FORMS[g.integers(len(FORMS))]
+        given = {key: turned(value) if key in ("reset", "mask") else value for key, value in options.items()}
+        print(name, x.shape, list(options), threads, form.__name__)
+        with on_threads(threads):
+            called, called_last = layer(form(turned(x)), **given, batch_first=True)
+            found, found_last, found_tape = layer.forward(form(turned(x)), **given, batch_first=True)
+            found_d_x, *rest = layer.backward(
+                found_tape, None if d_y is None else form(turned(d_y)), d_last, batch_first=True
+            )
+        assert same([called, found, found_d_x], [turned(y), turned(y), turned(d_x)])
+        assert same([called_last, found_last, *rest], [last, last, d_state, grads])
+        assert all(array.flags.c_contiguous for array in (called, found, found_d_x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_plain_calls(name, dtype):
+    """Calls one after the other, of which the next one may use what the one before has made."""
+    layer = LAYERS[name](5, 9, np.dtype(dtype))
+    for T, B in [(3, 2), (2, 3), (3, 3), (1, 4), (4, 1), (0, 2), (2, 0)]:
+        x = draw(layer, T, B)[0] if T and B else np.zeros((T, B, 5), dtype)
+        y, last = layer(x)
+        for _ in range(2):
+            assert same(layer(turned(x), batch_first=True), (turned(y), last))
+            assert same(layer(x, batch_first=False), (y, last))
+            assert same(layer(turned(x), last, batch_first=True)[1], layer(x, last)[1])
+            assert same(layer.forward(turned(x), batch_first=True)[0], turned(y))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "bidirectional lstm"])
+def test_nothing_is_copied(name):
+    """A call allocates as much as the same one time first, but a little; so does one of x with gaps between rows."""
+    layer = LAYERS[name](256, 8, np.float32)
+    wide = np.zeros((100, 64, 512), np.float32)
+    most = {}
+    for what, x, options in (
+        ("time first", wide[:, :, :256].copy(), {}),
+        ("batch first", wide.reshape(64, 100, 512)[:, :, :256].copy(), {"batch_first": True}),
+        ("with gaps", wide[:, :, :256], {}),
+        ("backwards", wide[::-1, :, :256], {}),
+    ):
+        layer(x, **options)
+        _, most[what] = peak(lambda x=x, options=options: layer(x, **options))
+    for what, size in most.items():
+        assert size < most["time first"] + 0.05 * x.nbytes, (what, most)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+TIME_FIRST = "; x is [T, B, I], time first; for [B, T, I] pass batch_first=True"
+BATCH_FIRST = "; x is [B, T, I], as batch_first=True says; for [T, B, I] leave that out"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lengths": [1] * 4}, f"lengths has shape (4,); expected (B,) = (20,) with B from x{TIME_FIRST}"),
+        ({"lengths": [1] * 5}, "lengths has shape (5,); expected (B,) = (20,) with B from x"),
+        (
+            {"reset": ones(20, 4, dtype=bool)},
+            f"reset has shape (20, 4); expected (T, B) = (4, 20) with both from x{TIME_FIRST}",
+        ),
+        (
+            {"mask": ones(20, 4, dtype=bool)},
+            f"mask has shape (20, 4); expected (T, B) = (4, 20) with both from x{TIME_FIRST}",
+        ),
+        (
+            {"state": (None, LSTMState(ones(20, 5), ones(4, 5)))},
+            f"state.1.h has shape (4, 5); expected (B, H) = (20, 5) with B from x, H from the layer{TIME_FIRST}",
+        ),
+        ({"x": ones(4, 20, 2)}, "x has shape (4, 20, 2); expected (T, B, I) with I=3 from the layer"),
+        (
+            {"x": ones(4, 20, 2), "batch_first": True},
+            "x has shape (4, 20, 2); expected (B, T, I) with I=3 from the layer",
+        ),
+        (
+            {"batch_first": True, "lengths": [1] * 20},
+            f"lengths has shape (20,); expected (B,) = (4,) with B from x{BATCH_FIRST}",
+        ),
+        (
+            {"batch_first": True, "mask": ones(20, 4, dtype=bool)},
+            f"mask has shape (20, 4); expected (B, T) = (4, 20) with both from x{BATCH_FIRST}",
+        ),
+        (
+            {"batch_first": True, "state": (GRU.init(3, 5, seed=0)(ones(1, 20, 3))[1], None)},
+            f"state.0.h has shape (20, 5); expected (B, H) = (4, 5) with B from x, H from the layer{BATCH_FIRST}",
+        ),
+    ],
+)
+def test_messages_say_where_the_axes_are(given, message):
+    layer = Stack([GRU.init(3, 5, seed=0), LSTM.init(5, 5, seed=1)])
+    for call in (layer, layer.forward):
+        with pytest.raises(ValueError, match=f"^{re.escape('Stack: ' + message)}$"):
+            call(**{"x": ones(4, 20, 3)} | given)
+
+
+def test_refused():
+    layer = LSTM.init(3, 2, seed=0)
+    for call in (layer, layer.forward):
+        for value in (1, "yes", None):
+            with pytest.raises(TypeError, match=r"LSTM: batch_first is .*; expected True or False"):
+                call(ones(4, 20, 3), batch_first=value)
+    y, _, tape = layer.forward(ones(4, 20, 3), batch_first=True)
+    with pytest.raises(ValueError, match="LSTM: batch_first is False; expected True, which forward had for this tape"):
+        layer.backward(tape, y, batch_first=False)
+    with pytest.raises(TypeError, match="LSTM: batch_first is 0; expected True or False"):
+        layer.backward(tape, y, batch_first=0)
+    with pytest.raises(
+        ValueError, match=re.escape(f"d_y has shape (20, 4, 2); expected (4, 20, 2), that of y{BATCH_FIRST}")
+    ):
+        layer.backward(tape, y.swapaxes(0, 1))
+    tape = layer.forward(ones(4, 20, 3))[2]
+    with pytest.raises(ValueError, match="LSTM: batch_first is True; expected False, which forward had for this tape"):
+        layer.backward(tape, y, batch_first=True)
+    with pytest.raises(ValueError, match=re.escape(TIME_FIRST)):
+        layer.backward(tape, y.swapaxes(0, 1))
+
+
+def test_layers_in_each_other():
+    """A Bidirectional of stacks hands parts of y to layers whose y is one of several."""
+    g = np.random.default_rng(0)
+    layer = Stack([Bidirectional(*(Stack([GRU.init(3, 5, seed=k), LSTM.init(5, 4, seed=k)]) for k in (0, 1)))])
+    x, d_y = (g.standard_normal((6, 7, size)).astype(np.float32) for size in (3, 8))
+    y, last, tape = layer.forward(x)
+    d_x, *rest = layer.backward(tape, d_y)
+    found, found_last, tape = layer.forward(turned(x), batch_first=True)
+    assert same((found, leaves(found_last)), (turned(y), leaves(last)))
+    assert same(layer.backward(tape, turned(d_y)), (turned(d_x), *rest))
