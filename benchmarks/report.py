@@ -21,18 +21,21 @@ from candidates import LAYERS, RAW, STREAMS
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-v3", "float64", "float16")]
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
 COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:purple", "tab:green"), strict=True))
-SUMMARY = [  # the rows of the first table: what, the tasks, the peer
+SUMMARY = [  # the rows of the first table, of the first two files: what, the tasks, the peer
     ("TensorFlow's ops", FORWARD, "tensorflow"),
     ("their gradients", (*GRADIENTS, "LSTMBlockCellGrad"), "tensorflow"),
     ("layers, inference", ("LSTM inference", "GRU inference"), "torch"),
     ("layers, inference", ("LSTM inference", "GRU inference"), "onnxruntime"),
     ("layers, training step", ("LSTM training", "GRU training"), "torch"),
+    ("PyTorch's own GRU, inference", ("GRU(reset_after) inference",), "torch"),
+    ("PyTorch's own GRU, training step", ("GRU(reset_after) training",), "torch"),
+    ("the same, inference", ("GRU(reset_after) inference",), "onnxruntime"),
 ]
 Row = dict[str, Any]
 
@@ -79,6 +82,10 @@ def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return {pair: mine for pair, mine in found.items() if mine}
 
 
+def layers_of(rows: list[Row]) -> list[str]:
+    return [task for task in LAYERS if any(r["task"] == task for r in rows)]
+
+
 def tenths(rows: list[Row]) -> tuple[float, float]:
     """The ratios between which the middle 80 % of the sizes lie."""
     cuts = statistics.quantiles((r["ratio"] for r in rows), n=10, method="inclusive")
@@ -111,17 +118,19 @@ def machine(about: Row) -> str:
     )
 
 
-def summary(rows: list[Row], about: Row) -> list[str]:
+def summary(paths: list[Path]) -> list[str]:
     """The first table, which README has too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
+    files = [read(path) for path in paths]
     for what, tasks, peer in SUMMARY:
-        mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
-        if not mine:
-            continue
-        low, high = tenths(mine)
-        version = about[peer].partition("+")[0]
-        median = f"{statistics.median(r['ratio'] for r in mine):.1f}x"
-        lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+        for rows, about in files:
+            mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
+            if not mine:
+                continue
+            low, high = tenths(mine)
+            version = about[peer].partition("+")[0]
+            median = f"{statistics.median(r['ratio'] for r in mine):.1f}x"
+            lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return table(lines)
 
 
@@ -156,7 +165,7 @@ def shares(rows: list[Row]) -> list[str]:
         return []
     widths = sorted({r["H"] for r in mine})
     lines = [["task", *(f"H = {H}" for H in widths)]]
-    for task in LAYERS:
+    for task in layers_of(mine):
         line = [task]
         for H in widths:
             found = [r["share"] for r in mine if (r["task"], r["H"]) == (task, H)]
@@ -194,12 +203,14 @@ def streams(rows: list[Row]) -> list[str]:
     mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in rows if r["task"] in STREAMS}
     if not mine:
         return []
-    heads = [f"{task}, {inputs}" for task in STREAMS for inputs in ("I = 1", "I = H")]
+    tasks = dict.fromkeys(task for task, _, _ in mine)
+    heads = [f"{task}, {inputs}" for task in tasks for inputs in ("I = 1", "I = H")]
     lines = [["H", *heads]]
     for H in sorted({H for _, H, _ in mine}):
-        lines.append([str(H), *(microseconds(mine[task, H, inputs]) for task in STREAMS for inputs in (1, H))])
+        lines.append([str(H), *(microseconds(mine[task, H, inputs]) for task in tasks for inputs in (1, H))])
     about = "A step is one call for one step with `out=`, a block one call of `run` for 100 steps; one row."
-    return ["### Streams, microseconds a step", "", about, "", *table(lines)]
+    kinds = " and ".join(dict.fromkeys(task.split()[0] for task in tasks))
+    return [f"### Streams of {kinds}, microseconds a step", "", about, "", *table(lines)]
 
 
 HEAD = """# Speed on one CPU: every task beside every peer
@@ -212,8 +223,9 @@ benchmarks/bench.py` measured them.
 * A ratio of 2.00x means that blockcell takes half of the peer's time. Below 1.00x the peer is faster.
 * T is the number of time steps, B of batch rows, I of inputs, H of cells.
 * Each candidate, blockcell too, counts with the better of one thread and all.
-* TensorFlow's ops are called eagerly. The GRU of PyTorch and OpenVINO resets after the product: another function, with
-  the same amount of arithmetic.
+* TensorFlow's ops are called eagerly.
+* "GRU" resets before the product, as TensorFlow's and onnxruntime's. PyTorch's resets after it: another function, with
+  the same amount of arithmetic. Against "GRU(reset_after)" all peers compute that one.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
 * A single size may be off by much: the machine is [noisy](../performance.md#how-it-was-measured). Trust the medians.
 """
@@ -231,11 +243,12 @@ def page(paths: list[Path]) -> str:
     for path in paths:
         rows, about = read(path)
         lines += [f"## {path.stem}", "", machine(about), ""]
-        lines += [*(summary(rows, about) if path == paths[0] else []), *ratios(rows), *shares(rows)]
+        lines += [*(summary(paths[:2]) if path == paths[0] else []), *ratios(rows), *shares(rows)]
         if path == paths[0]:
             for name, (_, caption) in PICTURES.items():
                 lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
             lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
+        if path in paths[:2]:
             lines += [*times(rows), *streams(rows)]
     return "\n".join([*lines, AIMS, *aims(paths)[:-1]]) + "\n"
 
@@ -268,8 +281,9 @@ def plot_times(rows: list[Row], path: Path) -> None:
     """Time per step over H, for every layer task and batch size, T = 20."""
     figure = Figure(figsize=(12, 12), layout="constrained")
     batches = (1, 16, 256)
-    axes = figure.subplots(len(LAYERS), len(batches), sharex=True, squeeze=False)
-    for line, task in enumerate(LAYERS):
+    tasks = layers_of(rows)
+    axes = figure.subplots(len(tasks), len(batches), sharex=True, squeeze=False)
+    for line, task in enumerate(tasks):
         for column, B in enumerate(batches):
             panel = axes[line, column]
             for candidate, name in NAMES.items():
@@ -294,8 +308,9 @@ def plot_times(rows: list[Row], path: Path) -> None:
 def plot_shares(rows: list[Row], path: Path) -> None:
     """Our share of the ceiling over H, for batch sizes, T = 20."""
     figure = Figure(figsize=(12, 4), layout="constrained")
-    for k, task in enumerate(LAYERS):
-        axes = figure.add_subplot(1, len(LAYERS), k + 1)
+    tasks = layers_of(rows)
+    for k, task in enumerate(tasks):
+        axes = figure.add_subplot(1, len(tasks), k + 1)
         for B in (1, 4, 16, 64, 256):
             found = [
                 (r["H"], 100 * r["share"])

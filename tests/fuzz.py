@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack, convert, files
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert, files
 
 MEMORY, SECONDS = 2**28, 30
 Generator = np.random.Generator
@@ -66,7 +66,8 @@ def bytes_changed(g: Generator, content: bytes) -> bytes:
 def values(g: Generator) -> Any:
     """What may stand in JSON where something else belongs."""
     choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
-               "x", "GRU", "LSTM", "F64", "fw", "\ud800", [], [0], [[]], {}, {"type": "GRU"}, [True, 2]]  # fmt: skip
+               "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "\ud800", [], [0], [[]], {}, {"type": "GRU"},
+               [True, 2]]  # fmt: skip
     return choices[g.integers(len(choices))]
 
 
@@ -110,6 +111,8 @@ def layers() -> list[Any]:
         GRU.init(2, 2, seed=1, dtype=np.float64),
         Stack([Bidirectional(LSTM.init(1, 2, seed=2, dtype=np.float16), GRU.init(1, 2, seed=3, dtype=np.float16)),
                GRU.init(4, 1, seed=4, dtype=np.float16)]),
+        Stack([Dense.init(2, 3, seed=5), GRU.init(3, 2, seed=6),
+               Dense.init(2, 1, seed=7, activation="relu", last=True)]),
     ]  # fmt: skip
 
 
@@ -438,6 +441,7 @@ def session() -> Callable[[Generator], bool]:
         onnx_export.build("block_gru", functions=False),
         onnx_export.export(layer, None, reset=True, loop="scan"),
         onnx_export.export(LSTM.init(2, 3, seed=0), None, loop="native"),
+        onnx_export.export(Stack([GRU.init(2, 3, seed=0), Dense.init(3, 2, seed=1, last="ends")]), None),
         onnx_export.export(GRU.init(2, 3, seed=0, reset_after=True), None),
         lstm,
     ]

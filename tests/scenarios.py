@@ -20,7 +20,7 @@ from bits import bits, like
 from cases import FUNCTIONS, arguments, as_passed
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell._bind import bind
 from blockcell.optable import OPS
 
@@ -89,6 +89,8 @@ def kinds() -> dict[str, Any]:
         "bidirectional": Stack(
             [Bidirectional(GRU.init(I, H, seed=5), LSTM.init(I, H, seed=6)), LSTM.init(2 * H, H, seed=7)]
         ),
+        "dense": Dense.init(I, H, seed=10, activation="softmax"),
+        "classifier": Stack([GRU.init(I, H, seed=11), Dense.init(H, 5, seed=12, activation="tanh")]),
     }
 
 
@@ -132,7 +134,7 @@ def of_layers() -> dict[str, Scenario]:
         for what, act in acts.items():
             make = partial(copy.copy, layer) if what == "set_weights" else lambda layer=layer: layer
             found[f"{name}: {what}"] = Scenario(make, act, lambda layer, x=x: (layer.weights, layer(x)), trained)
-    for kind in (LSTM, GRU):
+    for kind in (LSTM, GRU, Dense):
         found[f"{kind.__name__}: init"] = Scenario(nothing, lambda _, kind=kind: kind.init(5, 7, seed=0).weights)  # type: ignore[misc]
     return found
 

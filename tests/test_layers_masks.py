@@ -21,11 +21,17 @@ from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
 from blockcell.formulas import dense
 
 T, B, I, H = 9, 7, 5, 6
-KINDS = [*LAYERS, "reverse lstm", "reverse gru"]
+KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
 
 
 def layer_of(name, dtype, sizes=(I, H), **attributes):
     kind = name.removeprefix("reverse ")
+    if kind == "bidirectional with dense":
+        stacks = (
+            Stack([LAYERS[part](*sizes, np.dtype(dtype)), Dense.init(sizes[1], 3, seed=0, dtype=dtype)])
+            for part in ("gru", "lstm")
+        )
+        return Bidirectional(*stacks)
     layer = LAYERS[kind](*sizes, np.dtype(dtype), **attributes)
     return type(layer)(**(layer._arguments() | {"reverse": True})) if kind != name else layer
 
@@ -68,7 +74,7 @@ def halves(layer, reverse=False):
         return halves(layer.layers[-1], reverse)
     if isinstance(layer, Bidirectional):
         return halves(layer.fw, reverse) + halves(layer.bw, not reverse)
-    return [(layer.output_size, reverse ^ getattr(layer, "reverse", False))]
+    return [(layer.output_size, not isinstance(layer, Dense) and reverse ^ layer.reverse)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- bits
@@ -172,6 +178,32 @@ def test_sizes_of_zero(zero):
         assert layer.backward(tape, y)[0].shape == (*sizes.values(), I)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("last", [True, "ends"])
+@pytest.mark.parametrize("name", ["gru", "reverse lstm", "bidirectional lstm"])
+def test_a_head_on_the_last_step(name, last, batch_first):
+    """It is the row's last one that counts; where a backward direction ends, its first one."""
+    below, g = layer_of(name, "float32"), rng("head", name, last)
+    layer = Stack([below, Dense.init(below.output_size, 3, seed=0, last=last)])
+    x, state, _, _ = draw(layer, T, B, name)
+    mask = drawn_mask(g, T, B)
+    x[~mask] = np.nan
+    d_y = g.standard_normal((B, 3)).astype(np.float32)
+    turn = (lambda a: a.swapaxes(0, 1)) if batch_first else (lambda a: a)
+    for masked in ("zero", "repeat"):
+        options = {"mask": turn(mask), "masked": masked, "batch_first": batch_first}
+        y, final, tape = layer.forward(turn(x), state, **options)
+        d_x, d_state, _ = layer.backward(tape, d_y, final)
+        assert same((y, final), layer(turn(x), state, **options)) and y.shape == (B, 3)
+        for b in range(B):
+            row, steps = slice(b, b + 1), mask[:, b]
+            y1, final1, tape1 = layer.forward(x[steps, row], like(state, lambda a, row=row: a[row]))
+            d_x1, d_state1, _ = layer.backward(tape1, d_y[row], final1)
+            assert same((y[row], turn(d_x)[steps, row]), (y1, d_x1)) or not steps.any()
+            assert same([a[row] for a in leaves((final, d_state))], leaves((final1, d_state1)))
+        assert not y[~mask.any(axis=0)].any() and not turn(d_x)[~mask].any()
+
+
 # ---------------------------------------------------------------------------------------------------------- repetition
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", KINDS)
@@ -229,7 +261,7 @@ def loop(layer, x, state, mask, reset, reverse=False):
         bw, last_bw = loop(layer.bw, x, state[1], mask, reset, not reverse)
         return np.concatenate([fw, bw], axis=2), (last_fw, last_bw)
     T, B, _ = x.shape
-    reverse ^= getattr(layer, "reverse", False)
+    reverse = not isinstance(layer, Dense) and reverse ^ layer.reverse
     y, last = np.zeros((T, B, layer.hidden_size)), like(state, lambda a: a.astype(np.float64))
     for b in range(B):
         now, output, fresh = [part[b : b + 1] for part in last], np.zeros(layer.hidden_size), False

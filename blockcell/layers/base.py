@@ -216,8 +216,9 @@ class Layer(ABC, Generic[S_co]):
         masked : {"zero", "repeat"}
             What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
             repeated, as of its LSTM and GRU: what it was at the row's last step before that counted, and zero where
-            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own. Only
-            the y that is returned repeats, not what the layers of a stack hand on.
+            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own; for a
+            `Dense`, which has none, forwards. Only the y that is returned repeats, not what the layers of a stack hand
+            on.
         batch_first : bool
             Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
             the same, and no array is copied for it.
