@@ -17,8 +17,8 @@ Its gradient, from d_h:
 from activations cimport sigmoid, tanh
 from gradients cimport load_state
 from half cimport half
-from lstm cimport store_output
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
+from outputs cimport store_output
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at

@@ -25,10 +25,11 @@ from operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
 )
+from outputs cimport store_output
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -124,19 +125,6 @@ cdef inline called cell_grad(
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
-cdef inline void store_output(
-    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b, const real *y
-) noexcept nogil:
-    """Store line j of row (t, b) of an output, unless that is NULL."""
-    cdef Py_ssize_t L = line_of(y)
-    cdef store *row
-    if outputs[out] is not NULL:
-        row = outputs[out] + (place(&p.y_layout, t, b) if out == OUT_H else (t * p.B + b) * p.H) + j * L
-        store_line(row, y + out * L, p.H - j * L)
-        if (j + 1) * L < p.H:
-            for_writing(row + L)  # for line j + 1; what follows the row may be another thread's
-
-
 cdef inline void lstm_cells(
     const Forward *p, const Lstm *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
