@@ -17,6 +17,7 @@ from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, stored
 from golden import generate_layers
 from golden.generate_layers import weights_of
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from test_convert_keras import keras, keras_bidirectional, stand_in  # noqa: F401
 from test_convert_onnx import made, onnx_weights
 from test_convert_torch import torch_weights
@@ -400,6 +401,81 @@ def test_onnx_dicts(between, left_out, options):
     assert layers.keys() == {"a", "b"}
     for name, layer in layers.items():
         assert_same(layer, convert.from_onnx(model, name=name))
+
+
+def onnx_head(makers, **initializers):
+    """A model of an LSTM `a`, whose y is `A2` with the batch first, and whose last output is `A_h`, and of these."""
+    g = rng()
+    weights = onnx_weights() | {
+        "one": np.array([1]),
+        "first": np.array([0]),
+        "two": np.array([0, 1]),
+        "V": g.uniform(-1, 1, (H, 3)),
+    }
+    weights |= {"b": g.uniform(-1, 1, 3), "last": np.array(-1), "H": np.array([H])} | initializers
+    nodes = [
+        helper.make_node("LSTM", ["X", "W", "R", "B"], ["A", "A_h"], name="a"),
+        made("Squeeze", ["A", "one"], "A1"),
+        made("Transpose", ["A1"], "A2", perm=[1, 0, 2]),
+    ]
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(onnx_graph([*nodes, *makers], weights, ["Z"]), opset_imports=opsets, ir_version=8)
+
+
+LAST = made("Gather", ["A2", "last"], "L", axis=1)
+IN_ROWS = [
+    made("Shape", ["A1"], "S1"),
+    made("Gather", ["S1", "order"], "S2"),
+    made("Gather", ["S2", "two"], "S3"),
+    made("ReduceProd", ["S3"], "S4", keepdims=1),
+    made("Concat", ["S4", "H"], "S5", axis=0),
+    made("Reshape", ["A2", "S5"], "D"),
+    made("MatMul", ["D", "V"], "M"),
+    made("Concat", ["S3", "O"], "S6", axis=0),
+    made("Reshape", ["M", "S6"], "M2"),
+    made("Add", ["M2", "b"], "Y3"),
+    made("Softmax", ["Y3"], "Z", axis=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("makers", "parts", "left_out"),
+    [
+        ([made("MatMul", ["A2", "V"], "Z")], "LSTM Dense:None:False", None),
+        ([made("MatMul", ["A2", "V"], "M"), made("Add", ["M", "b"], "Z")], "LSTM Dense:None:False", None),
+        ([LAST, made("Gemm", ["L", "V", "b"], "Z")], "LSTM Dense:None:True", None),
+        (
+            [LAST, made("Gemm", ["L", "U", "b"], "G", transB=1), made("Softmax", ["G"], "Z", axis=1)],
+            "LSTM Dense:softmax:True",
+            None,
+        ),
+        (
+            [made("Squeeze", ["A_h", "first"], "L"), made("Gemm", ["L", "V"], "G"), made("Relu", ["G"], "Z")],
+            "LSTM Dense:relu:True",
+            None,
+        ),
+        (IN_ROWS, "LSTM Dense:softmax:False", None),
+        ([LAST, made("Gemm", ["L", "V", "b"], "Z", alpha=0.5)], "LSTM", r"Z \(Gemm\), L \(Gather\)"),
+        (
+            [made("MatMul", ["A2", "V"], "M"), made("Softmax", ["M"], "Z", axis=1)],
+            "LSTM Dense:None:False",
+            r"Z \(Softmax\)",
+        ),
+        ([made("MatMul", ["A2", "V"], "M"), made("Add", ["M", "M"], "Z")], "LSTM Dense:None:False", r"Z \(Add\)"),
+        ([made("MatMul", ["A2", "V"], "M"), made("Gelu", ["M"], "Z")], "LSTM Dense:None:False", r"Z \(Gelu\)"),
+        ([made("Tanh", ["A2"], "Z")], "LSTM", r"Z \(Tanh\)"),
+    ],
+)
+def test_onnx_heads(makers, parts, left_out):
+    """A dense layer and its activation, before and behind them what exporters write, beside onnx.reference."""
+    model = onnx_head(makers, U=rng().uniform(-1, 1, (3, H)), order=np.array([1, 0, 2]), O=np.array([3]))
+    layer = converted(convert.from_onnx, model, left_out)
+    assert parts_of(layer) == parts
+    if left_out is None:
+        x = rng().standard_normal((T, B, I))
+        expected = ReferenceEvaluator(model).run(None, {"X": x})[0]
+        y, _ = layer(x.swapaxes(0, 1), batch_first=True)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-14)
 
 
 def test_onnx_bodies():

@@ -3,8 +3,11 @@
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. A layer that the
 other side cannot express is refused with a `ConversionError` that says why, and what to do instead.
 
-Layers of blockcell read x as [T,B,I], time first. Their defaults, forget_bias=0 and cell_clip=0, are those of all these
-packages but TensorFlow 1. Dropout acts in training only and has no weights, so it is not converted.
+`from_keras`, `from_torch` and `from_onnx` take whole models, too, and warn of what they leave out.
+
+Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_first=True``. Their defaults, forget_bias=0
+and cell_clip=0, are those of all these packages but TensorFlow 1. Dropout acts in training only and has no weights, so
+it is not converted.
 """
 
 from .keras import from_keras, to_keras

@@ -54,9 +54,10 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
         Of a model that has several, a `Stack` if its recurrent layers stand one behind the other, with nothing between
         them but layers that do nothing in inference, such as Dropout. Dense layers before and behind them, and
         activations of these, belong to the stack. Behind a layer without ``return_sequences``, the last `Dense` has
-        ``last=True``, or behind a Bidirectional or one with ``go_backwards`` the next one ``last="ends"``. Otherwise
-        a dict of the recurrent layers by their names, within a nested model ``"model/layer"``; so too for a model with
-        a ``call`` of its own, which does not tell their order.
+        ``last=True``, or behind a Bidirectional or one with ``go_backwards`` the next one ``last="ends"``; if there is
+        none, what Keras returns is the h of the state. Otherwise a dict of the recurrent layers by their names, within
+        a nested model ``"model/layer"``; so too for a model with a ``call`` of its own, which does not tell their
+        order.
 
         A lone layer with ``go_backwards=True`` has ``reverse=True`` here. ``unit_forget_bias`` does not matter: it only
         sets the initial bias. States are named, not ordered: Keras's ``[h, c]`` is ``state={"h": h, "cs": c}``.

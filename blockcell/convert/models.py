@@ -37,7 +37,7 @@ def assemble(
     """
     recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
     if not recurrent:
-        others = ", ".join(step.what for step in steps.values()) or "an empty one"
+        others = _listed([step.what for step in steps.values()]) or "an empty one"
         raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}")
     live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
     sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
@@ -67,9 +67,12 @@ def assemble(
         if key in live and (step.hint or not (step.nothing or key in carried))
     ]
     if left:
-        more = [f"and {len(left) - 12} more"] if len(left) > 12 else []
-        warnings.warn(f"{caller}: left out: {', '.join(left[:12] + more)}", stacklevel=stacklevel)
+        warnings.warn(f"{caller}: left out: {_listed(left)}", stacklevel=stacklevel)
     return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:12] + ([f"and {len(names) - 12} more"] if len(names) > 12 else []))
 
 
 def _needed(steps: Mapping[str, Step], outputs: Iterable[str | None] | None) -> list[str]:

@@ -294,28 +294,37 @@ class GraphSteps:
         """Those of them that are states."""
         self.probes: dict[str, Probe] = {}
         """For T and B: numbers for the values that a layer gives, and what y, and parts of it, are then."""
+        self.without_bias: dict[str, str] = {}
+        """The dense layers whose bias has not been seen, and their products."""
+        self.readers: dict[str, list[Any]] = {}
+        for node in graph.nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
         self.taken: list[Any] = []
-        """The nodes that belong to layers, or lie between them."""
+        """The nodes between layers, which need no mention."""
 
     def add(self) -> list[str | None]:
         """Add the steps; what the results come from."""
         graph, others = self.graph, []
         nodes = graph.needed()
         for node in nodes:
-            if node.op_type in (*RESHAPING, *SELECTING) or _is_in(node, self.taken):
+            if node.op_type in (*RESHAPING, *SELECTING):
                 continue
             if is_recurrent(node):
                 self._add_recurrent(node)
-            elif not (self._add_dense(node) or self._add_activation(node)) and not all(
-                map(graph.is_fixed, node.output)
-            ):
-                others.append(self._put(node, node.output, self._inputs(node.input)))
+            elif not (self._add_dense(node) or self._add_bias(node) or self._add_activation(node)):
+                others += self._add_other(node, node.output)
         for node in nodes:
-            if node.op_type in SELECTING and not _is_in(node, self.taken) and not all(map(graph.is_fixed, node.output)):
+            if node.op_type in SELECTING and all(node is not each for each in self.taken):
                 origins = {each for name in node.input for each in graph.origins(name, self.sources)[1]}
-                if not origins <= self.states:
-                    others.append(self._put(node, (), self._inputs(node.input)))
+                others += [] if origins <= self.states else self._add_other(node, ())
         return [*others, *self._inputs(graph.outputs)]
+
+    def _add_other(self, node: Any, results: Iterable[str]) -> list[str]:
+        """Add what has an effect. In a body it is that of the node which has the body."""
+        if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
+            return []
+        return [self._put(node, results, self._inputs(node.input))]
 
     def _put(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **rest: Any) -> str:
         key = _key(node)
@@ -330,26 +339,27 @@ class GraphSteps:
         origins = dict.fromkeys(each for name in names for each in self.graph.origins(name, self.sources)[1])
         return tuple(None if name in self.states else self.sources.get(name) for name in origins)
 
-    def _source(self, name: str) -> tuple[str, str] | None:
-        """The only layer that a value comes from, and the form in which it is its y."""
-        nodes, origins = self.graph.origins(name, self.sources)
+    def _source(self, name: str) -> tuple[str, str, list[Any]] | None:
+        """The only layer that a value comes from, the form in which it is its y, and the nodes on the way."""
+        nodes, origins, shapes = self.graph.origins(name, self.sources)
         keys = {self.sources.get(each) for each in origins}
         key = keys.pop() if len(keys) == 1 else None
-        if key is None or key not in self.probes:
+        probes = {each: self.probes.get(self.sources.get(each, "")) for each in [*origins, *shapes]}
+        if key is None or None in probes.values():
             return None
         sizes = {5, 3}  # and what an export with fixed sizes has
         for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
             array = self.graph.array(each)
             sizes |= {int(size) for size in array.flat if 0 < size < 1024} if array.size < 8 else set()
         for T, B in sorted(product(sorted(sizes)[:8], repeat=2), key=lambda size: size != (5, 3)):
-            values, forms = self.probes[key](T, B)
-            if not set(origins) <= values.keys():
+            given = {each: probe(T, B)[0] for each, probe in probes.items() if probe}
+            if any(each not in values for each, values in given.items()):  # such as the cell state
                 return None
-            found = self.graph.moved(name, nodes, {each: values[each] for each in origins})
-            for form, expected in forms.items():
+            values = {each: values[each] for each, values in given.items()}
+            found = self.graph.moved(name, nodes, values)
+            for form, expected in self.probes[key](T, B)[1].items():
                 if found is not None and found.shape == expected.shape and np.all(found == expected):
-                    self.taken += nodes
-                    return key, form
+                    return key, form, nodes
         return None
 
     def _add_recurrent(self, node: Any) -> None:
@@ -359,6 +369,7 @@ class GraphSteps:
         source = self._source(node.input[0])
         if source is not None and source[1] == ("y, batch first" if batch_first else "y"):
             inputs: tuple[str | None, ...] = (source[0],)
+            self.taken += source[2]
         else:
             inputs = (*self._inputs(node.input[:1]), None)
         outputs = [*node.output, "", ""]
@@ -392,24 +403,37 @@ class GraphSteps:
             return False
         if "transB" in attributes and attributes["transB"].i:
             w = w.T
-        nodes, output, biases = [node], node.output[0], names[2:]
-        readers = [each for each in self.graph.nodes if output in each.input]
-        if node.op_type == "MatMul" and len(readers) == 1 and readers[0].op_type == "Add":
-            biases = [name for name in readers[0].input if name != output]
-            nodes, output = [node, readers[0]], readers[0].output[0]
-        if any(name not in tensors or self.graph.array(name).size != w.shape[1] for name in biases):
-            nodes, output, biases = [node], node.output[0], []
-            if node.op_type == "Gemm":
-                return False
-        b = self.graph.array(biases[0]).reshape(-1) if biases else np.zeros(w.shape[1], w.dtype)
-        arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": b})
+        bias = self.graph.array(names[2]) if node.op_type == "Gemm" and names[2:] and names[2] in tensors else None
+        if len(names) > 2 and (bias is None or bias.size != w.shape[1]):
+            return False
+        zeros = np.zeros(w.shape[1], w.dtype)
+        arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": zeros if bias is None else bias.reshape(-1)})
         layer = Dense(arrays["w"], arrays["b"])
-        self._put_behind(source, node, output, layer.output_size, layer=layer)
-        self.taken += nodes
+        key = self._put_behind(source, node, node.output[0], layer.output_size, layer=layer)
+        if node.op_type == "MatMul":
+            self.without_bias[key] = node.output[0]
         return True
 
+    def _add_bias(self, node: Any) -> bool:
+        """Add an Add to the dense layer whose product it follows."""
+        for name, other in (node.input, node.input[::-1]) if node.op_type == "Add" and len(node.input) == 2 else ():
+            source = self._source(name) if other in self.graph.tensors else None
+            if source is None or source[0] not in self.without_bias:
+                continue
+            key, form, nodes = source
+            bias, layer = self.graph.array(other), self.steps[key].layer
+            alone = len(self.readers.get(self.without_bias[key], ())) == 1
+            if isinstance(layer, Dense) and alone and bias.size == layer.output_size:
+                arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": layer.weights["w"], "b": bias.reshape(-1)})
+                self.steps[key] = self.steps[key]._replace(layer=Dense(arrays["w"], arrays["b"]))
+                del self.without_bias[key]
+                self.taken += nodes
+                self._put_result(key, form, node.output[0], layer.output_size)
+                return True
+        return False
+
     def _add_activation(self, node: Any) -> bool:
-        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS else None
+        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS and node.input else None
         if source is None or not isinstance(layer := self.steps[source[0]].layer, Dense):
             return False
         if node.op_type == "Softmax":
@@ -421,12 +445,19 @@ class GraphSteps:
         self._put_behind(source, node, node.output[0], layer.output_size, activation=_ACTIVATIONS[node.op_type])
         return True
 
-    def _put_behind(self, source: tuple[str, str], node: Any, output: str, size: int, **rest: Any) -> None:
+    def _put_behind(self, source: tuple[str, str, list[Any]], node: Any, output: str, size: int, **rest: Any) -> str:
         """Add a dense layer, or its activation, which has results of the same form as its input."""
-        before, form = source
+        before, form, nodes = source
+        self.taken += nodes
         if form in ("last", "ends"):
             self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
         key = self._put(node, [output], (before,), **rest)
+        self._put_result(key, form, output, size)
+        return key
+
+    def _put_result(self, key: str, form: str, output: str, size: int) -> None:
+        """Say which value a dense layer gives, and in which form."""
+        self.sources[output] = key
 
         def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
             if form in ("last", "ends"):
@@ -436,10 +467,6 @@ class GraphSteps:
             return {output: _forms(y)[form]}, _forms(y)
 
         self.probes[key] = probe
-
-
-def _is_in(node: Any, nodes: Iterable[Any]) -> bool:
-    return any(node is each for each in nodes)
 
 
 def _forms(y: Array) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from ..optable import Array
 
 RESHAPING = ("Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 SELECTING = ("Concat", "Gather", "Slice", "Split")  # these may leave something out
-COUNTING = ("Add", "Div", "Mul", "Shape", "Sub")  # with these, shapes are computed
+COUNTING = ("Add", "Div", "Mul", "ReduceProd", "Shape", "Sub")  # with these, shapes are computed
 ZEROS = (*RESHAPING, "Concat", "Expand", "Slice", "Tile")  # of zeros, these make zeros
 
 
@@ -25,6 +25,7 @@ class Graph:
     def __init__(self, caller: str, graph: Any, opsets: Any, around: Graph | None = None) -> None:
         self.caller = caller
         self.nodes = [*graph.node]
+        self.is_body = around is not None
         self.opsets = opsets
         self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
         self.outputs = [value.name for value in graph.output]
@@ -63,9 +64,11 @@ class Graph:
 
     def array(self, name: str) -> Array:
         """The value of a constant."""
+        return self._read(name, self.tensors[name])
+
+    def _read(self, name: str, tensor: Any) -> Array:
         from onnx import numpy_helper
 
-        tensor = self.tensors[name]
         if tensor.data_location == tensor.EXTERNAL:
             raise ValueError(
                 f"{self.caller}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
@@ -79,8 +82,6 @@ class Graph:
 
     def is_zero(self, name: str) -> bool:
         """Whether a value is certainly zero, such as the initial states that exporters compute from the batch size."""
-        from onnx import numpy_helper
-
         waiting, seen = [name], {""}
         while waiting:
             each = waiting.pop()
@@ -89,7 +90,7 @@ class Graph:
                 if np.any(self.array(each)):
                     return False
             elif node is not None and node.op_type == "ConstantOfShape":
-                if any(np.any(numpy_helper.to_array(attribute.t)) for attribute in node.attribute):
+                if any(np.any(self._read(each, attribute.t)) for attribute in node.attribute):
                     return False
             elif node is not None and node.op_type in ZEROS and node.input:
                 inputs = node.input if node.op_type == "Concat" else node.input[:1]
@@ -123,33 +124,34 @@ class Graph:
             waiting += node.input
         return True
 
-    def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str]]:
+    def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str], list[str]]:
         """What a value comes from, and the nodes on the way from there, in order, which only move numbers.
 
-        What it comes from are `stops`, or results of other nodes or inputs; constants are not mentioned.
+        What it comes from are `stops`, or results of other nodes or inputs; those of which only the shape counts are
+        last. Constants are not mentioned.
         """
         nodes: list[Any] = []
-        found: list[str] = []
-        seen = {""}
-        waiting: list[tuple[str, Any]] = [(name, None)]
+        found: dict[str, bool] = {}
+        seen: set[tuple[str, bool]] = set()
+        waiting: list[tuple[str, bool, Any]] = [(name, False, None)]
         while waiting:
-            each, done = waiting.pop()
+            each, shape, done = waiting.pop()
             if done is not None:
                 if all(done is not node for node in nodes):
                     nodes.append(done)
                 continue
-            if each in seen or each in self.tensors:
+            if not each or (each, shape) in seen or each in self.tensors:
                 continue
-            seen.add(each)
+            seen.add((each, shape))
             node = self.makers.get(each)
             if each in stops or node is None:
-                found.append(each)
+                found[each] = found.get(each, True) and shape
             elif node.op_type in (*RESHAPING, *SELECTING) or (node.op_type in COUNTING and self.is_fixed(each)):
-                waiting.append((each, node))
-                waiting += [(source, None) for source in node.input]
+                waiting.append((each, shape, node))
+                waiting += [(source, shape or node.op_type == "Shape", None) for source in node.input]
             else:
-                found.append(each)
-        return nodes, found
+                found[each] = found.get(each, True) and shape
+        return nodes, [each for each in found if not found[each]], [each for each in found if found[each]]
 
     def moved(self, name: str, nodes: list[Any], probes: Mapping[str, Array]) -> Array | None:
         """What these nodes make of other values than those they would get; None if they cannot take them."""
