@@ -95,7 +95,8 @@ cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B
 
 
 cdef class Runner:
-    """Calls of a layer with weights of its own, of which nothing is kept but what the next call of the same sizes can use."""
+    """Calls of a layer with weights of its own.  Nothing is kept of them but what the next one of the same sizes can
+    use."""
 
     cdef Py_ssize_t inputs, cells
     cdef object dtype

@@ -17,8 +17,8 @@ from gru_reset_after cimport bars_grad_line
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
 from operands cimport (
-    BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV, H_PREV_GRAD, OUT_CS,
-    OUT_H, OUT_R, W, W_C_GRAD, W_GRAD, X, X_GRAD
+    BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV,
+    H_PREV_GRAD, OUT_CS, OUT_H, OUT_R, W, W_GRAD, X, X_GRAD
 )
 from plan cimport Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of
 from real cimport real
@@ -325,8 +325,8 @@ cdef inline void weight_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias, the sum of
-    d: add a block of rows, from r0 on.  For the rows for h, and a bias of their own, d may be in another column."""
+    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias, the sum
+    of d: add a block of rows, from r0 on.  For the rows for h, and a bias of their own, d may be in another column."""
     cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
     cdef Py_ssize_t m, l

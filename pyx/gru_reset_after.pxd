@@ -1,4 +1,4 @@
-"""The cell of the GRU that resets after the product: its equations, its gradient, and where a step finds their operands.
+"""The GRU that resets after the product: its equations, its gradient, and where a step finds their operands.
 
 This is the GRU of PyTorch, Keras and cuDNN.  One step, with w_c = [w_cx; w_ch], the rows for x and those for h:
 
