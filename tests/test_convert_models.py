@@ -340,8 +340,8 @@ def onnx_chain(between, *, directions=1, layout=0, second=(), outputs=("Z",)):
     weights = {f"a{name}": array for name, array in onnx_weights("LSTM", directions).items()}
     shapes = {"W": (3 * H, directions * H), "R": (3 * H, H), "B": (6 * H,)}
     weights |= {f"b{name}": g.uniform(-1, 1, (1, *shape)) for name, shape in shapes.items()}
-    weights |= {"one": np.array([1]), "two": np.array([2]), "none": np.array([0, 0, -1]), "last": np.array(-1)}
-    weights |= {"wide": np.ones((directions * H, directions * H)), "s": np.ones(())}
+    weights |= {"one": np.array([1]), "two": np.array([2]), "none": np.array([0, 0, -1]), "fixed": np.array([7, 2, H])}
+    weights |= {"s": np.ones(())}
     a = helper.make_node("LSTM", ["X", "aW", "aR", "aB"], ["A", "A_h"], name="a", direction=direction, layout=layout)
     b = helper.make_node("GRU", ["X2", "bW", "bR", "bB", *second], ["Z"], name="b", layout=layout)
     opsets = [helper.make_opsetid("", 18)]
@@ -357,6 +357,7 @@ TURN = made("Transpose", ["A"], "A2", perm=[0, 2, 1, 3])
         ([made("Squeeze", ["A", "one"], "X2")], {}),
         ([TURN, made("Reshape", ["A2", "none"], "X2")], {}),
         ([TURN, made("Reshape", ["A2", "none"], "X2")], {"directions": 2}),
+        ([TURN, made("Reshape", ["A2", "fixed"], "X2")], {}),
         ([made("Squeeze", ["A", "two"], "A2"), made("Identity", ["A2"], "X2")], {"layout": 1}),
         ([made("Reshape", ["A", "none"], "A2"), made("Cast", ["A2"], "X2", to=11)], {"layout": 1, "directions": 2}),
         (
