@@ -144,6 +144,8 @@ def test_keras_model_with_a_call_of_its_own():
         found = converted(convert.from_keras, model, r"c \(Dense\)")
         assert found.keys() == {"a", "b"}
         assert_same(found["a"], convert.from_keras(layers[0]))
+    layers[1].name = "a"
+    assert converted(convert.from_keras, model, r"c \(Dense\)").keys() == {"a", "a'"}
     model.layers = layers[2:]
     with pytest.raises(ValueError, match=r"from_keras: expected a model with an LSTM or a GRU, found c \(Dense\)"):
         convert.from_keras(model)
