@@ -118,7 +118,7 @@ cdef inline real tanh(real x) noexcept nogil:
 
 
 cdef inline real scaled_exp(real x) noexcept nogil:
-    """exp(x) for x <= 0, times 2**64 (2**512), so that it is not subnormal: as the terms of a softmax, which divides."""
+    """exp(x) for x <= 0, times 2**64 (2**512) so that it is not subnormal: a term of a softmax, which then divides."""
     cdef real two_n, p
     if real is float:
         x = bounds_f[0] if x < bounds_f[0] else x

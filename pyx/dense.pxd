@@ -136,7 +136,7 @@ cdef struct Forward:
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where a part's x, of float16 in float32, and z, for softmax, are in scratch, how far the next part's are, the size.
+    # Where a part's x, of float16 in float32, and z, for softmax, are in scratch; from one part to the next; the size.
     Py_ssize_t x, z, part, total
 
 
@@ -184,7 +184,7 @@ cdef inline bint ended(const unsigned char *marks, Py_ssize_t r) noexcept nogil:
 cdef inline void finish(
     const Forward *p, store *y, const real *z, real *sums, Py_ssize_t j, Py_ssize_t r, Py_ssize_t rows
 ) noexcept nogil:
-    """From the product of panel j and `rows` rows from r on to y; a softmax, which needs whole rows, keeps it in `sums`."""
+    """From the product of panel j and `rows` rows from r on to y; for a softmax, which needs whole rows, to `sums`."""
     cdef Py_ssize_t L = p.L, q, u, l, at
     cdef real[LF] line
     for q in range(rows):
@@ -421,8 +421,8 @@ cdef inline void pack_weights(
 cdef inline void weight_grads(
     const Backward *p, const store *x, store *w_grad, store *b_grad, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x and
-    d_z.  No part waits for another: what two of them need, both pack."""
+    """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x
+    and d_z.  No part waits for another: what two of them need, both pack."""
     cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, kb, k, j, l, m, at, r
     cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
     cdef real *tiles = work + p.parts + number * p.part + p.x
@@ -490,7 +490,8 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(parts, schedule="static"):
-            input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part, parts)
+            input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part,
+                        parts)
         for part in prange(parts, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd
