@@ -569,6 +569,11 @@ def test_keras_models_themselves():
             assert parts_of(found) == parts, case
             expected = keras.ops.convert_to_numpy(model(arrays["x"]))  # now: models share layers
             np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6, err_msg=case)
+            if case == "sequential":
+                model.set_weights([0 * array for array in model.get_weights()])
+                model.set_weights([array for part in convert.to_keras(found) for array in part])
+                again = keras.ops.convert_to_numpy(model(arrays["x"]))
+                np.testing.assert_array_equal(again, expected)
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, I))
     with pytest.raises(ValueError, match="expected a model with an LSTM or a GRU, found dense"):

@@ -109,7 +109,8 @@ def to_keras(layer: Layer) -> list[Any]:
     -------
     list of ndarray
         ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`, and ``[kernel, bias]`` for `Dense`; for a
-        `Stack` a list of such lists. An LSTM's forget_bias is added into the bias.
+        `Stack` a list of such lists, which a model's ``set_weights`` takes one after the other, in one list. An
+        LSTM's forget_bias is added into the bias.
 
     Raises
     ------
