@@ -145,7 +145,8 @@ class Case:
             first = self.arguments["state"] = random_state(layer, g, sizes[1])
             self.feeds |= {f"{name}_prev": array for name, array in flat(layer, first).items()}
         if train:
-            d_y = g.uniform(-1, 1, layer._shape_of_y(*sizes)).astype(dtype)
+            rows = sizes if layer._over_time else sizes[1:]
+            d_y = g.uniform(-1, 1, (*rows, layer.output_size)).astype(dtype)
             d_y[past if layer._over_time else past[0]] = np.nan
             self.arguments |= {"d_y": d_y, "weights": layer.weights}
             self.feeds |= {"d_y": d_y} | layer.weights

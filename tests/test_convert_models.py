@@ -144,6 +144,8 @@ def test_keras_model_with_a_call_of_its_own():
         found = converted(convert.from_keras, model, r"c \(Dense\)")
         assert found.keys() == {"a", "b"}
         assert_same(found["a"], convert.from_keras(layers[0]))
+    layers[1].name = "a"
+    assert converted(convert.from_keras, model, r"c \(Dense\)").keys() == {"a", "a'"}
     model.layers = layers[2:]
     with pytest.raises(ValueError, match=r"from_keras: expected a model with an LSTM or a GRU, found c \(Dense\)"):
         convert.from_keras(model)
@@ -340,8 +342,8 @@ def onnx_chain(between, *, directions=1, layout=0, second=(), outputs=("Z",)):
     weights = {f"a{name}": array for name, array in onnx_weights("LSTM", directions).items()}
     shapes = {"W": (3 * H, directions * H), "R": (3 * H, H), "B": (6 * H,)}
     weights |= {f"b{name}": g.uniform(-1, 1, (1, *shape)) for name, shape in shapes.items()}
-    weights |= {"one": np.array([1]), "two": np.array([2]), "none": np.array([0, 0, -1]), "last": np.array(-1)}
-    weights |= {"wide": np.ones((directions * H, directions * H)), "s": np.ones(())}
+    weights |= {"one": np.array([1]), "two": np.array([2]), "none": np.array([0, 0, -1]), "fixed": np.array([7, 2, H])}
+    weights |= {"s": np.ones(())}
     a = helper.make_node("LSTM", ["X", "aW", "aR", "aB"], ["A", "A_h"], name="a", direction=direction, layout=layout)
     b = helper.make_node("GRU", ["X2", "bW", "bR", "bB", *second], ["Z"], name="b", layout=layout)
     opsets = [helper.make_opsetid("", 18)]
@@ -357,6 +359,7 @@ TURN = made("Transpose", ["A"], "A2", perm=[0, 2, 1, 3])
         ([made("Squeeze", ["A", "one"], "X2")], {}),
         ([TURN, made("Reshape", ["A2", "none"], "X2")], {}),
         ([TURN, made("Reshape", ["A2", "none"], "X2")], {"directions": 2}),
+        ([TURN, made("Reshape", ["A2", "fixed"], "X2")], {}),
         ([made("Squeeze", ["A", "two"], "A2"), made("Identity", ["A2"], "X2")], {"layout": 1}),
         ([made("Reshape", ["A", "none"], "A2"), made("Cast", ["A2"], "X2", to=11)], {"layout": 1, "directions": 2}),
         (
@@ -566,6 +569,11 @@ def test_keras_models_themselves():
             assert parts_of(found) == parts, case
             expected = keras.ops.convert_to_numpy(model(arrays["x"]))  # now: models share layers
             np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6, err_msg=case)
+            if case == "sequential":
+                model.set_weights([0 * array for array in model.get_weights()])
+                model.set_weights([array for part in convert.to_keras(found) for array in part])
+                again = keras.ops.convert_to_numpy(model(arrays["x"]))
+                np.testing.assert_array_equal(again, expected)
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, I))
     with pytest.raises(ValueError, match="expected a model with an LSTM or a GRU, found dense"):

@@ -109,7 +109,8 @@ def to_keras(layer: Layer) -> list[Any]:
     -------
     list of ndarray
         ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`, and ``[kernel, bias]`` for `Dense`; for a
-        `Stack` a list of such lists. An LSTM's forget_bias is added into the bias.
+        `Stack` a list of such lists, which a model's ``set_weights`` takes one after the other, in one list. An
+        LSTM's forget_bias is added into the bias.
 
     Raises
     ------
@@ -161,9 +162,8 @@ _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
 
 def _add_model(caller: str, steps: dict[str, Step], model: Any, prefix: str, given: _Keys) -> _Keys:
     """Add a model's layers under their names; what its results come from."""
-    layers = {layer.name: layer for layer in model.layers}
     if any(_is_of_keras(each, "Sequential") for each in type(model).__mro__):
-        for layer in layers.values():
+        for layer in model.layers:
             given = _add_layer(caller, steps, layer, prefix, given)
         return given
     try:
@@ -172,9 +172,10 @@ def _add_model(caller: str, steps: dict[str, Step], model: Any, prefix: str, giv
         config = {}
     entries = {entry.get("name") or entry["config"]["name"]: entry for entry in config.get("layers", ())}
     if not any("inbound_nodes" in entry for entry in entries.values()):
-        for layer in layers.values():
+        for layer in model.layers:
             _add_layer(caller, steps, layer, prefix, None)
         return None
+    layers = {layer.name: layer for layer in model.layers}
     starts = [name for name, _ in _tensors(config.get("input_layers"))]
     results: dict[str, _Keys] = {}
 
@@ -222,6 +223,8 @@ def _add_layer(caller: str, steps: dict[str, Step], source: Any, prefix: str, in
     if _is_model(source):
         return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
     key = prefix + source.name
+    while key in steps:  # only the models that know the order have different names for all layers
+        key += "'"
     steps[key] = _step(caller, source, key, inputs)
     return (key,)
 

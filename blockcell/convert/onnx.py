@@ -263,6 +263,7 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
     return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
 
 
+LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
 _ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
@@ -347,11 +348,13 @@ class GraphSteps:
         probes = {each: self.probes.get(self.sources.get(each, "")) for each in [*origins, *shapes]}
         if key is None or None in probes.values():
             return None
-        sizes = {5, 3}  # and what an export with fixed sizes has
+        sizes = {3, 5}  # and what an export with fixed sizes has
         for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
             array = self.graph.array(each)
-            sizes |= {int(size) for size in array.flat if 0 < size < 1024} if array.size < 8 else set()
-        for T, B in sorted(product(sorted(sizes)[:8], repeat=2), key=lambda size: size != (5, 3)):
+            if array.dtype.kind == "i" and array.size <= 4:
+                sizes |= {int(size) for size in array.flat if 0 < size <= LARGEST}
+        tried = [(T, B) for T, B in product(sorted(sizes)[:8], repeat=2) if T * B <= LARGEST]
+        for T, B in sorted(tried, key=lambda sizes: sizes != (5, 3)):
             given = {each: probe(T, B)[0] for each, probe in probes.items() if probe}
             if any(each not in values for each, values in given.items()):  # such as the cell state
                 return None
@@ -390,7 +393,7 @@ class GraphSteps:
         self.probes[key] = probe
 
     def _add_dense(self, node: Any) -> bool:
-        """Add a MatMul with the Add behind it, or a Gemm, as a dense layer."""
+        """Add a MatMul or a Gemm as a dense layer."""
         tensors = self.graph.tensors
         names = [*node.input]
         if node.op_type not in ("MatMul", "Gemm") or len(names) < 2 or names[1] not in tensors:
@@ -404,7 +407,7 @@ class GraphSteps:
         if "transB" in attributes and attributes["transB"].i:
             w = w.T
         bias = self.graph.array(names[2]) if node.op_type == "Gemm" and names[2:] and names[2] in tensors else None
-        if len(names) > 2 and (bias is None or bias.size != w.shape[1]):
+        if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
             return False
         zeros = np.zeros(w.shape[1], w.dtype)
         arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": zeros if bias is None else bias.reshape(-1)})
@@ -423,7 +426,7 @@ class GraphSteps:
             key, form, nodes = source
             bias, layer = self.graph.array(other), self.steps[key].layer
             alone = len(self.readers.get(self.without_bias[key], ())) == 1
-            if isinstance(layer, Dense) and alone and bias.size == layer.output_size:
+            if isinstance(layer, Dense) and alone and _is_row(bias, layer.output_size):
                 arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": layer.weights["w"], "b": bias.reshape(-1)})
                 self.steps[key] = self.steps[key]._replace(layer=Dense(arrays["w"], arrays["b"]))
                 del self.without_bias[key]
@@ -467,6 +470,11 @@ class GraphSteps:
             return {output: _forms(y)[form]}, _forms(y)
 
         self.probes[key] = probe
+
+
+def _is_row(bias: Array, size: int) -> bool:
+    """Whether it adds the same numbers to each row."""
+    return bias.size == size and bias.shape[-1:] == (size,)
 
 
 def _forms(y: Array) -> dict[str, Array]:
