@@ -519,9 +519,11 @@ class Layers(RuleBasedStateMachine):
 
     @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, training=st.booleans())
     def bad_call(self, bad, seed, training):
-        """A batch may have any number of rows and any dtype is wrong but one."""
+        """A batch may have any number of rows, but that of the state, if there is one; any dtype is wrong but one."""
         x, _ = self.draw(seed, 3, 4, False, False, False)
         state = zeros(self.layer, 4)
+        if bad in ("a row more", "no rows") and not leaves(state):
+            return  # of dense layers
         with pytest.raises(REFUSED):
             (self.layer.forward if training else self.layer)(BAD_INPUTS[bad](x), state)
 
