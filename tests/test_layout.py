@@ -75,8 +75,9 @@ def test_blockcell_needs_numpy_alone(source):
     if _name(source).startswith("blockcell.command."):
         assert needed <= {"blockcell", "numpy"} | more
     else:
-        another = {"blockcell.convert.onnx": "onnx", "blockcell.layers.shared": "typing_extensions"}.get(_name(source))
-        assert needed <= {"blockcell", "numpy", another}
+        others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
+        others["blockcell.layers.shared"] = "typing_extensions"
+        assert needed <= {"blockcell", "numpy", others.get(_name(source))}
 
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)

@@ -13,6 +13,7 @@ from .._stream import Stream
 from ..optable import ACTIVATIONS, Array, Tensor
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
+from .masks import rows_at
 from .shared import ENDED, Directions, ForwardPass, NoState, State
 
 
@@ -39,16 +40,17 @@ class Ends(NamedTuple):
         """These rows of x, [1, B, I]."""
         if self.T == 0:
             return np.zeros((1, *x.shape[1:]), x.dtype)
-        rows = x[self.last, np.arange(len(self.last))]
-        rows[:, self.begins] = x[0][:, self.begins]
-        return rows[None]
+        rows = rows_at(x, np.maximum(self.last, 0)[None])
+        np.copyto(rows[0], x[0], where=self.begins)
+        return rows
 
     def spread(self, d_rows: Array, d_x: Array) -> None:
         """Fill the gradient to x, [T, B, I], from that to these rows."""
         d_x[...] = 0
         if self.T:
-            d_x[self.last, np.arange(len(self.last))] = np.where(self.begins, 0, d_rows[0])
-            d_x[0][:, self.begins] = d_rows[0][:, self.begins]
+            here = np.arange(self.T)[:, None] == self.last
+            np.copyto(d_x, d_rows, where=here[:, :, None] & ~self.begins)
+            np.copyto(d_x[0], d_rows[0], where=self.begins)
 
 
 class Dense(Single[tuple[()]]):

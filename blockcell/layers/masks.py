@@ -12,6 +12,18 @@ from ..optable import Array
 from .shared import Directions
 
 
+def rows_at(array: Array, steps: Array) -> Array:
+    """Of [T,B,...], for each row the steps that stand in a column of `steps`; a copy."""
+    T, B = array.shape[:2]
+    rows = np.arange(B)
+    if array.swapaxes(0, 1).flags.c_contiguous:  # batch first
+        flat, places = array.swapaxes(0, 1), rows * T + steps
+    else:
+        flat, places = array, steps * B + rows
+    result: Array = flat.reshape(T * B, *array.shape[2:]).take(places, axis=0)
+    return result
+
+
 class CountedSteps:
     """Where the steps of each row that count are, and where they go.
 
@@ -33,13 +45,7 @@ class CountedSteps:
 
     def gather(self, array: Array) -> Array:
         """From [T,B,...], a copy."""
-        T, B = self.mask.shape
-        if array.swapaxes(0, 1).flags.c_contiguous:  # batch first
-            flat, places = array.swapaxes(0, 1), self.rows * T + self.steps
-        else:
-            flat, places = array, self.steps * B + self.rows
-        result: Array = flat.reshape(T * B, *array.shape[2:]).take(places, axis=0)
-        return result
+        return rows_at(array, self.steps)
 
     def gather_resets(self, reset: Array) -> Array:
         """Whether there is a reset between the counted step before and the step, or at the step."""
