@@ -33,9 +33,9 @@ SUMMARY = [  # the rows of the first table, of the first two files: what, the ta
     ("layers, inference", ("LSTM inference", "GRU inference"), "torch"),
     ("layers, inference", ("LSTM inference", "GRU inference"), "onnxruntime"),
     ("layers, training step", ("LSTM training", "GRU training"), "torch"),
-    ("PyTorch's own GRU, inference", ("GRU(reset_after) inference",), "torch"),
-    ("PyTorch's own GRU, training step", ("GRU(reset_after) training",), "torch"),
-    ("the same, inference", ("GRU(reset_after) inference",), "onnxruntime"),
+    ("`GRU(reset_after=True)`, inference", ("GRU(reset_after) inference",), "torch"),
+    ("`GRU(reset_after=True)`, inference", ("GRU(reset_after) inference",), "onnxruntime"),
+    ("`GRU(reset_after=True)`, training step", ("GRU(reset_after) training",), "torch"),
 ]
 Row = dict[str, Any]
 
