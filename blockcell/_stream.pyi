@@ -1,10 +1,10 @@
-from collections.abc import Iterable, Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Mapping
+from typing import Any, Generic, SupportsIndex
 
 from numpy.typing import ArrayLike
 
 from .layers.base import Single
-from .layers.shared import CellWeights, GRUState, LSTMState
+from .layers.shared import CellWeights, GivenState, S_co
 from .optable import Array
 
 class Runner:
@@ -13,7 +13,7 @@ class Runner:
         self, layer: Any, weights: Mapping[Any, CellWeights], x: ArrayLike, state: Any, batch_first: bool
     ) -> tuple[Array, Any] | None: ...
 
-class Stream:
+class Stream(Generic[S_co]):
     layer: Single
     batch: int
     def __init__(self, layer: Single, batch: SupportsIndex = 1) -> None: ...
@@ -22,9 +22,9 @@ class Stream:
     def reset(self, rows: ArrayLike | None = None) -> None: ...
     def refresh(self) -> None: ...
     @property
-    def state(self) -> LSTMState | GRUState | tuple[()]: ...
+    def state(self) -> S_co: ...
     @state.setter
-    def state(self, value: Iterable[Any]) -> None: ...
+    def state(self, value: GivenState) -> None: ...
     def _state_arrays(self, value: Any) -> list[Array]: ...
     def _in_use(self) -> Single: ...
 

@@ -67,6 +67,7 @@ assert_type(state, LSTMState)
 y, state, tape = lstm.forward(sequence, [state.cs, None], lengths=[5, 3])
 assert_type(lstm.backward(tape, y, state), tuple[Array, LSTMState, dict[str, Array]])
 assert_type(gru(sequence), tuple[Array, GRUState])
+assert_type(lstm.stream().state, LSTMState)
 assert_type(Bidirectional(lstm, gru)(sequence)[1], tuple[LSTMState, GRUState])
 assert_type(Stack([lstm, gru.init(4, 4)])(sequence)[1], tuple[Any, ...])
 

@@ -528,7 +528,7 @@ class Single(Layer[S_co]):
         return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors]
 
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(self, batch: SupportsIndex = 1) -> Stream:
+    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -659,7 +659,7 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1) -> Stream:
+    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
