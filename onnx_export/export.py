@@ -33,7 +33,6 @@ from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, co
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
-ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softmax": "Softmax"}
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
 
 
@@ -408,7 +407,8 @@ class _Model:
         product = self._add("MatMul", self._computed(x), self._computed(f"{prefix}w"))
         y = self._add("Add", product, self._computed(f"{prefix}b"))
         if layer.activation is not None:
-            y = self._add(ACTIVATIONS[layer.activation], y, **{"axis": -1} if layer.activation == "softmax" else {})
+            axis = {"axis": -1} if layer.activation == "softmax" else {}
+            y = self._add(layer.activation.capitalize(), y, **axis)
         y = self._stored(y)
         if not self.streaming:
             y = self._counted(layer, y)

@@ -322,8 +322,7 @@ cdef inline real *weight_grad_of(
 
 
 cdef inline void weight_grads(
-    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
-    Py_ssize_t r0
+    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias, the sum
     of d: add a block of rows, from r0 on.  For the rows for h, and a bias of their own, d may be in another column."""
@@ -379,7 +378,7 @@ cdef inline void all_weight_grads(
         r = 0
         while r < p.steps.T * p.B:
             pack_block(p, c, inputs, work, 0, 1, n, r)
-            weight_grads(p, c, outputs, work, 0, 1, n, r)
+            weight_grads(p, outputs, work, 0, 1, n, r)
             r += ROW_BLOCK
     if store is half:
         narrow_weight_grads(p, c, outputs, work, 0, 1)
@@ -450,7 +449,7 @@ cdef inline long long backward(
                     pack_block(p, c, inputs, work, part, parts, n, r)
                 barrier(&team)
                 for part in prange(parts, schedule="static"):
-                    weight_grads(p, c, outputs, work, part, parts, n, r)
+                    weight_grads(p, outputs, work, part, parts, n, r)
                 barrier(&team)
                 r = r + ROW_BLOCK
             n = n + 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from ..optable import Array
+from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
 from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
 from .shared import (
@@ -264,7 +264,7 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
 
 
 LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
-_ACTIVATIONS = {"Relu": "relu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
+_ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
