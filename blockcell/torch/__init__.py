@@ -10,5 +10,6 @@ except ImportError as error:
     raise ImportError(f"blockcell.torch needs PyTorch: pip install 'blockcell[torch]' ({error})") from error
 
 from .modules import GRU, LSTM
+from .swap import Report, replace, restore
 
-__all__ = ["GRU", "LSTM"]
+__all__ = ["GRU", "LSTM", "Report", "replace", "restore"]

@@ -24,7 +24,10 @@ Tensors = Sequence[Tensor | None]
 
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh", "w_ih_reverse", "w_hh_reverse", "b_ih_reverse", "b_hh_reverse")
 _MATRICES = tuple(name for name in WEIGHTS if name[0] == "w")
-DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}  # in the kernels' order
+DTYPES: dict[Any, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}  # in the kernels' order
 
 _library = torch.library.Library("blockcell", "DEF")
 
