@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _team, _threads
-from .._kernels import KERNELS, WORK
+from .. import _kernels, _team, _threads
 from ..optable import Array
 
 Tensors = Sequence[Tensor | None]
@@ -107,16 +106,17 @@ class Op:
         return [b_ih[summed:], b_hh[summed:]] if self.summed < self.gates else []
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _outputs(self, x: Tensor, marks: Any, keep: bool, w_ih: Any, w_hh: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        """Tensors for y, the last states and the tape."""
+    def _outputs(self, x: Tensor, marks: Any, keep: bool, w_ih: Any, w_hh: Tensor, *others: Any) -> tuple[Any, ...]:
+        """Tensors for y, the last states and the tape, which is None unless it is to be kept."""
         (T, B, _), H, D = x.shape, w_hh.shape[1], 1 if others[2] is None else 2
-        tape = x.new_empty((D, self.parts, T, B, H) if keep else 0)
+        tape = x.new_empty((D, self.parts, T, B, H)) if keep else None
         return x.new_empty((T, B, D * H)), *[x.new_empty((D, B, H)) for _ in self.states], tape
 
-    def forward(self, x: Tensor, marks: Tensor | None, keep: bool, *others: Tensor | None) -> tuple[Tensor, ...]:
-        """y, the last states and the tape, which is empty unless it is to be kept."""
+    def forward(self, x: Tensor, marks: Tensor | None, keep: bool, *others: Tensor | None) -> tuple[Any, ...]:
+        """y, the last states and the tape, which is None unless it is to be kept."""
         outputs = self._outputs(x, marks, keep, *others)
-        y, *last, tape = [output.numpy() for output in outputs]
+        y, *last = [output.numpy() for output in outputs[:-1]]
+        tape = outputs[-1].numpy() if keep else (None, None)
         (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, DTYPES[x.dtype]  # noqa: E741
         x_array = _steps("x", x, (T, B, I), dtype)
         weights = [_array(*each, dtype) for each in zip(WEIGHTS, others, self._shapes(I, H) * D, strict=False)]
@@ -133,7 +133,7 @@ class Op:
                 *(f"{self.name}_torch", (T, B, I, H), dtype),
                 *(x_array, *[state[k] for state in first[::-1]], w_ih, w_hh),
                 *(b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)),
-                *(y[:, :, k * H : (k + 1) * H], tape[k] if keep else None, *[state[k] for state in last[::-1]]),
+                *(y[:, :, k * H : (k + 1) * H], tape[k], *[state[k] for state in last[::-1]]),
                 *(row_marks[k], k == 1),
             )
         return outputs
@@ -197,9 +197,9 @@ class Op:
         D = 1 if others[2] is None else 2
         y_grad = others[6 + n]
         if y_grad is None:
-            y_grad = y.new_zeros(1).expand(T, B, D * H)
+            y_grad = y.new_zeros(D * H).expand(T, B, -1)
         if x is None:  # it is not read
-            x = y.new_zeros(1).expand(T, B, I)
+            x = y.new_zeros(I).expand(T, B, -1)
         dtype = DTYPES[y.dtype]
         y_array = _array("y", y, (T, B, D * H), dtype)
         tape_array = _array("tape", tape, (D, self.parts, T, B, H), dtype)
@@ -268,14 +268,14 @@ def _array(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: Any)
     """The tensor's memory as an array in C order; zeros for None."""
     if tensor is None:
         return np.zeros(shape, dtype)
-    array: Array = tensor.detach().numpy()
+    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
     _check(name, array, shape, dtype)
     return np.ascontiguousarray(array)
 
 
 def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any) -> Array:
     """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
-    array: Array = tensor.detach().numpy()
+    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
     _check(name, array, shape, dtype)
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
@@ -296,9 +296,9 @@ def _check(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -> None:
 def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, *arguments: Any) -> None:
     """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
     threads = _threads.num_threads(torch.get_num_threads())
-    size, planned = WORK[name](*sizes, dtype.itemsize, threads)
+    size, planned = _kernels.WORK[name](*sizes, dtype.itemsize, threads)
     ready = 1 if planned == 1 else _team.ready(planned)
-    lost = KERNELS[name][dtype.itemsize == 8](*arguments, np.empty(size, np.uint8), threads, ready)
+    lost = _kernels.KERNELS[name][dtype.itemsize == 8](*arguments, np.empty(size, np.uint8), threads, ready)
     if planned > 1:
         _team.report(lost)
 
