@@ -4,9 +4,10 @@
 
 A process is a way to load the two: which is imported first, whether blockcell has a runtime of its own, as in a wheel
 that auditwheel has repaired, and what the environment says.  In each a call of blockcell's is timed alone, a call of
-PyTorch's alone, and both where they alternate: whose threads wait busily after a call is in the other's way if they are
-not the same threads.  Prints the mean microseconds of a call, the median of the rounds, as docs/threads.md has them.
-The size is TxBxH.  Nothing else should run on the machine.
+PyTorch's alone, and both where they alternate: threads that wait busily after a call are in the other's way if they are
+not the same threads.  All of it on a quiet machine, then beside as many busy processes as there are CPUs.  Prints the
+tables of docs/threads.md: mean microseconds of a call alone, and in turn, each the median of the rounds.  The size is
+TxBxH.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ sys.path += [str(ROOT), str(ROOT / "tests")]  # a copy with its own runtime stan
 
 ONE = "one runtime"
 TWO = "two runtimes"
-PLACES = ("quiet", "busy")
+PLACES, PAIRS = ("quiet", "busy"), ("inference", "training")
 WAYS = {  # imports, whether blockcell has a runtime of its own, environment
     f"{ONE}, torch first": ("torch blockcell", False, {}),
     f"{ONE}, blockcell first": ("blockcell torch", False, {}),
@@ -39,6 +40,7 @@ WAYS = {  # imports, whether blockcell has a runtime of its own, environment
     f"{TWO}, `OMP_WAIT_POLICY=active`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "active"}),
     f"{ONE}, `GOMP_SPINCOUNT=1000`": ("torch blockcell", False, {"GOMP_SPINCOUNT": "1000"}),
     f"{ONE}, `OMP_WAIT_POLICY=passive`": ("torch blockcell", False, {"OMP_WAIT_POLICY": "passive"}),
+    "`OMP_NUM_THREADS=1`": ("torch blockcell", False, {"OMP_NUM_THREADS": "1"}),
 }
 Call = Callable[[], object]
 
@@ -75,7 +77,7 @@ def work(imports: list[str], T: int, B: int, H: int) -> None:
 
     import blockcell
 
-    threads = len(os.sched_getaffinity(0))
+    threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
     torch.set_num_threads(threads)
     blockcell.set_num_threads(threads)
     pairs = calls(T, B, H)
@@ -124,7 +126,7 @@ def main() -> None:
         }
         rounds: dict[tuple[str, str, str], list[list[float]]] = {}
         for _ in range(options.rounds):
-            for place, pair in itertools.product(PLACES, ("inference", "training")):
+            for place, pair in itertools.product(PLACES, PAIRS):
                 with others(place):
                     for way, worker in workers.items():
                         rounds.setdefault((place, pair, way), []).append(worker.ask((pair, options.seconds)))
@@ -133,10 +135,16 @@ def main() -> None:
     info = blockcell.build_info()
     machine = f"{os.cpu_count()} CPUs, {info['cpu']}, {info['compiler']}, torch {torch.__version__}"
     print(f"{machine}, T x B x H = {options.size}\n")
-    print("| | | | blockcell alone | in turn | PyTorch alone | in turn |\n|---|---|---|---|---|---|---|")
-    for (place, pair, way), found in rounds.items():
-        ours, theirs, ours_in_turn, theirs_in_turn = (statistics.median(column) for column in zip(*found, strict=True))
-        print(f"| {place} | {pair} | {way} | {ours:.0f} | {ours_in_turn:.0f} | {theirs:.0f} | {theirs_in_turn:.0f} |")
+    for place in PLACES:
+        heads = [f"{pair}: {who}" for pair in PAIRS for who in ("blockcell", "PyTorch")]
+        print(f"| {place} | {' | '.join(heads)} |\n" + "|---" * (1 + len(heads)) + "|")
+        for way in WAYS:
+            cells = []
+            for pair in PAIRS:
+                found = [statistics.median(column) for column in zip(*rounds[place, pair, way], strict=True)]
+                cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(found[:2], found[2:], strict=True)]
+            print(f"| {way} | {' | '.join(cells)} |")
+        print()
 
 
 if __name__ == "__main__":

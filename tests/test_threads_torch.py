@@ -5,10 +5,11 @@ linker, which prefers what is there for all: PyTorch puts its own there when it 
 """
 
 import platform
+import re
 from pathlib import Path
 
 import pytest
-from fresh import printed
+from fresh import printed, python
 from own_runtime import LOADED, copy
 
 import blockcell
@@ -62,3 +63,15 @@ def test_whose_threads(order, own, started, runtimes, tmp_path):
     environment = copy(tmp_path) if own else {"PYTHONPATH": str(Path(blockcell.__file__).parents[1])}
     found = printed(f"import {order}\n{BOTH}", PYTHONSAFEPATH="1", **environment).split()
     assert found == ["1", str(started), expected[1], str(runtimes), "True"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_of_pytorch_sleep_soon(own, tmp_path):
+    """Where blockcell.torch is what loads it; nothing is left for programs that are started later."""
+    pytest.importorskip("torch")
+    environment = copy(tmp_path) if own else {"PYTHONPATH": str(Path(blockcell.__file__).parents[1])}
+    unset = dict.fromkeys(["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
+    code = "import os; import blockcell.torch; print(os.environ.get('GOMP_SPINCOUNT'))"
+    result = python(code, PYTHONSAFEPATH="1", OMP_DISPLAY_ENV="VERBOSE", **unset, **environment)
+    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr) == ["1000"] * (1 + own)
+    assert result.stdout.split() == ["None"]
