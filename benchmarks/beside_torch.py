@@ -37,7 +37,6 @@ WAYS = {  # imports, whether blockcell has a runtime of its own, environment
     TWO: ("blockcell torch", True, {}),
     f"{TWO}, `GOMP_SPINCOUNT=1000`": ("blockcell torch", True, {"GOMP_SPINCOUNT": "1000"}),
     f"{TWO}, `OMP_WAIT_POLICY=passive`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "passive"}),
-    f"{TWO}, `OMP_WAIT_POLICY=active`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "active"}),
     f"{ONE}, `GOMP_SPINCOUNT=1000`": ("torch blockcell", False, {"GOMP_SPINCOUNT": "1000"}),
     f"{ONE}, `OMP_WAIT_POLICY=passive`": ("torch blockcell", False, {"OMP_WAIT_POLICY": "passive"}),
     "`OMP_NUM_THREADS=1`": ("torch blockcell", False, {"OMP_NUM_THREADS": "1"}),

@@ -4,9 +4,9 @@
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, half an hour
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
 
-I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights and
-input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users have
-it: it breaks the graph at torch.nn's modules.  Each candidate is a process of its own, and they are asked in turn
+I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
+and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
+have it: it breaks the graph at torch.nn's modules.  Each candidate is a process of its own, and they are asked in turn
 (turns.py).  A round goes through all points, but the rounds of a compiled one follow each other, since compiling takes
 long.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
 docs/benchmarks/torch.md of it.
