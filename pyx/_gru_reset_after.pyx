@@ -11,7 +11,8 @@ from forward cimport run_forward, run_pack, run_stream
 from gru_reset_after cimport reset_after_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
+    H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
+    W_RU, W_RU_GRAD, X, X_GRAD
 )
 from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, use_panels
 from source cimport BLOCKCELL_SOURCE
@@ -181,6 +182,99 @@ def gru_reset_after_layer_grad(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    with nogil:
+        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+# ------------------------------------------------------------------------------- layers with weights as PyTorch has them
+cdef ResetAfter torch_cell() noexcept nogil:
+    """w_ih [3H,I] and w_hh [3H,H] with the gates r, u and the candidate c."""
+    cdef ResetAfter c = reset_after_of()
+    c.transposed = True
+    return c
+
+
+def gru_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef ResetAfter c = torch_cell()
+    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+def gru_torch(
+    const store[:, :, :] x, const store[:, ::1] h, const store[:, ::1] w_ih, const store[:, ::1] w_hh,
+    const store[::1] b_ru, const store[::1] b_c, const store[::1] b_hc, store[:, :, :] y, store[:, :, :, ::1] saved,
+    store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads,
+    int ready
+):
+    """As `gru_reset_after_layer`, but from weights that are not packed."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef ResetAfter c = torch_cell()
+    cdef Py_ssize_t I = x.shape[2], H = h.shape[1]
+    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], I, H, computed_size(&x[0, 0, 0]), False, num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV] = &x[0, 0, 0], &h[0, 0]
+    inputs[W_RU], inputs[W_H] = &w_ih[0, 0], &w_hh[0, 0]
+    inputs[W_C], inputs[W_C_H] = inputs[W_RU] + 2 * H * I, inputs[W_H] + 2 * H * H
+    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
+    for k in range(OUT_R, OUT_HC + 1):
+        outputs[k] = NULL if saved is None else &saved[k - OUT_R, 0, 0, 0]
+    outputs[OUT_H], outputs[H_LAST] = &y[0, 0, 0], &h_last[0, 0]
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    use_panels(&p, aligned(work))
+    with nogil:
+        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+def gru_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef ResetAfter c = torch_cell()
+    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+def gru_torch_grad(
+    const store[:, :, :] x, const store[:, ::1] h, const store[:, ::1] w_ih, const store[:, ::1] w_hh,
+    const store[:, :, :, ::1] saved, const store[:, :, :] y, const store[:, :, :] y_grad,
+    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, bint adds, store[:, ::1] h_grad, store[:, ::1] w_ih_grad,
+    store[:, ::1] w_hh_grad, store[::1] b_ru_grad, store[::1] b_c_grad, store[::1] b_hc_grad,
+    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads, int ready
+):
+    """The gradients of that, without those that are None: x_grad; the weights' and the biases'.  With `adds`, x_grad is
+    added to what is there.  The rows of x, y, y_grad and x_grad may lie anywhere."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef ResetAfter c = torch_cell()
+    cdef Py_ssize_t I = x.shape[2], H = h.shape[1]
+    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], I, H, computed_size(&x[0, 0, 0]), True, num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[H_PREV] = &x[0, 0, 0], &h[0, 0]
+    inputs[W_RU], inputs[W_H] = &w_ih[0, 0], &w_hh[0, 0]
+    inputs[W_C], inputs[W_C_H] = inputs[W_RU] + 2 * H * I, inputs[W_H] + 2 * H * H
+    for k in range(OUT_R, OUT_HC + 1):
+        inputs[k] = &saved[k - OUT_R, 0, 0, 0]
+    inputs[OUT_H], inputs[H_GRAD], inputs[H_LAST_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], &h_last_grad[0, 0]
+    outputs[H_PREV_GRAD], outputs[W_RU_GRAD] = &h_grad[0, 0], NULL
+    if w_ih_grad is not None:
+        outputs[W_RU_GRAD], outputs[W_H_GRAD] = &w_ih_grad[0, 0], &w_hh_grad[0, 0]
+        outputs[W_C_GRAD], outputs[W_C_H_GRAD] = outputs[W_RU_GRAD] + 2 * H * I, outputs[W_H_GRAD] + 2 * H * H
+        outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
+    p.x_layout, p.h_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
+    p.d_y_layout = strided(y_grad.strides, sizeof(store))
+    p.adds = adds
+    if x_grad is None:
+        p.x_panels = 0
+    else:
+        outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]

@@ -13,8 +13,8 @@ from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, WCF, WCF_GRAD,
-    WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
+    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
+    WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from plan cimport (
     Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, use_panels
@@ -348,6 +348,96 @@ def lstm_layer_grad(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    with nogil:
+        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+# ------------------------------------------------------------------------------- layers with weights as PyTorch has them
+cdef Lstm torch_cell() noexcept nogil:
+    """w_ih [4H,I] and w_hh [4H,H] with the gates i, f, ci, o."""
+    cdef Lstm c = lstm_of(0, 0, False, True)
+    c.transposed = True
+    return c
+
+
+def lstm_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Lstm c = torch_cell()
+    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+def lstm_torch(
+    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w_ih,
+    const store[:, ::1] w_hh, const store[::1] b, store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last,
+    store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads,
+    int ready
+):
+    """As `lstm_layer`, but from weights that are not packed."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef Lstm c = torch_cell()
+    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), False,
+                                num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs[0, 0], &h[0, 0]
+    inputs[W], inputs[W_H], inputs[BIAS] = &w_ih[0, 0], &w_hh[0, 0], &b[0]
+    for k in range(OUT_I, OUTS):
+        outputs[k] = NULL if saved is None else &saved[k - OUT_I, 0, 0, 0]
+    outputs[OUT_H], outputs[CS_LAST], outputs[H_LAST] = &y[0, 0, 0], &cs_last[0, 0], &h_last[0, 0]
+    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
+    p.steps.reverse = reverse
+    if marks is not None:
+        p.steps.marks = &marks[0, 0]
+    use_panels(&p, aligned(work))
+    with nogil:
+        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+    return nanoseconds
+
+
+def lstm_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Lstm c = torch_cell()
+    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, p.threads
+
+
+def lstm_torch_grad(
+    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w_ih,
+    const store[:, ::1] w_hh, const store[:, :, :, ::1] saved, const store[:, :, :] y, const store[:, :, :] y_grad,
+    const store[:, ::1] cs_last_grad, const store[:, ::1] h_last_grad, store[:, :, :] x_grad, bint adds,
+    store[:, ::1] cs_grad, store[:, ::1] h_grad, store[:, ::1] w_ih_grad, store[:, ::1] w_hh_grad, store[::1] b_grad,
+    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads, int ready
+):
+    """The gradients of that, without those that are None: x_grad; the weights' and the bias'.  With `adds`, x_grad is
+    added to what is there.  The rows of x, y, y_grad and x_grad may lie anywhere."""
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef int k
+    cdef Lstm c = torch_cell()
+    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
+                                  num_threads)
+    cdef long long nanoseconds
+    inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs[0, 0], &h[0, 0]
+    inputs[W], inputs[W_H] = &w_ih[0, 0], &w_hh[0, 0]
+    for k in range(OUT_I, OUTS):
+        inputs[k] = &saved[k - OUT_I, 0, 0, 0]
+    inputs[OUT_H], inputs[H_GRAD], inputs[CS_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], NULL
+    inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = &cs_last_grad[0, 0], &h_last_grad[0, 0]
+    outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &cs_grad[0, 0], &h_grad[0, 0]
+    outputs[W_GRAD] = NULL
+    if w_ih_grad is not None:
+        outputs[W_GRAD], outputs[W_H_GRAD], outputs[BIAS_GRAD] = &w_ih_grad[0, 0], &w_hh_grad[0, 0], &b_grad[0]
+    p.x_layout, p.h_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
+    p.d_y_layout = strided(y_grad.strides, sizeof(store))
+    p.adds = adds
+    if x_grad is None:
+        p.x_panels = 0
+    else:
+        outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
         p.steps.marks = &marks[0, 0]

@@ -10,7 +10,8 @@ product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
 from cython.parallel cimport parallel, prange
 
 from gradients cimport (
-    PLAIN, add_columns, input_grad, input_grads, pack_inputs, pack_transposed, tiles_of, weight_grad_rows
+    PLAIN, add_columns, input_grad, input_grads, pack_inputs, pack_row, pack_transposed, plain_panels, tiles_of,
+    weight_grad_rows
 )
 from gru cimport candidate_grad_line, gates_grad_line
 from gru_reset_after cimport bars_grad_line
@@ -18,7 +19,7 @@ from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
 from operands cimport (
     BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, OUT_CS, OUT_H, OUT_R, W, W_GRAD, X, X_GRAD
+    H_PREV_GRAD, OUT_CS, OUT_H, OUT_R, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
 )
 from plan cimport Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of
 from real cimport real
@@ -56,6 +57,18 @@ cdef inline void load_gradients(
                 load_peepholes(work + p.peep, inputs, p.H, j)
 
 
+cdef inline void pack_w(
+    const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
+) noexcept nogil:
+    """Pack panel j of w.T, for matrix n of the weights and its rows for x or for h."""
+    cdef Py_ssize_t rows = p.I if of_x else p.H, first = j * PLAIN * p.L
+    if p.transposed:
+        pack_rows(panel, min(<Py_ssize_t> PLAIN, lines_in(panel, rows - first)), inputs[(W if of_x else W_H) + n] + first,
+                  rows, rows - first, p.N[n])
+    else:
+        pack_transposed(panel, inputs[W + n] + (0 if of_x else p.I * p.N[n]), p.N[n], rows, j)
+
+
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
@@ -66,9 +79,9 @@ cdef inline void pack_weights(
         j = k - p.h_panels
         for n in range(matrices_of(c)):
             if k < p.h_panels:
-                pack_transposed(work + p.w_h[n] + k * p.panel[n], inputs[W + n] + p.I * p.N[n], p.N[n], p.H, k)
+                pack_w(p, inputs, work + p.w_h[n] + k * p.panel[n], n, False, k)
             else:
-                pack_transposed(work + p.w_x[n] + j * p.panel[n], inputs[W + n], p.N[n], p.I, j)
+                pack_w(p, inputs, work + p.w_x[n] + j * p.panel[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -88,7 +101,7 @@ cdef inline const real *h_panel(
     if p.packs_all:
         return work + p.w_h[n] + j * p.panel[n]
     panel = own_panel(p, c, work, number, n)
-    pack_transposed(panel, inputs[W + n] + p.I * p.N[n], p.N[n], p.H, j)
+    pack_w(p, inputs, panel, n, False, j)
     return panel
 
 
@@ -127,9 +140,9 @@ cdef inline void state_grad_rows(
             d = work + p.d + (t * p.B + r) * p.Ns
             if k >= 0:
                 if cell is Lstm:
-                    before = input_row(&p.steps, inputs[CS_PREV], inputs[OUT_CS], p.H, t * p.B + r)
+                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, r)
                 else:
-                    before = input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, t * p.B + r)
+                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, r)
             for s in range(lines):
                 at = j * PLAIN + s
                 carry = acc + (q * LINES + s) * L
@@ -175,7 +188,7 @@ cdef inline void reset_grad_rows(
         product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], panel + p.panel[1], first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
-                before = input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, t * p.B + b + q)
+                before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b + q)
                 for s in range(lines):
                     at = j * PLAIN + s
                     gates_grad_line(p, inputs, before, at, t * p.B + b + q, acc + (q * LINES + s) * L,
@@ -237,10 +250,12 @@ cdef inline void x_grads(
     """One part of the tiles of x_grad."""
     cdef Py_ssize_t K = 0
     cdef const real *panels = NULL
+    if p.x_panels == 0:  # there are no inputs, or nobody asked for it
+        return
     if matrices_of(c) > 1:
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0], p.N[0],
-                panels, K, number, parts)
+    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, p.B, p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0],
+                p.N[0], panels, K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -266,10 +281,11 @@ cdef inline void single_step_grads(
                             b0, b1)
             continue
         k = j - p.h_panels
-        pack_transposed(panel, inputs[W], p.N[0], p.I, k)
+        pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
-            pack_transposed(panel2, inputs[W + 1], K, p.I, k)
-        input_grad(outputs[X_GRAD], &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, b0, b1, panel, p.N[0], panel2, K, k)
+            pack_w(p, inputs, panel2, 1, True, k)
+        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, p.B, p.I, work + p.d, p.Ns, b0, b1, panel, p.N[0], panel2,
+                   K, k)
 
 
 cdef inline void last_grads(
@@ -293,79 +309,147 @@ cdef inline void last_grads(
 
 
 # -------------------------------------------------------------------------------------------------- weights and biases
+cdef inline Py_ssize_t h_panels_at(const Backward *p, Py_ssize_t kb) noexcept nogil:
+    """Where the panels of h begin, behind those of x, for a block of kb rows."""
+    return plain_panels((p.I + p.L - 1) // p.L) * PLAIN * p.L * kb
+
+
 cdef inline void pack_block(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on."""
-    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r
+    """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on; if
+    transposed of d too."""
+    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r, t, b
+    cdef const real *d
+    cdef const store *x
+    cdef const store *h
     cdef const store *scale
     for k in range(share(kb, number, parts), share(kb, number + 1, parts)):
         r, scale = r0 + k, NULL
+        t, b = r // p.B, r % p.B
+        x = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
+        h = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+        if p.transposed:
+            d = work + p.d + r * p.Ns
+            pack_inputs(work + p.x + k * ROWS, p.tiles, d + p.column[n], <const real *> NULL, p.N[n])
+            if p.h_column[n] != p.column[n]:
+                pack_inputs(work + p.states + k * ROWS, p.tiles, d + p.h_column[n], <const real *> NULL, p.N[n])
+            pack_row(work + p.panels, x, p.I, k, kb)
+            pack_row(work + p.panels + h_panels_at(p, kb), h, p.H, k, kb)
+            continue
         if cell is Gru:
             if n == 1:
                 scale = inputs[OUT_R] + r * p.H
-        pack_inputs(work + p.x + k * ROWS, p.tiles, input_row(&p.steps, <store *> NULL, inputs[X], p.I, r),
-                    <store *> NULL, p.I)
-        pack_inputs(work + p.states + k * ROWS, p.tiles, input_row(&p.steps, inputs[H_PREV], inputs[OUT_H], p.H, r),
-                    scale, p.H)
+        pack_inputs(work + p.x + k * ROWS, p.tiles, x, <store *> NULL, p.I)
+        pack_inputs(work + p.states + k * ROWS, p.tiles, h, scale, p.H)
 
 
 cdef inline real *weight_grad_of(
-    const Backward *p, const real *work, store **outputs, int n
+    const Backward *p, const real *work, store **outputs, int n, bint of_x
 ) noexcept nogil:
-    """Where it is summed: in the output, or for float16 in scratch, in float32."""
+    """Where it is summed, in its rows for x or in those for h: in the output, or for float16 in scratch, in float32."""
+    cdef Py_ssize_t h = 0 if of_x else p.I * p.N[n]
     if store is half:
-        return <real *> work + p.w_grad[n]
+        return <real *> work + p.w_grad[n] + h
+    elif p.transposed:
+        return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
     else:
-        return <real *> outputs[W_GRAD + n]
+        return <real *> outputs[W_GRAD + n] + h
+
+
+cdef inline void transposed_grad(
+    const Backward *p, real *out, const real *tiles, const real *panels, Py_ssize_t N, Py_ssize_t M, Py_ssize_t kb,
+    bint first, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the rows of out [N,M], d.T @ inputs: add a block of kb rows."""
+    cdef Py_ssize_t L = line_of(out), j = share(tiles_of(N), number, parts), lines = lines_in(out, M), n = 0, m
+    cdef Py_ssize_t at = j * ROWS, rows = min(share(tiles_of(N), number + 1, parts) * ROWS, N) - at
+    while n < lines:
+        m = min(<Py_ssize_t> PLAIN, lines - n)
+        weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tiles, p.tiles, panels + n * L * kb, m, M - n * L,
+                         kb, first)
+        n += m
+
+
+cdef inline void transposed_grads(
+    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+) noexcept nogil:
+    """As `weight_grads`, for the transposed gradients: one part of their rows."""
+    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef bint apart = p.h_column[n] != p.column[n]
+    cdef const real *panels = work + p.panels
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x, panels, N, p.I, kb, r0 == 0, number, parts)
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.states if apart else p.x),
+                    panels + h_panels_at(p, kb), N, p.H, kb, r0 == 0, number, parts)
+    bias_grads(p, outputs, work, share(lines_in(work, N), number, parts), share(lines_in(work, N), number + 1, parts),
+               n, r0)
+
+
+cdef inline void bias_grads(
+    const Backward *p, store **outputs, real *work, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0
+) noexcept nogil:
+    """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
+    may have a bias of their own, with d in another column."""
+    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef Py_ssize_t at = j * L, columns = min(end * L, N) - at, l
+    cdef const real *d = work + p.d + r0 * p.Ns + at
+    cdef double *sums = <double *> (work + p.sums)
+    cdef double *sums_h = sums + lines_in(work, N) * L
+    cdef bint apart = p.h_column[n] != p.column[n]
+    if columns <= 0:
+        return
+    if r0 == 0:
+        clear(sums + at, (end - j) * L)
+        if apart:
+            clear(sums_h + at, (end - j) * L)
+    add_columns(sums + at, d + p.column[n], p.Ns, columns, kb)
+    if apart:
+        add_columns(sums_h + at, d + p.h_column[n], p.Ns, columns, kb)
+    if r0 + kb == rows:
+        for l in range(at, at + columns):
+            narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
+            if apart:
+                narrow(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
 
 
 cdef inline void weight_grads(
     const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias, the sum
-    of d: add a block of rows, from r0 on.  For the rows for h, and a bias of their own, d may be in another column."""
+    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias: add a
+    block of rows, from r0 on.  For the rows for h d may be in another column."""
     cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
-    cdef Py_ssize_t m, l
+    cdef Py_ssize_t m
     cdef const real *d = work + p.d + r0 * p.Ns + p.column[n]
     cdef const real *d_h = work + p.d + r0 * p.Ns + p.h_column[n]
-    cdef double *sums = <double *> (work + p.sums)
-    cdef double *sums_h = sums + lines * L
-    cdef bint apart = d_h != d
-    cdef real *panel = work + p.d_panels + number * min(<Py_ssize_t> ROW_BLOCK, rows) * PLAIN * L
-    cdef real *out = weight_grad_of(p, work, outputs, n)
+    cdef real *panel = work + p.panels + number * min(<Py_ssize_t> ROW_BLOCK, rows) * PLAIN * L
+    cdef real *out = weight_grad_of(p, work, outputs, n, True)
+    cdef real *out_h = weight_grad_of(p, work, outputs, n, False)
     while j < end:
         m = min(<Py_ssize_t> PLAIN, end - j)
-        if r0 == 0:
-            clear(sums + j * L, m * L)
         pack_rows(panel, m, d + j * L, p.Ns, N - j * L, kb)
-        add_columns(sums + j * L, panel, m, kb)
+        bias_grads(p, outputs, work, j, j + m, n, r0)
         weight_grad_rows(out + j * L, N, p.I, work + p.x, p.tiles, panel, m, N - j * L, kb, r0 == 0)
-        if apart:
-            if r0 == 0:
-                clear(sums_h + j * L, m * L)
+        if d_h != d:
             pack_rows(panel, m, d_h + j * L, p.Ns, N - j * L, kb)
-            add_columns(sums_h + j * L, panel, m, kb)
-        weight_grad_rows(out + p.I * N + j * L, N, p.H, work + p.states, p.tiles, panel, m, N - j * L, kb, r0 == 0)
-        if r0 + kb == rows:
-            for l in range(j * L, min((j + m) * L, N)):
-                narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
-                if apart:
-                    narrow(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
+        weight_grad_rows(out_h + j * L, N, p.H, work + p.states, p.tiles, panel, m, N - j * L, kb, r0 == 0)
         j += m
 
 
 cdef inline void narrow_weight_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows of the weight gradients of float16."""
+    """One part of the rows of the weight gradients of float16; transposed ones have as many values, in two arrays."""
     cdef Py_ssize_t rows = p.I + p.H, k
+    cdef store *to
     cdef int n
     for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
         for n in range(matrices_of(c)):
-            store_row(outputs[W_GRAD + n] + k * p.N[n], work + p.w_grad[n] + k * p.N[n], p.N[n])
+            to = outputs[W_GRAD + n] + k * p.N[n]
+            if p.transposed and k >= p.I:
+                to = outputs[W_H_GRAD + n] + (k - p.I) * p.N[n]
+            store_row(to, work + p.w_grad[n] + k * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
@@ -378,7 +462,10 @@ cdef inline void all_weight_grads(
         r = 0
         while r < p.steps.T * p.B:
             pack_block(p, c, inputs, work, 0, 1, n, r)
-            weight_grads(p, outputs, work, 0, 1, n, r)
+            if p.transposed:
+                transposed_grads(p, outputs, work, 0, 1, n, r)
+            else:
+                weight_grads(p, outputs, work, 0, 1, n, r)
             r += ROW_BLOCK
     if store is half:
         narrow_weight_grads(p, c, outputs, work, 0, 1)
@@ -449,7 +536,10 @@ cdef inline long long backward(
                     pack_block(p, c, inputs, work, part, parts, n, r)
                 barrier(&team)
                 for part in prange(parts, schedule="static"):
-                    weight_grads(p, outputs, work, part, parts, n, r)
+                    if p.transposed:
+                        transposed_grads(p, outputs, work, part, parts, n, r)
+                    else:
+                        weight_grads(p, outputs, work, part, parts, n, r)
                 barrier(&team)
                 r = r + ROW_BLOCK
             n = n + 1

@@ -453,7 +453,7 @@ cdef inline void weight_grads(
                 if r0 == 0:
                     for l in range(at, at + m * L):
                         sums[l] = 0
-                add_columns(sums + at, panel, m, kb)
+                add_columns(sums + at, work + p.d + r0 * p.Ns + at, p.Ns, min(m * L, O - at), kb)
         r0 += kb
     for l in range(min(b0 * PLAIN * L, O), min(b1 * PLAIN * L, O)):
         narrow(b_grad + l, <real> sums[l])
@@ -478,7 +478,7 @@ cdef inline long long backward(
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
-        input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
+        input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
     gather(&team)
@@ -490,7 +490,7 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(parts, schedule="static"):
-            input_grads(x_grad, &p.d_x_layout, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part,
+            input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part,
                         parts)
         for part in prange(parts, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)

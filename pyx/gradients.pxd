@@ -51,14 +51,15 @@ cdef inline void pack_transposed(
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
 cdef inline void input_grad(
-    store *x_grad, const Layout *layout, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t r0,
-    Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
+    store *x_grad, const Layout *layout, bint adds, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd,
+    Py_ssize_t r0, Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
     """Columns of x_grad that belong to panel j, in the rows r = t * B + b from r0 to r1: the first K columns of d times
-    `panel`, plus the next K2 times `panel2`."""
+    `panel`, plus the next K2 times `panel2`; with `adds` added to what is there."""
     cdef real[TILES * TILE] acc
+    cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
-    cdef Py_ssize_t r = r0, t, b, m, q, g
+    cdef Py_ssize_t r = r0, t, b, m, q, g, l
     cdef store *row
     if r0 == r1:
         return
@@ -72,6 +73,10 @@ cdef inline void input_grad(
         for q in range(m):
             row = x_grad + place(layout, t, b)
             for g in range(n):
+                if adds:
+                    load_line(before, row + (first + g) * L, I - (first + g) * L)
+                    for l in range(L):
+                        acc[(q * LINES + g) * L + l] = before[l] + acc[(q * LINES + g) * L + l]
                 store_line(row + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
             b += 1
             if b == B:
@@ -80,19 +85,19 @@ cdef inline void input_grad(
 
 
 cdef inline void input_grads(
-    store *x_grad, const Layout *layout, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd, Py_ssize_t rows,
-    const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
+    store *x_grad, const Layout *layout, bint adds, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd,
+    Py_ssize_t rows, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One part of x_grad: a few rows times one panel after the other."""
     cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j
     cdef Py_ssize_t tasks = (rows + most - 1) // most * count
     for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
         r, j = task // count * most, task % count
-        input_grad(x_grad, layout, B, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
+        input_grad(x_grad, layout, adds, B, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
                    panels2 + j * PLAIN * L * K2, K2, j)
 
 
-# --------------------------------------------------------------------------------------------- w_grad = inputs.T @ d
+# ------------------------------------------------------------------- w_grad = inputs.T @ d, or transposed d.T @ inputs
 cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
     return (inputs + ROWS - 1) // ROWS
 
@@ -122,6 +127,23 @@ cdef inline void pack_inputs(
             for q in range(n):
                 widen(&factor, scale + g * ROWS + q)
                 to[q] = to[q] * factor
+
+
+cdef inline void pack_row(real *panels, const store *row, Py_ssize_t M, Py_ssize_t k, Py_ssize_t kb) noexcept nogil:
+    """Row k of kb in the panels that hold M columns := `row`; zeros if that is NULL."""
+    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), k0 = k // BLOCK * BLOCK
+    cdef Py_ssize_t b = min(<Py_ssize_t> BLOCK, kb - k0), j, g, n
+    cdef real *panel
+    cdef real *to
+    for j in range(plain_panels(lines)):
+        panel = panels + j * PLAIN * L * kb
+        n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
+        for g in range(n):
+            to = packed_at(panel, n, g, k0, b) + (k - k0) * packed_step(panel, n, g)
+            if row is NULL:
+                clear(to, L)
+            else:
+                load_line(to, row + (j * PLAIN + g) * L, M - (j * PLAIN + g) * L)
 
 
 cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
@@ -176,25 +198,26 @@ cdef inline void weight_grad_rows(
         m += most
 
 
-cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_ssize_t kb) noexcept nogil:
-    """sums += the sums of the columns of a panel of n lines and kb rows of d: chains of BLOCK rows, added in order."""
+cdef inline void add_columns(
+    double *sums, const real *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+) noexcept nogil:
+    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order."""
     cdef double[LF] block
     cdef double[LF] chain
-    cdef Py_ssize_t L = line_of(panel), g, k0, k, b, l, step
-    cdef const real *rows
-    for g in range(n):
-        step = packed_step(panel, n, g)
+    cdef real[LF] line
+    cdef Py_ssize_t L = line_of(rows), g, k0, k, b, l
+    for g in range(lines_in(rows, n)):
         for l in range(L):
             block[l] = 0
         k0 = 0
         while k0 < kb:
             b = min(<Py_ssize_t> BLOCK, kb - k0)
-            rows = packed_at(panel, n, g, k0, b)
             for l in range(L):
                 chain[l] = 0
-            for k in range(b):
+            for k in range(k0, k0 + b):
+                load_line(line, rows + k * ld + g * L, n - g * L)
                 for l in range(L):
-                    chain[l] = chain[l] + rows[k * step + l]
+                    chain[l] = chain[l] + line[l]
             for l in range(L):
                 block[l] = block[l] + chain[l]
             k0 += b
@@ -204,8 +227,8 @@ cdef inline void add_columns(double *sums, const real *panel, Py_ssize_t n, Py_s
 
 # ----------------------------------------------------------------------------------------------------------- peepholes
 cdef inline void peephole_sum(
-    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, const store *rest, Py_ssize_t ld,
-    Py_ssize_t columns
+    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, Py_ssize_t H, const store *rest,
+    const Layout *layout, Py_ssize_t columns
 ) noexcept nogil:
     """out := the sum over all rows of d times the state that `input_row` finds, for at most one line of columns."""
     cdef double[LF] total
@@ -217,7 +240,7 @@ cdef inline void peephole_sum(
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
-        inputs = input_row(s, first, rest, ld, r)
+        inputs = input_row(s, first, H, rest, layout, r // s.B, r % s.B)
         for l in range(n):
             factor = 0
             if inputs is not NULL:

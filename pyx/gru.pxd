@@ -32,7 +32,7 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 
 cdef inline Gru gru_of() noexcept nogil:
     cdef Gru c
-    c.gates[RU], c.gates[C] = 2, 1
+    c.gates[RU], c.gates[C], c.transposed = 2, 1, False
     return c
 
 

@@ -36,7 +36,7 @@ cdef enum:
 
 cdef inline ResetAfter reset_after_of() noexcept nogil:
     cdef ResetAfter c
-    c.gates[0], c.gates[1] = 2, 1
+    c.gates[0], c.gates[1], c.transposed = 2, 1, False
     return c
 
 

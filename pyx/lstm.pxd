@@ -41,7 +41,7 @@ cdef enum:  # the lines of the peepholes
 
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     cdef Lstm c
-    c.gates[0], c.gates[1] = GATES, 0
+    c.gates[0], c.gates[1], c.transposed = GATES, 0, False
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
     return c
@@ -216,6 +216,9 @@ cdef inline void peephole_grads(
     cdef Py_ssize_t at = j * line_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at
-    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
-    peephole_sum(outputs[WCF_GRAD] + at, d + c.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, cs, p.H, n)
-    peephole_sum(outputs[WCO_GRAD] + at, d + c.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL, cs, p.H, n)
+    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
+                 &p.cs_layout, n)
+    peephole_sum(outputs[WCF_GRAD] + at, d + c.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
+                 &p.cs_layout, n)
+    peephole_sum(outputs[WCO_GRAD] + at, d + c.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL, p.H, cs,
+                 &p.cs_layout, n)

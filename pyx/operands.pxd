@@ -17,6 +17,7 @@ cdef enum:  # inputs
     X = OUTS
     H_PREV, CS_PREV
     W, W_C  # the LSTM has one matrix of weights, the GRUs have two
+    W_H, W_C_H  # their rows for h, where these are arrays of their own
     BIAS, BIAS_C, BIAS_HC
     WCI, WCF, WCO
     H_GRAD, CS_GRAD
@@ -31,6 +32,7 @@ cdef enum:  # outputs
     X_GRAD
     H_PREV_GRAD, CS_PREV_GRAD
     W_GRAD, W_C_GRAD
+    W_H_GRAD, W_C_H_GRAD
     BIAS_GRAD, BIAS_C_GRAD, BIAS_HC_GRAD
     WCI_GRAD, WCF_GRAD, WCO_GRAD
     DICFO, D_C_BAR, D_R_BAR_U_BAR  # where the cells' gradients end in TensorFlow

@@ -1,6 +1,7 @@
 """Weight matrices in panels, and products with them: what the forward passes of LSTM, GRU and Dense share.
 
-w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  A panel holds `units` lines of
+w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  `transposed`, it is as PyTorch
+has it: [gates * H, I] and [gates * H, H], which is a matrix's rows for x and those for h, transposed.  A panel holds `units` lines of
 hidden units with all of their gates: its line g is gate g % gates of line of units j * units + g // gates, so that the
 gates of a unit meet in one accumulator tile.
 
@@ -14,8 +15,8 @@ block by block, where the block is still in cache when it is used, or for few ro
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, most_at_once, packed_at,
-    packed_step, product, product_of_one, row_group, store
+    BLOCK, LF, LINES, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, load_lines_transposed,
+    most_at_once, pack_line_transposed, packed_at, packed_step, product, product_of_one, row_group, store
 )
 
 cdef enum:
@@ -72,6 +73,8 @@ cdef struct Panels:
     Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
     Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
     bint apart  # the last gate's products with x and with h are not added
+    bint transposed
+    Py_ssize_t I  # rows of w for x
     Py_ssize_t K  # rows of a packed panel; its bias follows as row K
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
@@ -79,7 +82,9 @@ cdef struct Panels:
 
 cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    return panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates)
+    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates)
+    p.I = I
+    return p
 
 
 cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
@@ -91,8 +96,8 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.width[0], p.apart = gates, False
-    p.K = K
+    p.width[0], p.apart, p.transposed = gates, False, False
+    p.I = p.K = K
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
 
@@ -132,6 +137,25 @@ cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noe
 
 
 # ------------------------------------------------------------------------------------------------------------- packing
+cdef inline Py_ssize_t row_stride(const Panels *p, Py_ssize_t gate, bint of_x) noexcept nogil:
+    """From one row of a gate's matrix to the next, or of a transposed one from one column to the next."""
+    if p.transposed:
+        return p.I if of_x else p.H
+    return p.width[p.matrix[gate]] * p.H
+
+
+cdef inline const store *weight_at(
+    const Panels *p, const store **w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column, bint of_x
+) noexcept nogil:
+    """Where a gate's weight in this row and column of w is."""
+    cdef int n = p.matrix[gate]
+    if not p.transposed:
+        return w[n] + row * row_stride(p, gate, of_x) + column
+    if of_x:
+        return w[n] + column * p.I + row
+    return w[MATRICES + n] + column * p.H + row - p.I
+
+
 cdef inline void pack_block(
     const Panels *p, real *panels, Py_ssize_t at, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
     Py_ssize_t j0, Py_ssize_t j1
@@ -142,17 +166,20 @@ cdef inline void pack_block(
     cdef real *panel
     cdef const store *columns
     while k < kb:
-        n = min(<Py_ssize_t> PACK, kb - k)
+        n = kb if p.transposed else min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
-            ld = p.width[p.matrix[gate]] * p.H
-            columns = w[p.matrix[gate]] + row * ld
+            ld = row_stride(p, gate, of_x)
             for j in range(j0, j1):
                 lines = p.gates * units_in(p, j)
                 panel = panels + j * p.size + at * lines * p.L
                 for u in range(units_in(p, j)):
                     g = line_in(p, u, gate, of_x)
-                    load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n,
-                               columns + column_of(p, j, u, gate), ld, width_of(p, j, u))
+                    columns = weight_at(p, w, gate, row, column_of(p, j, u, gate), of_x)
+                    if p.transposed:
+                        pack_line_transposed(panel, lines, g, columns, ld, width_of(p, j, u), kb)
+                    else:
+                        load_lines(packed_at(panel, lines, g, 0, kb), packed_step(panel, lines, g), k, n, columns, ld,
+                                   width_of(p, j, u))
         k += n
 
 
@@ -246,35 +273,40 @@ cdef inline void add_block_unpacked(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK rows at a time.  The memory of the
-    panels, which is not needed for weights here, holds the block's sums.  The order of summation is that of the
-    tile."""
-    cdef real[PACK * LINES * LF] wide
+    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK rows at a time, or if transposed a
+    line of columns at a time.  The memory of the panels, which is not needed for weights here, holds the block's sums.
+    The order of summation is that of the tile."""
+    cdef real[BLOCK * LF] wide
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first
     cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no lines
     cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, ld, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
-    if store is half:  # has to be converted, some lines at a time
+    if p.transposed:
+        whole = 0
+    elif store is half:  # has to be converted, some lines at a time
         whole = 0
     for l in range(p.gates * rows * stride_z):
         block[l] = 0
     while k < kb:
-        n = min(<Py_ssize_t> PACK, kb - k)
+        n = kb if p.transposed else min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
             sums = block + gate * rows * stride_z
-            ld = p.width[p.matrix[gate]] * p.H
-            columns = w[p.matrix[gate]] + (row + k) * ld + column_of(p, j0, 0, gate)
+            ld = row_stride(p, gate, of_x)
+            columns = weight_at(p, w, gate, row + k, column_of(p, j0, 0, gate), of_x)
             chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, ld, n)
             j = whole
             while j < lines:
                 m = 1
-                if store is half:
-                    m = min(<Py_ssize_t> LINES, lines - j)
-                for u in range(m):
-                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
-                               p.H - (first + j + u) * p.L)
+                if p.transposed:
+                    load_lines_transposed(&wide[0], p.L, columns + j * p.L * ld, ld, p.H - (first + j) * p.L, kb)
+                else:
+                    if store is half:
+                        m = min(<Py_ssize_t> LINES, lines - j)
+                    for u in range(m):
+                        load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
+                                   p.H - (first + j + u) * p.L)
                 chain_rows(sums + j * p.L, stride_z, rows, m, a + k, stride, &wide[0], m * p.L, n)
                 j += m
         k += n

@@ -21,6 +21,7 @@ cdef enum:
 
 cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
+    bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
@@ -28,10 +29,12 @@ cdef struct Lstm:
 
 cdef struct Gru:
     Py_ssize_t[MATRICES] gates
+    bint transposed
 
 
 cdef struct ResetAfter:  # the GRU that resets after the product
     Py_ssize_t[MATRICES] gates
+    bint transposed
 
 
 ctypedef fused cell:
@@ -108,6 +111,7 @@ cdef inline Forward forward_of(
     p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
+    p.w[0].transposed = c.transposed
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
         p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]
@@ -187,6 +191,7 @@ cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) no
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
     Steps steps  # those that are run
+    Layout x_layout, h_layout, cs_layout  # of x, the output h, and cs
     Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
     Py_ssize_t B, I, H
     Py_ssize_t L, J  # units in a line, lines of units
@@ -198,13 +203,16 @@ cdef struct Backward:
     Py_ssize_t threads  # that are of use
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
     bint by_rows  # parts are of the batch, not of the hidden units
+    bint adds  # x_grad is added to what is there
+    bint transposed  # as in the cell
     Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
     # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
     # weight gradients in float32, which take the panels' place; carries of h and cs, peepholes, d.
     Py_ssize_t[MATRICES] w_h, w_x, w_grad
     Py_ssize_t d_h, d_cs, peep, d
-    # And for the weight gradients of a block of rows: x and states in tiles, sums of columns in double, panels of d.
-    Py_ssize_t x, states, sums, d_panels, total
+    # And for the weight gradients of a block of rows: x and states in tiles, panels of d; or, if transposed, d in tiles
+    # for x and for h, panels of x and states.  Sums of columns of d in double.
+    Py_ssize_t x, states, sums, panels, total
 
 
 cdef inline Backward backward_of(
@@ -213,11 +221,13 @@ cdef inline Backward backward_of(
 ) noexcept nogil:
     """The plan of a backward pass; with `weights` it computes gradients of the weights and biases too."""
     cdef Backward p
-    cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0
+    cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0, N
     cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H = B, I, H
-    p.d_y_layout, p.d_x_layout = layout_of(B, H), layout_of(B, I)
+    p.x_layout = p.d_x_layout = layout_of(B, I)
+    p.h_layout = p.cs_layout = p.d_y_layout = layout_of(B, H)
+    p.adds, p.transposed = False, c.transposed
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.Hs, p.Ns = stride_of(H, p.L), stride_of(columns_of(c) * H, p.L)
@@ -246,10 +256,11 @@ cdef inline Backward backward_of(
     p.d = take(&p.total, T * B * p.Ns)
     if weights:
         p.tiles = stride_of(block * ROWS, p.L)
-        p.x = take(&p.total, tiles_of(I) * p.tiles)
-        p.states = take(&p.total, tiles_of(H) * p.tiles)
+        N = max(p.N[0], p.N[matrices_of(c) - 1])
+        p.x = take(&p.total, tiles_of(N if c.transposed else I) * p.tiles)
+        p.states = take(&p.total, tiles_of(N if c.transposed else H) * p.tiles)
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
-        p.d_panels = take(&p.total, threads * block * PLAIN * p.L)
+        p.panels = take(&p.total, block * PLAIN * p.L * (p.x_panels + p.h_panels if c.transposed else threads))
     return p
 
 
@@ -260,7 +271,7 @@ cdef inline Backward cell_grad_plan(
     cdef Backward p
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H
-    p.d_y_layout = layout_of(B, H)
+    p.cs_layout = p.d_y_layout = layout_of(B, H)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H

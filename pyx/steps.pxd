@@ -76,17 +76,16 @@ cdef inline void load_steps(
 
 
 cdef inline const store *input_row(
-    const Steps *s, const store *first, const store *rest, Py_ssize_t ld, Py_ssize_t r
+    const Steps *s, const store *first, Py_ssize_t H, const store *rest, const Layout *layout, Py_ssize_t t,
+    Py_ssize_t b
 ) noexcept nogil:
-    """What row r = (t, b) read: of x where `first` is NULL, else the state that it started from, which stands in
-    `first`, the initial one, or in `rest`, those that the steps gave.  NULL where that is nothing or zero."""
-    cdef int mark = s.marks[r] if s.marks is not NULL else 0
-    cdef Py_ssize_t t0
+    """What row (t, b) read: of x where `first` is NULL, else the state that it started from, which stands in `first`
+    [B,H], the initial one, or in `rest`, those that the steps gave.  NULL where that is nothing or zero."""
+    cdef int mark = s.marks[t * s.B + b] if s.marks is not NULL else 0
     if mark & ENDED or (mark & FRESH and first is not NULL):
         return <const store *> NULL
     if first is NULL:
-        return rest + r * ld
-    t0 = step_at(s, 0)
-    if mark & FIRST or t0 * s.B <= r < (t0 + 1) * s.B:
-        return first + r % s.B * ld
-    return rest + (r + s.B if s.reverse else r - s.B) * ld
+        return rest + place(layout, t, b)
+    if mark & FIRST or t == step_at(s, 0):
+        return first + b * H
+    return rest + place(layout, t + 1 if s.reverse else t - 1, b)

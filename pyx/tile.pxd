@@ -216,7 +216,7 @@ cdef inline void load_lines(
 
 
 cdef inline void pack_rows(
-    real *panel, Py_ssize_t lines, const real *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
+    real *panel, Py_ssize_t lines, const store *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """A panel of so many lines := n columns of K rows (row stride ld), zeros beyond."""
     cdef Py_ssize_t k0 = 0, k, g, kb, lanes = line_of(panel)
@@ -256,36 +256,41 @@ cdef inline called transpose_squares(
         dst += 16 // sizeof(real) * step
 
 
+cdef inline void load_lines_transposed(
+    real *dst, Py_ssize_t step, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+) noexcept nogil:
+    """kb <= BLOCK lines, a step apart: line k := column k of the n rows of w that start at `w`, zeros beyond."""
+    cdef Py_ssize_t k, l, lanes = line_of(dst), side = 16 // sizeof(real), squares = kb // side
+    cdef Py_ssize_t count = min(n, lanes), whole = count // side, stride = ld
+    cdef real[LF * BLOCK] wide
+    cdef const real *rows
+    if store is half:
+        rows, stride = wide, BLOCK
+        for l in range(count):
+            load_row(wide + l * BLOCK, w + l * ld, kb)
+    else:
+        rows = <const real *> w
+    for l in range(whole):
+        transpose_squares(dst + l * side, step, rows + l * side * stride, stride, squares)
+        for k in range(squares * side * side, kb * side):  # columns that fill no square
+            dst[k // side * step + l * side + k % side] = rows[(l * side + k % side) * stride + k // side]
+    for l in range(whole * side, count):
+        for k in range(kb):
+            dst[k * step + l] = rows[l * stride + k]
+    for l in range(count, lanes):
+        for k in range(kb):
+            dst[k * step + l] = 0
+
+
 cdef inline void pack_line_transposed(
     real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Line g of a panel of w transposed := the n rows of w that start at `w`, K values each, zeros beyond."""
-    cdef Py_ssize_t q, k0, k, l, kb, squares, lanes = line_of(panel), step = packed_step(panel, lines, g)
-    cdef Py_ssize_t side = 16 // sizeof(real), count = min(n, lanes), whole = count // side, stride = ld
-    cdef real[LF * BLOCK] wide
-    cdef const real *rows
-    cdef real *dst
+    cdef Py_ssize_t q, k0, kb
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        squares = kb // side
-        dst = packed_at(panel, lines, g, k0, kb)
-        if store is half:
-            rows, stride = wide, BLOCK
-            for l in range(count):
-                load_row(wide + l * BLOCK, w + l * ld + k0, kb)
-        else:
-            rows = <const real *> w + k0
-        for l in range(whole):
-            transpose_squares(dst + l * side, step, rows + l * side * stride, stride, squares)
-            for k in range(squares * side * side, kb * side):  # columns that fill no square
-                dst[k // side * step + l * side + k % side] = rows[(l * side + k % side) * stride + k // side]
-        for l in range(whole * side, count):
-            for k in range(kb):
-                dst[k * step + l] = rows[l * stride + k]
-        for l in range(count, lanes):
-            for k in range(kb):
-                dst[k * step + l] = 0
+        load_lines_transposed(packed_at(panel, lines, g, k0, kb), packed_step(panel, lines, g), w + k0, ld, n, kb)
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
