@@ -148,7 +148,7 @@ def _add_modules(
     """Add what a Sequential consists of; the key of its result."""
     for name, child in module.named_children():
         key, kind = prefix + name, type(child).__name__
-        known = is_of(("torch",), type(child), kind)
+        known = is_of(("torch", "blockcell"), type(child), kind)
         if known and kind == "Sequential":
             last = _add_modules(caller, steps, child, source, groups, f"{key}.", last)
             continue

@@ -1,0 +1,15 @@
+"""`LSTM` and `GRU` in place of ``torch.nn.LSTM`` and ``torch.nn.GRU`` on the CPU.
+
+`replace` puts them into a model that is there, sharing its parameters, and `restore` takes them out again.  The extra
+``torch`` installs what this needs; ``import blockcell`` alone does not import it.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"blockcell.torch needs PyTorch: pip install 'blockcell[torch]' ({error})") from error
+
+from .modules import GRU, LSTM
+from .swap import Report, replace, restore
+
+__all__ = ["GRU", "LSTM", "Report", "replace", "restore"]

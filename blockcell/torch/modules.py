@@ -1,0 +1,182 @@
+"""The modules that stand in for ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.modules.rnn import RNNBase
+from torch.nn.utils.rnn import PackedSequence
+
+from . import op
+from .packed import Packing
+
+
+class Recurrent(RNNBase):
+    """What `LSTM` and `GRU` have in common.
+
+    They do not derive from PyTorch's LSTM and GRU, into which torch.compile refuses to look, but have the same base:
+    that has parameters and their initial values, the checks of the constructor's arguments, repr and pickling.
+    """
+
+    _op: ClassVar[op.Op]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        mode = self._op.name.upper()
+        if proj_size:
+            raise ValueError(f"{_caller(mode)}: proj_size is {proj_size}; expected 0, or use torch.nn.{mode}")
+        place = torch.get_default_device() if device is None else torch.device(device)
+        if place.type not in ("cpu", "meta"):
+            raise ValueError(f"{_caller(mode)}: device is {place}; expected cpu, or use torch.nn.{mode}")
+        _check_dtype(mode, "dtype is", torch.get_default_dtype() if dtype is None else dtype)
+        options = num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
+        super().__init__(mode, input_size, hidden_size, *options)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As that of torch.nn.LSTM and torch.nn.GRU."""
+        weights = self._weights()
+        given = input.data if isinstance(input, PackedSequence) else input
+        if not isinstance(given, Tensor):
+            kind = type(given).__name__
+            raise TypeError(f"{_caller(self.mode)}: input is of type {kind}; expected a tensor or a PackedSequence")
+        x = self._cast("input", given, weights[0][0])
+        if x.shape[-1:] != (self.input_size,):
+            expected = f"Expected {self.input_size}, got {[*x.shape]}"
+            raise RuntimeError(f"input.size(-1) must be equal to input_size. {expected}")
+        dims = x.dim()
+        if isinstance(input, PackedSequence):
+            if dims != 2:
+                raise RuntimeError(f"input must have 2 dimensions, got {dims}")
+            return self._packed(input, x, weights, hx)
+        if dims not in (2, 3):
+            raise ValueError(f"{self.mode}: Expected input to be 2D or 3D, got {dims}D instead")
+        is_batched = dims == 3
+        if not is_batched:
+            x = x.unsqueeze(1)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        if x.shape[0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        y, lasts = self._run(x, None, weights, self._states(hx, x, weights, is_batched))
+        if not is_batched:
+            y, lasts = y.squeeze(1), [last.squeeze(1) for last in lasts]
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        return y, self._like_hx(lasts)
+
+    def _packed(self, sequences: PackedSequence, data: Tensor, weights: list[op.Tensors], hx: Any) -> Any:
+        """`forward` of a PackedSequence with these data."""
+        batch_sizes, to_sorted, from_sorted = sequences[1:]
+        packing = Packing(batch_sizes, len(data), batch_sizes[0] if to_sorted is None else len(to_sorted))
+        x = packing.pad(data)
+        states = self._states(hx, x, weights, True)
+        if to_sorted is not None:
+            states = [state if state is None else state.index_select(1, to_sorted) for state in states]
+        y, lasts = self._run(x, packing, weights, states)
+        if from_sorted is not None:
+            lasts = [last.index_select(1, from_sorted) for last in lasts]
+        return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
+
+    def _run(
+        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor | None]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H]."""
+        count, D = self.num_layers, 2 if self.bidirectional else 1
+        marks = None if packing is None else packing.marks
+        lasts = []
+        for layer in range(count):
+            first = states if count == 1 else [s if s is None else s[layer * D : (layer + 1) * D] for s in states]
+            x, *last = self._op(x, marks, weights[layer], first)
+            lasts.append(last)
+            if self.training and self.dropout and layer < count - 1:
+                if packing is None:
+                    x = torch.nn.functional.dropout(x, self.dropout)
+                else:  # only of what is there, so that the same numbers are drawn as by torch.nn
+                    x = packing.pad(torch.nn.functional.dropout(packing.pack(x), self.dropout))
+        return x, lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
+
+    # -------------------------------------------------------------------------------------------------------- arguments
+    def _weights(self) -> list[op.Tensors]:
+        """The eight weights of each layer, by name at each call: parametrizations and functional_call replace them."""
+        parameters, D = self._parameters, 2 if self.bidirectional else 1
+        each: list[list[Tensor | None]] = []
+        for names in self._all_weights:
+            own = [parameters[name] if name in parameters else getattr(self, name) for name in names]
+            each.append(own if len(own) == 4 else [*own, None, None])
+        if D == 2:
+            return [(*each[k], *each[k + 1]) for k in range(0, len(each), 2)]
+        return [(*own, None, None, None, None) for own in each]
+
+    def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
+        """The tensor, on the CPU and of the weights' dtype."""
+        if not (tensor.is_cpu and weight.is_cpu):
+            where = f"{what} is on {tensor.device}, the weights on {weight.device}"
+            raise ValueError(f"{_caller(self.mode)}: {where}; expected cpu, or use torch.nn.{self.mode}")
+        _check_dtype(self.mode, "the weights are", weight.dtype)
+        if tensor.dtype == weight.dtype:
+            return tensor
+        if torch.is_autocast_enabled("cpu"):
+            return tensor.to(weight.dtype)
+        raise ValueError(
+            f"RNN {what} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {what}:"
+            f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
+        )
+
+    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor | None]:
+        """hx as a list, [L*D,B,H] each."""
+        names = self._op.states
+        if hx is None:
+            return [None] * len(names)
+        given = (hx,) if len(names) == 1 else hx
+        if not (
+            isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)
+        ):
+            form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
+            raise TypeError(f"{_caller(self.mode)}: hx is of type {type(hx).__name__}; expected {form}")
+        sizes = self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size
+        expected = sizes if is_batched else sizes[::2]
+        states: list[Tensor | None] = []
+        for k, state in enumerate(given):
+            if state.shape != expected:
+                number = f"[{k}]" if len(names) > 1 else ""
+                raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
+            state = self._cast("hx", state, weights[0][0])
+            states.append(state if is_batched else state.unsqueeze(1))
+        return states
+
+    def _like_hx(self, lasts: list[Tensor]) -> Any:
+        return lasts[0] if len(lasts) == 1 else tuple(lasts)
+
+
+def _caller(mode: str) -> str:
+    return f"blockcell.torch.{mode}"
+
+
+def _check_dtype(mode: str, what: str, dtype: torch.dtype) -> None:
+    if dtype not in op.DTYPES:
+        raise TypeError(f"{_caller(mode)}: {what} {dtype}; expected torch.float32 or torch.float64")
+
+
+class LSTM(Recurrent):
+    """LSTM"""
+
+    _op = op.LSTM
+
+
+class GRU(Recurrent):
+    """GRU"""
+
+    _op = op.GRU

@@ -1,0 +1,71 @@
+"""PackedSequences as padded tensors and back, by one index, so that torch.compile can trace it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layers.shared import ENDED, FIRST
+
+
+class Packing:
+    """How the rows of a PackedSequence, the longest one first, lie in a tensor [T,B,.].
+
+    Parameters
+    ----------
+    batch_sizes : Tensor (T,)
+        Of a PackedSequence.
+    count : int
+        The sum of the batch sizes.
+    B : int
+        The first of them.
+    """
+
+    def __init__(self, batch_sizes: Tensor, count: int, B: Any) -> None:
+        T, B = self.sizes = len(batch_sizes), int(B)
+        self.marks: Tensor | None = None
+        """Those of `blockcell.layers.shared.RowMarks` in both directions; None if all rows are of one length."""
+        if count == T * B:
+            return
+        steps = torch.repeat_interleave(torch.arange(T), batch_sizes, output_size=count)
+        starts = batch_sizes.cumsum(0) - batch_sizes
+        self.index = steps * B + torch.arange(count) - starts[steps]
+        there = torch.arange(B) < batch_sizes[:, None]
+        never = there.new_zeros(1, B)
+        firsts, lasts = there & ~torch.cat([never, there[:-1]]), there & ~torch.cat([there[1:], never])
+        self.marks = (torch.stack([firsts, lasts]) * FIRST + ~there * ENDED).to(torch.uint8)
+
+    def pad(self, data: Tensor) -> Tensor:
+        """[N,.] to [T,B,.], with zeros behind the rows."""
+        T, B = self.sizes
+        if self.marks is not None:
+            data = _pad(data, self.index, T * B)
+        return data.view(T, B, data.shape[1])
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """[T,B,.] to [N,.]."""
+        rows = padded.view(-1, padded.shape[2])
+        return rows if self.marks is None else _Pack.apply(rows, self.index)
+
+
+def _pad(data: Tensor, index: Tensor, rows: int) -> Tensor:
+    return data.new_zeros(rows, data.shape[1]).index_copy_(0, index, data)
+
+
+class _Pack(torch.autograd.Function):
+    """``padded[index]``, whose own gradient would be summed up, as if the index could repeat."""
+
+    @staticmethod
+    def forward(padded: Tensor, index: Tensor) -> Any:
+        return padded.index_select(0, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rows = len(inputs[0])
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _pad(grad, ctx.saved_tensors[0], ctx.rows), None
