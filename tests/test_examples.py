@@ -21,9 +21,9 @@ def example(name):
     return module
 
 
-def lines_of(name, *arguments, by=()):
+def lines_of(name, *arguments, by=(), **environment):
     """What an example prints in a process of its own, where it may start others."""
-    done = run([*by, str(EXAMPLES / f"{name}.py"), *arguments], 5, {})
+    done = run([*by, str(EXAMPLES / f"{name}.py"), *arguments], 5, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -85,3 +85,22 @@ def test_scores_are_those_of_one_line_alone(set_num_threads):
         logits, _ = net(np.eye(128, dtype=np.float32)[codes[:-1], None])
         mean, _ = loss.softmax_cross_entropy(logits[:, 0], codes[1:])
         assert bits == pytest.approx(mean / np.log(2), rel=1e-6)
+
+
+@pytest.mark.peers
+def test_ddp():
+    """Two processes train as one does, but for rounding."""
+    pytest.importorskip("torch")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    runs = []
+    for processes, by in ((1, []), (1, [*torchrun, "1"]), (2, [*torchrun, "2"])):
+        compared, *epochs = lines_of("ddp", "3", by=by, OMP_NUM_THREADS="1")  # PyTorch's wait busily for a free CPU
+        count, difference, largest = re.fullmatch(
+            r"processes: (\d);.* by (\S+), largest entry (\S+)", compared
+        ).groups()
+        assert int(count) == processes and float(difference) <= 1e-6 * float(largest)
+        pattern = r"epoch +\d, +\S+ s: loss (\S+), accuracy on new digits (\S+)"
+        runs.append(np.array([re.fullmatch(pattern, line).groups() for line in epochs], float))
+        np.testing.assert_allclose(runs[-1], runs[0], atol=0.01)
+    losses, accuracies = runs[0].T
+    assert len(losses) == 3 and losses[-1] < 0.7 * losses[0] and accuracies[-1] > 0.6
