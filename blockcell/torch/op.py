@@ -117,7 +117,7 @@ class Op:
         outputs = self._outputs(x, marks, keep, *others)
         y, *last = [output.numpy() for output in outputs[:-1]]
         tape = outputs[-1].numpy() if keep else (None, None)
-        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, DTYPES[x.dtype]  # noqa: E741
+        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
         x_array = _steps("x", x, (T, B, I), dtype)
         weights = [_array(*each, dtype) for each in zip(WEIGHTS, others, self._shapes(I, H) * D, strict=False)]
         first = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[8:], strict=True)]
@@ -200,7 +200,7 @@ class Op:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
         if x is None:  # it is not read
             x = y.new_zeros(I).expand(T, B, -1)
-        dtype = DTYPES[y.dtype]
+        dtype = _dtype(y)
         y_array = _array("y", y, (T, B, D * H), dtype)
         tape_array = _array("tape", tape, (D, self.parts, T, B, H), dtype)
         y_grad_array, x_array = _steps("y_grad", y_grad, y.shape, dtype), _steps("x", x, (T, B, I), dtype)
@@ -264,6 +264,12 @@ def _dispatches() -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
+def _dtype(tensor: Tensor) -> np.dtype[Any]:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
+    return DTYPES[tensor.dtype]
+
+
 def _array(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: Any) -> Array:
     """The tensor's memory as an array in C order; zeros for None."""
     if tensor is None:
