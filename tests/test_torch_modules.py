@@ -179,19 +179,28 @@ def test_operators_pass_opcheck(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_traced_and_transformed(kind):
-    """torch.jit.trace and torch.func see operators as well."""
-    module = made(kind, num_layers=2, bidirectional=True, dtype=torch.float64)
-    x = torch.randn(4, 3, 5, dtype=torch.float64)
+def test_traced(kind):
+    module = made(kind, num_layers=2, bidirectional=True)
+    x = torch.randn(4, 3, 5)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(module, (torch.randn_like(x),))
     equal(tensors_of(traced(x)), tensors_of(module(x)))
 
-    weights = dict(module.named_parameters())
-    found = torch.func.grad(lambda own: torch.func.functional_call(module, own, (x,))[0].square().sum())(weights)
-    module(x)[0].square().sum().backward()
-    equal([found[name] for name in weights], [parameter.grad for parameter in weights.values()])
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_transforms_are_refused(kind, transform):
+    module, x = made(kind), torch.randn(4, 3, 5)
+    calls = {
+        "grad": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
+        "vmap": lambda: torch.func.vmap(lambda x: module(x)[0], in_dims=1)(x),
+    }
+    with pytest.raises(
+        RuntimeError, match=rf"^blockcell\.torch\.{kind}: torch\.func's transforms do not go through it; .*restore$"
+    ):
+        calls[transform]()
+    assert torch.func.functional_call(module, dict(module.named_parameters()), (x,))[0].shape == (4, 3, 8)
 
 
 # ------------------------------------------------------------------------------------------ what a module is in PyTorch

@@ -89,6 +89,8 @@ class Op:
         inputs = (x, marks, keep, *weights, *states)
         if _dispatches():
             outputs: tuple[Tensor, ...] = self._op(*inputs)[:-1]
+        elif torch._C._are_functorch_transforms_active():
+            raise self._refusal("torch.func's transforms do not go through it")
         elif keep:
             outputs = self._function.apply(*inputs)
         else:
@@ -167,11 +169,11 @@ class Op:
         return tuple([grad if needed else None for grad, needed in zip(found, needs, strict=True)])
 
     def _refuse(self, ctx: Any, *grads: Any) -> None:
+        raise self._refusal("there are no second derivatives")
+
+    def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
-        raise RuntimeError(
-            f"blockcell.torch.{name}: there are no second derivatives; torch.nn.{name} may have them, see"
-            f" blockcell.torch.restore"
-        )
+        return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
     def _gradients(
@@ -254,13 +256,8 @@ def _present(tensor: Tensor | None) -> Tensor:
 
 
 def _dispatches() -> bool:
-    """Whether something asks to see operators: a compiler, a tracer, torch.func or a mode."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    )
+    """Whether something asks to see operators: a compiler, a tracer or a mode."""
+    return bool(torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack())
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
