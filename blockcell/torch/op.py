@@ -28,6 +28,8 @@ DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
 }  # in the kernels' order
 
+_MARKS = np.dtype(np.uint8)
+
 _library = torch.library.Library("blockcell", "DEF")
 
 
@@ -50,6 +52,7 @@ class Op:
 
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
+        self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
         given = [f"{state}_0" for state in states]
         last_grads = [f"{state}_n_grad" for state in states]
         self._define(
@@ -121,8 +124,8 @@ class Op:
         tape = outputs[-1].numpy() if keep else (None, None)
         (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
         x_array = _steps("x", x, (T, B, I), dtype)
-        weights = [_array(*each, dtype) for each in zip(WEIGHTS, others, self._shapes(I, H) * D, strict=False)]
-        first = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[8:], strict=True)]
+        weights = _arrays(WEIGHTS, others[: 4 * D], self._shapes(I, H) * D, dtype)
+        first = _arrays(self.states, others[8:], [(D, B, H)] * len(last), dtype)
         row_marks = _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
@@ -132,10 +135,10 @@ class Op:
         for k in range(D):
             w_ih, w_hh, b_ih, b_hh = weights[4 * k : 4 * k + 4]
             _run(
-                *(f"{self.name}_torch", (T, B, I, H), dtype),
+                *(self._kernel, (T, B, I, H), dtype),
                 *(x_array, *[state[k] for state in first[::-1]], w_ih, w_hh),
                 *(b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)),
-                *(y[:, :, k * H : (k + 1) * H], tape[k], *[state[k] for state in last[::-1]]),
+                *(y if D == 1 else y[:, :, k * H : (k + 1) * H], tape[k], *[state[k] for state in last[::-1]]),
                 *(row_marks[k], k == 1),
             )
         return outputs
@@ -203,13 +206,12 @@ class Op:
         if x is None:  # it is not read
             x = y.new_zeros(I).expand(T, B, -1)
         dtype = _dtype(y)
-        y_array = _array("y", y, (T, B, D * H), dtype)
-        tape_array = _array("tape", tape, (D, self.parts, T, B, H), dtype)
-        y_grad_array, x_array = _steps("y_grad", y_grad, y.shape, dtype), _steps("x", x, (T, B, I), dtype)
-        shapes = self._shapes(I, H)[:2] * D
-        weights = [_array(*each, dtype) for each in zip(_MATRICES, others, shapes, strict=False)]
-        first = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[4:], strict=False)]
-        last = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[7 + n :], strict=True)]
+        shapes = [(T, B, D * H), (D, self.parts, T, B, H)]
+        y_array, tape_array = _arrays(("y", "tape"), (y, tape), shapes, dtype)
+        y_grad_array, x_array = _steps("y_grad", y_grad, shapes[0], dtype), _steps("x", x, (T, B, I), dtype)
+        weights = _arrays(_MATRICES, others[: 2 * D], self._shapes(I, H)[:2] * D, dtype)
+        first = _arrays(self.states, others[4 : 4 + n], [(D, B, H)] * n, dtype)
+        last = _arrays(self.states, others[7 + n :], [(D, B, H)] * n, dtype)
         row_marks = _row_marks(marks, T, B)
         arrays: list[Any] = [None if result is None else result.numpy() for result in results]
         x_grad, weight_grads = arrays[0], arrays[1:9]
@@ -229,7 +231,7 @@ class Op:
                 b_ih, b_hh = np.empty((2, self.gates * H), dtype)
             biases = [b_ih[:summed], *self._biases(b_ih, b_hh, H)]
             _run(
-                *(f"{self.name}_torch_grad", (T, B, I, H), dtype),
+                *(self._grad_kernel, (T, B, I, H), dtype),
                 *(x_array, *[state[k] for state in first[::-1]], *weights[2 * k : 2 * k + 2], tape_array[k]),
                 *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in last[::-1]]),
                 *(
@@ -267,32 +269,35 @@ def _dtype(tensor: Tensor) -> np.dtype[Any]:
     return DTYPES[tensor.dtype]
 
 
-def _array(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The tensor's memory as an array in C order; zeros for None."""
-    if tensor is None:
-        return np.zeros(shape, dtype)
-    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    _check(name, array, shape, dtype)
-    return np.ascontiguousarray(array)
+def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
+    """The tensors' memory in C order; zeros for None."""
+    arrays = [
+        np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
+    if [array.shape for array in arrays] != shapes or not all([array.dtype is dtype for array in arrays]):
+        for each in zip(names, arrays, shapes, strict=False):
+            _check(*each, dtype)
+    return arrays
 
 
-def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any) -> Array:
+def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
-    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    array: Array = tensor.numpy(force=True)
     _check(name, array, shape, dtype)
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
 
 def _row_marks(marks: Tensor | None, T: int, B: int) -> Any:
     """The marks of both directions."""
-    return (None, None) if marks is None else _array("marks", marks, (2, T, B), np.uint8)
+    return (None, None) if marks is None else _arrays(("marks",), (marks,), [(2, T, B)], _MARKS)[0]
 
 
-def _check(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -> None:
+def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {np.dtype(dtype)}"
+            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
         )
 
 
