@@ -131,16 +131,15 @@ class Op:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        summed = self.summed * H
+        summed, y_k = self.summed * H, y
         for k in range(D):
             w_ih, w_hh, b_ih, b_hh = weights[4 * k : 4 * k + 4]
-            _run(
-                *(self._kernel, (T, B, I, H), dtype),
-                *(x_array, *[state[k] for state in first[::-1]], w_ih, w_hh),
-                *(b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)),
-                *(y if D == 1 else y[:, :, k * H : (k + 1) * H], tape[k], *[state[k] for state in last[::-1]]),
-                *(row_marks[k], k == 1),
-            )
+            biases = b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)
+            before, after = [state[k] for state in reversed(first)], [state[k] for state in reversed(last)]
+            if D == 2:
+                y_k = y[:, :, k * H : (k + 1) * H]
+            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
+            _run(self._kernel, (T, B, I, H), dtype, arguments)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
@@ -230,20 +229,14 @@ class Op:
             if b_ih is None:
                 b_ih, b_hh = np.empty((2, self.gates * H), dtype)
             biases = [b_ih[:summed], *self._biases(b_ih, b_hh, H)]
-            _run(
-                *(self._grad_kernel, (T, B, I, H), dtype),
-                *(x_array, *[state[k] for state in first[::-1]], *weights[2 * k : 2 * k + 2], tape_array[k]),
-                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in last[::-1]]),
-                *(
-                    x_grad,
-                    k == 1,
-                    *[state[k] for state in state_grads[::-1]],
-                    w_ih,
-                    w_hh,
-                    *(None if w_ih is None else bias for bias in biases),
-                ),
+            arguments = (
+                *(x_array, *[state[k] for state in reversed(first)], *weights[2 * k : 2 * k + 2], tape_array[k]),
+                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in reversed(last)]),
+                *(x_grad, k == 1, *[state[k] for state in reversed(state_grads)]),
+                *(w_ih, w_hh, *(None if w_ih is None else bias for bias in biases)),
                 *(row_marks[k], k == 1),
             )
+            _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
             b_hh[:summed] = b_ih[:summed]
         return results
 
@@ -301,7 +294,7 @@ def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
         )
 
 
-def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, *arguments: Any) -> None:
+def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tuple[Any, ...]) -> None:
     """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
     threads = _threads.num_threads(torch.get_num_threads())
     size, planned = _kernels.WORK[name](*sizes, dtype.itemsize, threads)
