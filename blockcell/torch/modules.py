@@ -171,12 +171,65 @@ def _check_dtype(mode: str, what: str, dtype: torch.dtype) -> None:
 
 
 class LSTM(Recurrent):
-    """LSTM"""
+    """``torch.nn.LSTM`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.LSTM(10, 20, num_layers=2)
+        y, (h_n, c_n) = rnn(torch.randn(5, 3, 10))
+
+    Constructor, parameters, initial values and calls are PyTorch's: a batch or a single sequence, ``batch_first``, hx,
+    and PackedSequences.  A state_dict of either loads into the other.  Results differ by rounding alone, and have the
+    same bits for any number of threads.  Calls use at most ``torch.get_num_threads()`` threads.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+    num_layers : int
+    bias : bool
+    batch_first : bool
+        Whether input and output are (B, T, .). Nothing is copied for it.
+    dropout : float
+        Of the outputs of all layers but the last, in training.
+    bidirectional : bool
+    proj_size : int
+        Only 0.
+    device : optional
+        Only the CPU, or "meta" for weights that come later.
+    dtype : torch.dtype, optional
+        torch.float32 or torch.float64.
+
+    Raises
+    ------
+    ValueError
+        A `proj_size`, another device, or what torch.nn.LSTM refuses with it.
+    TypeError
+        Another dtype, or an argument of the wrong kind.
+
+    Notes
+    -----
+    What else is not as in torch.nn:
+
+    * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do not
+      find it; `restore` a model for them, and for ``torch.jit.script``.
+    * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
+      An export for inference belongs into ``torch.no_grad()``: otherwise it also keeps what gradients need.
+    * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
+    * Under ``torch.autocast`` it computes in the weights' dtype.
+    """
 
     _op = op.LSTM
 
 
 class GRU(Recurrent):
-    """GRU"""
+    """``torch.nn.GRU`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.GRU(10, 20, num_layers=2)
+        y, h_n = rnn(torch.randn(5, 3, 10))
+
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`.
+    """
 
     _op = op.GRU
