@@ -53,16 +53,16 @@ class Recurrent(RNNBase):
             kind = type(given).__name__
             raise TypeError(f"{_caller(self.mode)}: input is of type {kind}; expected a tensor or a PackedSequence")
         x = self._cast("input", given, weights[0][0])
-        if x.shape[-1:] != (self.input_size,):
-            expected = f"Expected {self.input_size}, got {[*x.shape]}"
-            raise RuntimeError(f"input.size(-1) must be equal to input_size. {expected}")
-        dims = x.dim()
-        if isinstance(input, PackedSequence):
-            if dims != 2:
-                raise RuntimeError(f"input must have 2 dimensions, got {dims}")
-            return self._packed(input, x, weights, hx)
+        dims, is_packed = x.dim(), isinstance(input, PackedSequence)
+        if is_packed and dims != 2:
+            raise RuntimeError(f"input must have 2 dimensions, got {dims}")
         if dims not in (2, 3):
             raise ValueError(f"{self.mode}: Expected input to be 2D or 3D, got {dims}D instead")
+        if x.shape[-1] != self.input_size:
+            sizes = f"Expected {self.input_size}, got {x.shape[-1]}"
+            raise RuntimeError(f"input.size(-1) must be equal to input_size. {sizes}")
+        if is_packed:
+            return self._packed(input, x, weights, hx)
         is_batched = dims == 3
         if not is_batched:
             x = x.unsqueeze(1)
@@ -210,8 +210,8 @@ class LSTM(Recurrent):
     -----
     What else is not as in torch.nn:
 
-    * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do not
-      find it; `restore` a model for them, and for ``torch.jit.script``.
+    * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
+      not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
       An export for inference belongs into ``torch.no_grad()``: otherwise it also keeps what gradients need.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
