@@ -68,8 +68,8 @@ def test_imports_point_one_way():
 
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
-    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX, and
-    type checkers come with typing_extensions."""
+    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX,
+    and type checkers come with typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
