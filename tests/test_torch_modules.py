@@ -20,6 +20,7 @@ from blockcell import _kernels, convert
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 rnn = torch.nn.utils.rnn
 
 pytestmark = pytest.mark.peers
@@ -70,11 +71,9 @@ COMPILED = [
 
 @pytest.fixture
 def dynamo():
-    """Nothing compiled before, and the warnings of PyTorch's own that compiling gives."""
+    """Nothing compiled before, nor left behind."""
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        yield
+    yield
     torch._dynamo.reset()
 
 
@@ -353,6 +352,16 @@ def test_no_rows(kind):
         results.append([a.shape for a in (*tensors, x.grad)])
         assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in module.parameters())
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_and_offloading(kind):
+    """What is recomputed, or kept elsewhere, gives the same gradients."""
+    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+    expected = step(module, module, x)
+    equal(step(module, lambda x: checkpoint(module, x, use_reentrant=False), x), expected)
+    with torch.autograd.graph.save_on_cpu():
+        equal(step(module, module, x), expected)
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
