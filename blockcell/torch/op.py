@@ -183,7 +183,7 @@ class Op:
     ) -> tuple[Tensor | None, ...]:
         """Tensors for the gradients to x, to eight weights and to the states; None for what is not wanted."""
         n = len(self.states)
-        w_ih_reverse, states, needs_x, bias = others[0], others[2 : 2 + n], others[2 + n], others[3 + n]
+        w_ih_reverse, states, (needs_x, bias, *_) = others[0], others[2 : 2 + n], others[2 + n :]
         (T, B, _), H, I = y.shape, w_hh.shape[1], w_ih.shape[1]  # noqa: E741
         x_grad = y.new_empty((T, B, I)) if needs_x else None
         weights: list[Tensor | None] = [None] * 8
@@ -197,9 +197,9 @@ class Op:
         """The gradients to x, to eight weights and to the states; None for what is not wanted."""
         n = len(self.states)
         results = self._gradients(x, marks, y, tape, *others)
-        (T, B, _), H, I = y.shape, others[1].shape[1], others[0].shape[1]  # noqa: E741
-        D = 1 if others[2] is None else 2
-        y_grad = others[6 + n]
+        matrices, states, (_, _, y_grad, *last_grads) = others[:4], others[4 : 4 + n], others[4 + n :]
+        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
+        D = 1 if matrices[2] is None else 2
         if y_grad is None:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
         if x is None:  # it is not read
@@ -208,9 +208,9 @@ class Op:
         shapes = [(T, B, D * H), (D, self.parts, T, B, H)]
         y_array, tape_array = _arrays(("y", "tape"), (y, tape), shapes, dtype)
         y_grad_array, x_array = _steps("y_grad", y_grad, shapes[0], dtype), _steps("x", x, (T, B, I), dtype)
-        weights = _arrays(_MATRICES, others[: 2 * D], self._shapes(I, H)[:2] * D, dtype)
-        first = _arrays(self.states, others[4 : 4 + n], [(D, B, H)] * n, dtype)
-        last = _arrays(self.states, others[7 + n :], [(D, B, H)] * n, dtype)
+        weights = _arrays(_MATRICES, matrices[: 2 * D], self._shapes(I, H)[:2] * D, dtype)
+        first = _arrays(self.states, states, [(D, B, H)] * n, dtype)
+        last = _arrays(self.states, last_grads, [(D, B, H)] * n, dtype)
         row_marks = _row_marks(marks, T, B)
         arrays: list[Any] = [None if result is None else result.numpy() for result in results]
         x_grad, weight_grads = arrays[0], arrays[1:9]
@@ -247,7 +247,7 @@ def _optional(*names: str) -> str:
 
 def _present(tensor: Tensor | None) -> Tensor:
     """An operator's result is always a tensor."""
-    return torch.empty(0) if tensor is None else tensor
+    return torch.empty(0, device="cpu") if tensor is None else tensor
 
 
 def _dispatches() -> bool:
