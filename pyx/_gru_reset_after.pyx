@@ -190,7 +190,7 @@ def gru_reset_after_layer_grad(
     return nanoseconds
 
 
-# ------------------------------------------------------------------------------- layers with weights as PyTorch has them
+# -------------------------------------------------------------------------- layers with weights as PyTorch has them
 cdef ResetAfter torch_cell() noexcept nogil:
     """w_ih [3H,I] and w_hh [3H,H] with the gates r, u and the candidate c."""
     cdef ResetAfter c = reset_after_of()

@@ -356,7 +356,7 @@ def lstm_layer_grad(
     return nanoseconds
 
 
-# ------------------------------------------------------------------------------- layers with weights as PyTorch has them
+# -------------------------------------------------------------------------- layers with weights as PyTorch has them
 cdef Lstm torch_cell() noexcept nogil:
     """w_ih [4H,I] and w_hh [4H,H] with the gates i, f, ci, o."""
     cdef Lstm c = lstm_of(0, 0, False, True)

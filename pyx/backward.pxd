@@ -61,10 +61,10 @@ cdef inline void pack_w(
     const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for matrix n of the weights and its rows for x or for h."""
-    cdef Py_ssize_t rows = p.I if of_x else p.H, first = j * PLAIN * p.L
+    cdef Py_ssize_t rows = p.I if of_x else p.H, at = j * PLAIN * p.L, left = rows - at
     if p.transposed:
-        pack_rows(panel, min(<Py_ssize_t> PLAIN, lines_in(panel, rows - first)), inputs[(W if of_x else W_H) + n] + first,
-                  rows, rows - first, p.N[n])
+        pack_rows(panel, min(<Py_ssize_t> PLAIN, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at, rows,
+                  left, p.N[n])
     else:
         pack_transposed(panel, inputs[W + n] + (0 if of_x else p.I * p.N[n]), p.N[n], rows, j)
 
@@ -376,10 +376,11 @@ cdef inline void transposed_grads(
     const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """As `weight_grads`, for the transposed gradients: one part of their rows."""
-    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef Py_ssize_t rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
     cdef bint apart = p.h_column[n] != p.column[n]
     cdef const real *panels = work + p.panels
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x, panels, N, p.I, kb, r0 == 0, number, parts)
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x, panels, N, p.I, kb, r0 == 0, number,
+                    parts)
     transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.states if apart else p.x),
                     panels + h_panels_at(p, kb), N, p.H, kb, r0 == 0, number, parts)
     bias_grads(p, outputs, work, share(lines_in(work, N), number, parts), share(lines_in(work, N), number + 1, parts),

@@ -490,8 +490,8 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(parts, schedule="static"):
-            input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, part,
-                        parts)
+            input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0,
+                        part, parts)
         for part in prange(parts, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd

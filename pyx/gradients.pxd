@@ -86,7 +86,8 @@ cdef inline void input_grad(
 
 cdef inline void input_grads(
     store *x_grad, const Layout *layout, bint adds, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd,
-    Py_ssize_t rows, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part, Py_ssize_t parts
+    Py_ssize_t rows, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
     """One part of x_grad: a few rows times one panel after the other."""
     cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j

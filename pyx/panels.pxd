@@ -1,9 +1,10 @@
 """Weight matrices in panels, and products with them: what the forward passes of LSTM, GRU and Dense share.
 
-w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  `transposed`, it is as PyTorch
-has it: [gates * H, I] and [gates * H, H], which is a matrix's rows for x and those for h, transposed.  A panel holds `units` lines of
-hidden units with all of their gates: its line g is gate g % gates of line of units j * units + g // gates, so that the
-gates of a unit meet in one accumulator tile.
+w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  `transposed` it is as PyTorch
+has it, [gates * H, I] and [gates * H, H]: the rows for x and those for h in an array each, and these transposed.
+
+A panel holds `units` lines of hidden units with all of their gates: its line g is gate g % gates of line of units
+j * units + g // gates, so that the gates of a unit meet in one accumulator tile.
 
 A GRU that resets after the product needs the last gate's product with x `apart` from that with h.  z then has a line
 more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
