@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from bits import same
@@ -142,41 +145,64 @@ def test_gradcheck(kind, form):
     assert torch.autograd.gradcheck(function, (x, *hx, *weights))
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+def swapped(module):
+    """The same module, after it has been PyTorch's for a moment."""
+    nn.restore(module)
+    assert isinstance(module, torch.nn.RNNBase) and module._weights_have_changed() is False
+    nn.replace(module)
+    return module
+
+
+CHANGES = {
+    "nothing": lambda g, module: module,
+    "restore and replace": lambda g, module: swapped(module),
+    "dtype": lambda g, module: module.double() if module.weight_ih_l0.dtype == torch.float32 else module.float(),
+    "deepcopy": lambda g, module: copy.deepcopy(module),
+    "pickle": lambda g, module: pickle.loads(pickle.dumps(module)),
+    "freeze": lambda g, module: [p.requires_grad_(bool(g.integers(2))) for p in module.parameters()] and module,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_for_any_number_of_threads_and_order_of_calls(kind, dtype):
-    """One module, called with all sorts of things, and a new one for each call, on one thread."""
+def test_bits_after_any_calls_on_any_threads(kind):
+    """A module on which all sorts of things were done has the bits of a new one on one thread."""
     g = np.random.default_rng([SEED, 1])
-    sizes, dtype = (48, 96), getattr(torch, dtype)
-    options = {"num_layers": 2, "bidirectional": True, "dtype": dtype}
+    options = {"num_layers": 2, "bidirectional": True}
     torch.manual_seed(SEED)
-    module = getattr(nn, kind)(*sizes, **options)
+    module = getattr(nn, kind)(48, 96, **options)
     planned = set()
-    for k in range(12):
+    for k in range(40):
+        change = str(g.choice([*CHANGES]))
+        module = CHANGES[change](g, module)
+        dtype = module.weight_ih_l0.dtype
         T, B = int(g.integers(1, 40)), int(g.choice([1, 3, 16, 40]))
-        x = torch.from_numpy(g.standard_normal((T, B, sizes[0]))).to(dtype)
+        x = torch.from_numpy(g.standard_normal((T, B, 48))).to(dtype)
         lengths = torch.from_numpy(g.integers(1, T + 1, B)) if g.random() < 0.3 else None
         given = x if lengths is None else rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
         training, threads = bool(g.integers(2)), int(g.integers(1, 4))
-        fresh = getattr(nn, kind)(*sizes, **options)
+        fresh = getattr(nn, kind)(48, 96, dtype=dtype, **options)
         fresh.load_state_dict(module.state_dict())
         results = []
         for each, on in ((module, threads), (fresh, 1)):
             torch.set_num_threads(on)
+            each.zero_grad()
             with torch.set_grad_enabled(training):
                 y, last = each(given)
-            tensors = [y if lengths is None else y.data, *([last] if kind == "GRU" else last)]
-            each.zero_grad()
-            if training:
-                torch.autograd.backward(tensors, [torch.cos(a.detach()) for a in tensors])
-                tensors += [parameter.grad for parameter in each.parameters()]
-            results.append(tensors)
-        planned.add(_kernels.WORK[f"{kind.lower()}_torch"](T, B, *sizes, dtype.itemsize, threads)[1])
-        for found, expected in zip(*results, strict=True):
-            assert torch.equal(found, expected), f"seed {SEED}, call {k}: {T=}, {B=}, {threads=}, {training=}"
-        if training:
-            with torch.no_grad():
-                for parameter in module.parameters():
+            results.append([y if lengths is None else y.data, *([last] if kind == "GRU" else last)])
+            if results[-1][0].requires_grad:
+                torch.autograd.backward(results[-1], [torch.cos(a.detach()) for a in results[-1]])
+            results[-1] += [parameter.grad for parameter in each.parameters()]
+        planned.add(_kernels.WORK[f"{kind.lower()}_torch"](T, B, 48, 96, dtype.itemsize, threads)[1])
+        where = f"seed {SEED}, call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
+        asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]
+        for found, expected, is_asked in zip(*results, asked, strict=True):
+            if is_asked and expected is not None:
+                assert torch.equal(found, expected), where
+            else:
+                assert found is None, where
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.grad is not None:
                     parameter -= 0.01 * parameter.grad
     assert {1, 2} <= planned
 

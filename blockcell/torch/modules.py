@@ -53,16 +53,16 @@ class Recurrent(RNNBase):
             kind = type(given).__name__
             raise TypeError(f"{_caller(self.mode)}: input is of type {kind}; expected a tensor or a PackedSequence")
         x = self._cast("input", given, weights[0][0])
-        if x.shape[-1:] != (self.input_size,):
-            expected = f"Expected {self.input_size}, got {[*x.shape]}"
-            raise RuntimeError(f"input.size(-1) must be equal to input_size. {expected}")
-        dims = x.dim()
-        if isinstance(input, PackedSequence):
-            if dims != 2:
-                raise RuntimeError(f"input must have 2 dimensions, got {dims}")
-            return self._packed(input, x, weights, hx)
+        dims, is_packed = x.dim(), isinstance(input, PackedSequence)
+        if is_packed and dims != 2:
+            raise RuntimeError(f"input must have 2 dimensions, got {dims}")
         if dims not in (2, 3):
             raise ValueError(f"{self.mode}: Expected input to be 2D or 3D, got {dims}D instead")
+        if x.shape[-1] != self.input_size:
+            sizes = f"Expected {self.input_size}, got {x.shape[-1]}"
+            raise RuntimeError(f"input.size(-1) must be equal to input_size. {sizes}")
+        if is_packed:
+            return self._packed(input, x, weights, hx)
         is_batched = dims == 3
         if not is_batched:
             x = x.unsqueeze(1)
@@ -171,12 +171,65 @@ def _check_dtype(mode: str, what: str, dtype: torch.dtype) -> None:
 
 
 class LSTM(Recurrent):
-    """LSTM"""
+    """``torch.nn.LSTM`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.LSTM(10, 20, num_layers=2)
+        y, (h_n, c_n) = rnn(torch.randn(5, 3, 10))
+
+    Constructor, parameters, initial values and calls are PyTorch's: a batch or a single sequence, ``batch_first``, hx,
+    and PackedSequences.  A state_dict of either loads into the other.  Results differ by rounding alone, and have the
+    same bits for any number of threads.  Calls use at most ``torch.get_num_threads()`` threads.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+    num_layers : int
+    bias : bool
+    batch_first : bool
+        Whether input and output are (B, T, .). Nothing is copied for it.
+    dropout : float
+        Of the outputs of all layers but the last, in training.
+    bidirectional : bool
+    proj_size : int
+        Only 0.
+    device : optional
+        Only the CPU, or "meta" for weights that come later.
+    dtype : torch.dtype, optional
+        torch.float32 or torch.float64.
+
+    Raises
+    ------
+    ValueError
+        A `proj_size`, another device, or what torch.nn.LSTM refuses with it.
+    TypeError
+        Another dtype, or an argument of the wrong kind.
+
+    Notes
+    -----
+    What else is not as in torch.nn:
+
+    * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
+      not find it; `restore` a model for them, and for ``torch.jit.script``.
+    * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
+      An export for inference belongs into ``torch.no_grad()``: otherwise it also keeps what gradients need.
+    * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
+    * Under ``torch.autocast`` it computes in the weights' dtype.
+    """
 
     _op = op.LSTM
 
 
 class GRU(Recurrent):
-    """GRU"""
+    """``torch.nn.GRU`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.GRU(10, 20, num_layers=2)
+        y, h_n = rnn(torch.randn(5, 3, 10))
+
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`.
+    """
 
     _op = op.GRU

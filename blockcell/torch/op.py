@@ -28,6 +28,8 @@ DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
 }  # in the kernels' order
 
+_MARKS = np.dtype(np.uint8)
+
 _library = torch.library.Library("blockcell", "DEF")
 
 
@@ -50,6 +52,7 @@ class Op:
 
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
+        self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
         given = [f"{state}_0" for state in states]
         last_grads = [f"{state}_n_grad" for state in states]
         self._define(
@@ -89,6 +92,8 @@ class Op:
         inputs = (x, marks, keep, *weights, *states)
         if _dispatches():
             outputs: tuple[Tensor, ...] = self._op(*inputs)[:-1]
+        elif torch._C._are_functorch_transforms_active():
+            raise self._refusal("torch.func's transforms do not go through it")
         elif keep:
             outputs = self._function.apply(*inputs)
         else:
@@ -117,25 +122,24 @@ class Op:
         outputs = self._outputs(x, marks, keep, *others)
         y, *last = [output.numpy() for output in outputs[:-1]]
         tape = outputs[-1].numpy() if keep else (None, None)
-        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, DTYPES[x.dtype]  # noqa: E741
+        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
         x_array = _steps("x", x, (T, B, I), dtype)
-        weights = [_array(*each, dtype) for each in zip(WEIGHTS, others, self._shapes(I, H) * D, strict=False)]
-        first = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[8:], strict=True)]
+        weights = _arrays(WEIGHTS, others[: 4 * D], self._shapes(I, H) * D, dtype)
+        first = _arrays(self.states, others[8:], [(D, B, H)] * len(last), dtype)
         row_marks = _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        summed = self.summed * H
+        summed, y_k = self.summed * H, y
         for k in range(D):
             w_ih, w_hh, b_ih, b_hh = weights[4 * k : 4 * k + 4]
-            _run(
-                *(f"{self.name}_torch", (T, B, I, H), dtype),
-                *(x_array, *[state[k] for state in first[::-1]], w_ih, w_hh),
-                *(b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)),
-                *(y[:, :, k * H : (k + 1) * H], tape[k], *[state[k] for state in last[::-1]]),
-                *(row_marks[k], k == 1),
-            )
+            biases = b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)
+            before, after = [state[k] for state in reversed(first)], [state[k] for state in reversed(last)]
+            if D == 2:
+                y_k = y[:, :, k * H : (k + 1) * H]
+            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
+            _run(self._kernel, (T, B, I, H), dtype, arguments)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
@@ -167,11 +171,11 @@ class Op:
         return tuple([grad if needed else None for grad, needed in zip(found, needs, strict=True)])
 
     def _refuse(self, ctx: Any, *grads: Any) -> None:
+        raise self._refusal("there are no second derivatives")
+
+    def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
-        raise RuntimeError(
-            f"blockcell.torch.{name}: there are no second derivatives; torch.nn.{name} may have them, see"
-            f" blockcell.torch.restore"
-        )
+        return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
     def _gradients(
@@ -179,7 +183,7 @@ class Op:
     ) -> tuple[Tensor | None, ...]:
         """Tensors for the gradients to x, to eight weights and to the states; None for what is not wanted."""
         n = len(self.states)
-        w_ih_reverse, states, needs_x, bias = others[0], others[2 : 2 + n], others[2 + n], others[3 + n]
+        w_ih_reverse, states, (needs_x, bias, *_) = others[0], others[2 : 2 + n], others[2 + n :]
         (T, B, _), H, I = y.shape, w_hh.shape[1], w_ih.shape[1]  # noqa: E741
         x_grad = y.new_empty((T, B, I)) if needs_x else None
         weights: list[Tensor | None] = [None] * 8
@@ -193,21 +197,20 @@ class Op:
         """The gradients to x, to eight weights and to the states; None for what is not wanted."""
         n = len(self.states)
         results = self._gradients(x, marks, y, tape, *others)
-        (T, B, _), H, I = y.shape, others[1].shape[1], others[0].shape[1]  # noqa: E741
-        D = 1 if others[2] is None else 2
-        y_grad = others[6 + n]
+        matrices, states, (_, _, y_grad, *last_grads) = others[:4], others[4 : 4 + n], others[4 + n :]
+        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
+        D = 1 if matrices[2] is None else 2
         if y_grad is None:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
         if x is None:  # it is not read
             x = y.new_zeros(I).expand(T, B, -1)
-        dtype = DTYPES[y.dtype]
-        y_array = _array("y", y, (T, B, D * H), dtype)
-        tape_array = _array("tape", tape, (D, self.parts, T, B, H), dtype)
-        y_grad_array, x_array = _steps("y_grad", y_grad, y.shape, dtype), _steps("x", x, (T, B, I), dtype)
-        shapes = self._shapes(I, H)[:2] * D
-        weights = [_array(*each, dtype) for each in zip(_MATRICES, others, shapes, strict=False)]
-        first = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[4:], strict=False)]
-        last = [_array(*each, (D, B, H), dtype) for each in zip(self.states, others[7 + n :], strict=True)]
+        dtype = _dtype(y)
+        shapes = [(T, B, D * H), (D, self.parts, T, B, H)]
+        y_array, tape_array = _arrays(("y", "tape"), (y, tape), shapes, dtype)
+        y_grad_array, x_array = _steps("y_grad", y_grad, shapes[0], dtype), _steps("x", x, (T, B, I), dtype)
+        weights = _arrays(_MATRICES, matrices[: 2 * D], self._shapes(I, H)[:2] * D, dtype)
+        first = _arrays(self.states, states, [(D, B, H)] * n, dtype)
+        last = _arrays(self.states, last_grads, [(D, B, H)] * n, dtype)
         row_marks = _row_marks(marks, T, B)
         arrays: list[Any] = [None if result is None else result.numpy() for result in results]
         x_grad, weight_grads = arrays[0], arrays[1:9]
@@ -226,20 +229,14 @@ class Op:
             if b_ih is None:
                 b_ih, b_hh = np.empty((2, self.gates * H), dtype)
             biases = [b_ih[:summed], *self._biases(b_ih, b_hh, H)]
-            _run(
-                *(f"{self.name}_torch_grad", (T, B, I, H), dtype),
-                *(x_array, *[state[k] for state in first[::-1]], *weights[2 * k : 2 * k + 2], tape_array[k]),
-                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in last[::-1]]),
-                *(
-                    x_grad,
-                    k == 1,
-                    *[state[k] for state in state_grads[::-1]],
-                    w_ih,
-                    w_hh,
-                    *(None if w_ih is None else bias for bias in biases),
-                ),
+            arguments = (
+                *(x_array, *[state[k] for state in reversed(first)], *weights[2 * k : 2 * k + 2], tape_array[k]),
+                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in reversed(last)]),
+                *(x_grad, k == 1, *[state[k] for state in reversed(state_grads)]),
+                *(w_ih, w_hh, *(None if w_ih is None else bias for bias in biases)),
                 *(row_marks[k], k == 1),
             )
+            _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
             b_hh[:summed] = b_ih[:summed]
         return results
 
@@ -250,50 +247,54 @@ def _optional(*names: str) -> str:
 
 def _present(tensor: Tensor | None) -> Tensor:
     """An operator's result is always a tensor."""
-    return torch.empty(0) if tensor is None else tensor
+    return torch.empty(0, device="cpu") if tensor is None else tensor
 
 
 def _dispatches() -> bool:
-    """Whether something asks to see operators: a compiler, a tracer, torch.func or a mode."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    )
+    """Whether something asks to see operators: a compiler, a tracer or a mode."""
+    return bool(torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack())
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
-def _array(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The tensor's memory as an array in C order; zeros for None."""
-    if tensor is None:
-        return np.zeros(shape, dtype)
-    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    _check(name, array, shape, dtype)
-    return np.ascontiguousarray(array)
+def _dtype(tensor: Tensor) -> np.dtype[Any]:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
+    return DTYPES[tensor.dtype]
 
 
-def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any) -> Array:
+def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
+    """The tensors' memory in C order; zeros for None."""
+    arrays = [
+        np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
+    if [array.shape for array in arrays] != shapes or not all([array.dtype is dtype for array in arrays]):
+        for each in zip(names, arrays, shapes, strict=False):
+            _check(*each, dtype)
+    return arrays
+
+
+def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
-    array: Array = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    array: Array = tensor.numpy(force=True)
     _check(name, array, shape, dtype)
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
 
 def _row_marks(marks: Tensor | None, T: int, B: int) -> Any:
     """The marks of both directions."""
-    return (None, None) if marks is None else _array("marks", marks, (2, T, B), np.uint8)
+    return (None, None) if marks is None else _arrays(("marks",), (marks,), [(2, T, B)], _MARKS)[0]
 
 
-def _check(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -> None:
+def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {np.dtype(dtype)}"
+            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
         )
 
 
-def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, *arguments: Any) -> None:
+def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tuple[Any, ...]) -> None:
     """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
     threads = _threads.num_threads(torch.get_num_threads())
     size, planned = _kernels.WORK[name](*sizes, dtype.itemsize, threads)

@@ -29,10 +29,11 @@ class Packing:
         """Those of `blockcell.layers.shared.RowMarks` in both directions; None if all rows are of one length."""
         if count == T * B:
             return
-        steps = torch.repeat_interleave(torch.arange(T), batch_sizes, output_size=count)
+        row, step, position = [torch.arange(n, device="cpu") for n in (B, T, count)]
+        steps = step.repeat_interleave(batch_sizes, output_size=count)
         starts = batch_sizes.cumsum(0) - batch_sizes
-        self.index = steps * B + torch.arange(count) - starts[steps]
-        there = torch.arange(B) < batch_sizes[:, None]
+        self.index = steps * B + position - starts[steps]
+        there = row < batch_sizes[:, None]
         never = there.new_zeros(1, B)
         firsts, lasts = there & ~torch.cat([never, there[:-1]]), there & ~torch.cat([there[1:], never])
         self.marks = (torch.stack([firsts, lasts]) * FIRST + ~there * ENDED).to(torch.uint8)
@@ -42,7 +43,7 @@ class Packing:
         T, B = self.sizes
         if self.marks is not None:
             data = _pad(data, self.index, T * B)
-        return data.view(T, B, data.shape[1])
+        return data.reshape(T, B, data.shape[1])
 
     def pack(self, padded: Tensor) -> Tensor:
         """[T,B,.] to [N,.]."""
