@@ -3,8 +3,8 @@
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
-Without arguments the files are those of docs/benchmarks, whose first table README.md has too: `python
-tests/test_readme.py` copies it.
+Without arguments the files are those of docs/benchmarks, whose first table README.md has too (`python
+tests/test_readme.py` copies it), and torch.md there is written of what torch_modules.py has measured.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
+TORCH = FOLDER / "torch-modules.csv"
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
@@ -253,6 +254,90 @@ def page(paths: list[Path]) -> str:
     return "\n".join([*lines, AIMS, *aims(paths)[:-1]]) + "\n"
 
 
+# ------------------------------------------------------------------------------------- blockcell.torch beside torch.nn
+TORCH_HEAD = """# Speed in PyTorch: blockcell.torch beside torch.nn
+
+How many times faster are `blockcell.torch.LSTM` and `GRU` than `torch.nn.LSTM` and `GRU`? `python benchmarks/report.py`
+writes this page from torch-modules.csv in this directory, which has every size. `python benchmarks/torch_modules.py
+--csv docs/benchmarks/torch-modules.csv` measured it.
+
+* A ratio of 2.00x means that blockcell takes half of PyTorch's time. Below 1.00x PyTorch is faster.
+* T is the number of time steps, B of batch rows, H of cells and of inputs; "2x1" are two layers in one direction.
+* Inference is under `no_grad`. A training step is forward, backward to weights and input, and a step of Adam.
+* "Compiled" is the layer with a Linear above it under `torch.compile`, at fewer sizes. PyTorch's own layers break the
+  graph; ours do not.
+"""
+
+
+def read_torch(path: Path) -> tuple[list[Row], Row]:
+    """The lines of torch_modules.py, and what its JSON file says of the machine."""
+    with path.open(newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row[name]) for name in ("T", "B", "H", "layers", "directions")}
+        row |= {name: float(row[name]) for name in ("torch_us", "blockcell_us", "ratio", "lowest", "highest")}
+        row["stack"] = f"{row['layers']}x{row['directions']}"
+    return rows, json.loads(path.with_suffix(".json").read_text())
+
+
+def torch_sizes(row: Row) -> str:
+    return f"T = {row['T']}, B = {row['B']}, H = {row['H']}, {row['stack']}"
+
+
+def times_of(row: Row) -> str:
+    return f"{row['ratio']:.2f}x"
+
+
+def means(rows: list[Row], heading: str) -> list[str]:
+    """A table of geometric means, a column for each heading filled with a row's sizes."""
+    sizes = dict.fromkeys(heading.format(**r) for r in sorted(rows, key=lambda r: (r["T"], r["B"], r["H"], r["stack"])))
+    lines = [["task", *sizes]]
+    for task in dict.fromkeys(r["task"] for r in rows):
+        line = [task]
+        for each in sizes:
+            found = [r["ratio"] for r in rows if r["task"] == task and heading.format(**r) == each]
+            line.append(f"{statistics.geometric_mean(found):.2f}x" if found else "")
+        lines.append(line)
+    return table(lines)
+
+
+def torch_page(path: Path) -> str:
+    """torch.md."""
+    rows, about = read_torch(path)
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    lines = [["task", "geometric mean", "80 % of the sizes", "slower at", "slowest", "at"]]
+    for task in tasks:
+        mine = [r for r in rows if r["task"] == task]
+        low, high = tenths(mine)
+        worst = min(mine, key=lambda r: r["ratio"])
+        mean = f"{statistics.geometric_mean(r['ratio'] for r in mine):.2f}x"
+        span = f"{low:.2f}x to {high:.2f}x"
+        lines.append([task, mean, span, slower(mine), f"{worst['ratio']:.2f}x", torch_sizes(worst)])
+    measured = (
+        f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level"
+        f" {about['level']}; {about['compiler']}, PyTorch {about['torch'].partition('+')[0]}, as many threads as cores."
+    )
+    page = [TORCH_HEAD, measured, "", *table(lines)]
+    page += ["Geometric means by width, by steps and rows, and by layers and directions:", ""]
+    for heading in ("H = {H}", "T = {T}, B = {B}", "{stack}"):
+        page += means(rows, heading)
+    small = [r for r in rows if (r["T"], r["B"], r["H"], r["stack"]) == (1, 1, 32, "1x1")]
+    if small:
+        page += ["## The price of a call", "", "T = 1, B = 1, H = 32, one layer in one direction, microseconds:", ""]
+        lines = [["task", "torch.nn", "blockcell.torch", ""]]
+        for r in small:
+            lines.append([r["task"], *(microseconds(r[f"{who}_us"]) for who in ("torch", "blockcell")), times_of(r)])
+        page += table(lines)
+    slow = sorted((r for r in rows if r["ratio"] < 1), key=lambda r: r["ratio"])
+    page += ["## Where torch.nn is faster", ""]
+    page += ["The median of the rounds' ratios, and their lowest and highest:", ""] if slow else ["At no size.", ""]
+    if slow:
+        lines = [["task", "sizes", "ratio", "rounds"]]
+        lines += [[r["task"], torch_sizes(r), times_of(r), f"{r['lowest']:.2f}x to {r['highest']:.2f}x"] for r in slow]
+        page += table(lines)
+    return "\n".join(page[:-1]) + "\n"
+
+
 # --------------------------------------------------------------------------------------------------------- the pictures
 def plot_ratios(rows: list[Row], path: Path) -> None:
     """How many times faster than each peer: every size a dot, the middle 80 % a bar, the median in figures."""
@@ -341,6 +426,8 @@ def main() -> None:
         sys.exit(__doc__)
     paths = [Path(name) for name in sys.argv[1:]] or FILES
     (paths[0].parent / "cpu.md").write_text(page(paths))
+    if paths == FILES:
+        TORCH.with_name("torch.md").write_text(torch_page(TORCH))
     for name, (plot, _) in PICTURES.items():
         plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")
     for path in paths:

@@ -69,7 +69,7 @@ def _pick_level(wanted: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _briefly_awake() -> Iterator[None]:
+def briefly_awake() -> Iterator[None]:
     """An OpenMP runtime loaded in here lets idle threads sleep soon, unless the user has set what they do."""
     if any(name in os.environ for name in ("OMP_WAIT_POLICY", *BRIEFLY)):
         yield
@@ -135,5 +135,5 @@ def build_info() -> dict[str, Any]:
 
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
-with _briefly_awake():
+with briefly_awake():
     KERNELS, WORK = load(LEVEL)

@@ -274,24 +274,22 @@ cdef inline void add_block_unpacked(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK rows at a time, or if transposed a
-    line of columns at a time.  The memory of the panels, which is not needed for weights here, holds the block's sums.
-    The order of summation is that of the tile."""
-    cdef real[BLOCK * LF] wide
+    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK rows at a time.  The memory of the
+    panels, which is not needed for weights here, holds the block's sums.  The order of summation is that of the
+    tile."""
+    cdef real[PACK * LINES * LF] wide
     cdef Py_ssize_t first = j0 * p.units, lines = min(j1 * p.units, p.J) - first
     cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no lines
     cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, ld, stride_z = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
-    if p.transposed:
-        whole = 0
-    elif store is half:  # has to be converted, some lines at a time
+    if store is half:  # has to be converted, some lines at a time
         whole = 0
     for l in range(p.gates * rows * stride_z):
         block[l] = 0
     while k < kb:
-        n = kb if p.transposed else min(<Py_ssize_t> PACK, kb - k)
+        n = min(<Py_ssize_t> PACK, kb - k)
         for gate in range(p.gates):
             sums = block + gate * rows * stride_z
             ld = row_stride(p, gate, of_x)
@@ -300,14 +298,11 @@ cdef inline void add_block_unpacked(
             j = whole
             while j < lines:
                 m = 1
-                if p.transposed:
-                    load_lines_transposed(&wide[0], p.L, columns + j * p.L * ld, ld, p.H - (first + j) * p.L, kb)
-                else:
-                    if store is half:
-                        m = min(<Py_ssize_t> LINES, lines - j)
-                    for u in range(m):
-                        load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
-                                   p.H - (first + j + u) * p.L)
+                if store is half:
+                    m = min(<Py_ssize_t> LINES, lines - j)
+                for u in range(m):
+                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
+                               p.H - (first + j + u) * p.L)
                 chain_rows(sums + j * p.L, stride_z, rows, m, a + k, stride, &wide[0], m * p.L, n)
                 j += m
         k += n
@@ -320,12 +315,45 @@ cdef inline void add_block_unpacked(
                         z[j * zs + (q * LINES + line_in(p, u, gate, of_x)) * p.L + l] += sums[l]
 
 
+cdef inline void add_transposed_unpacked(
+    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """z += a @ (K rows of w, from `row` on), where w is transposed: for at most FEW rows, a line of columns after the
+    other, so that as many rows of memory are read from one end to the other."""
+    cdef real[BLOCK * LF] wide
+    cdef real[FEW * LF] sums
+    cdef Py_ssize_t L = p.L, ld, j, u, gate, k, kb, q, l
+    cdef const store *columns
+    cdef real *to
+    for j in range(j0, j1):
+        for u in range(units_in(p, j)):
+            for gate in range(p.gates):
+                ld = row_stride(p, gate, of_x)
+                columns = weight_at(p, w, gate, row, column_of(p, j, u, gate), of_x)
+                k = 0
+                while k < K:
+                    kb = min(<Py_ssize_t> BLOCK, K - k)
+                    load_lines_transposed(&wide[0], L, columns + k, ld, width_of(p, j, u), kb)
+                    for l in range(rows * L):
+                        sums[l] = 0
+                    chain_rows(&sums[0], L, rows, 1, a + k, stride, &wide[0], L, kb)
+                    for q in range(rows):
+                        to = z + j * zs + (q * LINES + line_in(p, u, gate, of_x)) * L
+                        for l in range(L):
+                            to[l] += sums[q * L + l]
+                    k += kb
+
+
 cdef inline void add_product_once(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """z += a @ (K rows of w, from `row` on) for the panels j0 to j1, when each weight is used only once."""
     cdef Py_ssize_t k = 0, kb, j
+    if rows <= FEW and p.transposed:
+        add_transposed_unpacked(p, w, row, K, of_x, a, stride, rows, z, zs, j0, j1)
+        return
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
         if rows <= FEW and rows <= p.K:

@@ -24,6 +24,9 @@ cdef enum:
 
 cdef extern from *:
     """
+    #if defined(__AVX2__)
+    #include <immintrin.h>
+    #endif
     #if defined(__AVX512F__)
     enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4 };  /* 32 registers: 6 x 4 accumulators, 4 of the panel */
     #elif defined(__AVX2__)
@@ -39,15 +42,56 @@ cdef extern from *:
            TILES = 4, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
-    typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-    typedef double twin __attribute__((vector_size(16), aligned(8), may_alias));
-    #if defined(__clang__) || __GNUC__ >= 12
-    #define shuffled4(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-    #define shuffled2(a, b, i, j) __builtin_shufflevector(a, b, i, j)
+    /* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
+    #if defined(__AVX512F__)
+    #define EVEN 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+    #define ODD 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+    #define EVEN_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+    #define ODD_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+    #define EVEN_DOUBLES 0, 8, 2, 10, 4, 12, 6, 14
+    #define ODD_DOUBLES 1, 9, 3, 11, 5, 13, 7, 15
+    #elif defined(__AVX2__)
+    #define EVEN 0, 8, 1, 9, 4, 12, 5, 13
+    #define ODD 2, 10, 3, 11, 6, 14, 7, 15
+    #define EVEN_PAIRS 0, 1, 8, 9, 4, 5, 12, 13
+    #define ODD_PAIRS 2, 3, 10, 11, 6, 7, 14, 15
+    #define EVEN_DOUBLES 0, 4, 2, 6
+    #define ODD_DOUBLES 1, 5, 3, 7
     #else
-    #define shuffled4(a, b, i, j, k, l) __builtin_shuffle(a, b, (int __attribute__((vector_size(16)))) {i, j, k, l})
-    #define shuffled2(a, b, i, j) __builtin_shuffle(a, b, (long long __attribute__((vector_size(16)))) {i, j})
+    #define EVEN 0, 4, 1, 5
+    #define ODD 2, 6, 3, 7
+    #define EVEN_PAIRS 0, 1, 4, 5
+    #define ODD_PAIRS 2, 3, 6, 7
+    #define EVEN_DOUBLES 0, 2
+    #define ODD_DOUBLES 1, 3
     #endif
+    #if defined(__clang__) || __GNUC__ >= 12
+    #define SHUFFLED(a, b, mask, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+    #else
+    typedef int maskf __attribute__((vector_size(VECTOR_BYTES)));
+    typedef long long maskd __attribute__((vector_size(VECTOR_BYTES)));
+    #define SHUFFLED(a, b, mask, ...) __builtin_shuffle(a, b, (mask) {__VA_ARGS__})
+    #endif
+    #define even(a, b) SHUFFLED(a, b, maskf, EVEN)
+    #define odd(a, b) SHUFFLED(a, b, maskf, ODD)
+    #define even_pairs(a, b) SHUFFLED(a, b, maskf, EVEN_PAIRS)
+    #define odd_pairs(a, b) SHUFFLED(a, b, maskf, ODD_PAIRS)
+    #define even_doubles(a, b) SHUFFLED(a, b, maskd, EVEN_DOUBLES)
+    #define odd_doubles(a, b) SHUFFLED(a, b, maskd, ODD_DOUBLES)
+    /* 16 bytes each of rows that are `stride` bytes apart, side by side. */
+    static inline vecf side_by_side(const char *row, ptrdiff_t stride) {
+    #if defined(__AVX512F__)
+        __m512 joined = _mm512_castps128_ps512(_mm_loadu_ps((const float *) row));
+        joined = _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + stride)), 1);
+        joined = _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + 2 * stride)), 2);
+        return (vecf) _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + 3 * stride)), 3);
+    #elif defined(__AVX2__)
+        __m256 joined = _mm256_castps128_ps256(_mm_loadu_ps((const float *) row));
+        return (vecf) _mm256_insertf128_ps(joined, _mm_loadu_ps((const float *) (row + stride)), 1);
+    #else
+        return *(const vecf *) row;
+    #endif
+    }
     #define for_writing(address) __builtin_prefetch(address, 1)
     #define for_reading(address) __builtin_prefetch(address, 0, 2)
     static const vecf ZEROF;
@@ -66,12 +110,16 @@ cdef extern from *:
     void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
-    ctypedef float quad  # 16 bytes at every level
-    ctypedef double twin
-    quad shuffled4(quad a, quad b, int i, int j, int k, int l) noexcept nogil  # elements by their numbers in a, b
-    twin shuffled2(twin a, twin b, int i, int j) noexcept nogil
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
     ctypedef double vecd
+    vecf side_by_side(const char *row, Py_ssize_t stride) noexcept nogil
+    # Of each 16 bytes of a and b: the even or odd elements in turn, of four floats also the even or odd pairs.
+    vecf even(vecf a, vecf b) noexcept nogil
+    vecf odd(vecf a, vecf b) noexcept nogil
+    vecf even_pairs(vecf a, vecf b) noexcept nogil
+    vecf odd_pairs(vecf a, vecf b) noexcept nogil
+    vecd even_doubles(vecd a, vecd b) noexcept nogil
+    vecd odd_doubles(vecd a, vecd b) noexcept nogil
     const vecf ZEROF
     const vecd ZEROD
     enum:
@@ -233,53 +281,46 @@ cdef inline void pack_rows(
 cdef inline called transpose_squares(
     real *restrict dst, Py_ssize_t step, const real *restrict src, Py_ssize_t ld, Py_ssize_t squares
 ) noexcept nogil:
-    """16 bytes of as many rows each, side by side in src and one below the other in dst: dst[i, j] := src[j, i].  A
-    function of its own, as the addresses find no registers among others."""
-    cdef Py_ssize_t _square
-    cdef quad a, b, c, d, ab, cd
-    cdef twin e, f
+    """16 bytes each of the rows of src, as many as a vector has lanes, side by side there and one below the other in
+    dst: dst[i, j] := src[j, i].  A function of its own, as the addresses find no registers among others."""
+    cdef Py_ssize_t _square, row = ld * sizeof(real), side = 16 // sizeof(real)
+    cdef const char *at = <const char *> src
+    cdef vecf a, b, c, d, ab, cd
+    cdef vecd e, f
     for _square in range(squares):
         if real is float:
-            a, b = (<const quad *> src)[0], (<const quad *> (src + ld))[0]
-            c, d = (<const quad *> (src + 2 * ld))[0], (<const quad *> (src + 3 * ld))[0]
-            ab, cd = shuffled4(a, b, 0, 4, 1, 5), shuffled4(c, d, 0, 4, 1, 5)
-            (<quad *> dst)[0] = shuffled4(ab, cd, 0, 1, 4, 5)
-            (<quad *> (dst + step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
-            ab, cd = shuffled4(a, b, 2, 6, 3, 7), shuffled4(c, d, 2, 6, 3, 7)
-            (<quad *> (dst + 2 * step))[0] = shuffled4(ab, cd, 0, 1, 4, 5)
-            (<quad *> (dst + 3 * step))[0] = shuffled4(ab, cd, 2, 3, 6, 7)
+            a, b = side_by_side(at, side * row), side_by_side(at + row, side * row)
+            c, d = side_by_side(at + 2 * row, side * row), side_by_side(at + 3 * row, side * row)
+            ab, cd = even(a, b), even(c, d)
+            (<vecf *> dst)[0], (<vecf *> (dst + step))[0] = even_pairs(ab, cd), odd_pairs(ab, cd)
+            ab, cd = odd(a, b), odd(c, d)
+            (<vecf *> (dst + 2 * step))[0], (<vecf *> (dst + 3 * step))[0] = even_pairs(ab, cd), odd_pairs(ab, cd)
         else:
-            e, f = (<const twin *> src)[0], (<const twin *> (src + ld))[0]
-            (<twin *> dst)[0] = shuffled2(e, f, 0, 2)
-            (<twin *> (dst + step))[0] = shuffled2(e, f, 1, 3)
-        src += 16 // sizeof(real)
-        dst += 16 // sizeof(real) * step
+            e, f = <vecd> side_by_side(at, side * row), <vecd> side_by_side(at + row, side * row)
+            (<vecd *> dst)[0], (<vecd *> (dst + step))[0] = even_doubles(e, f), odd_doubles(e, f)
+        at += 16
+        dst += side * step
 
 
 cdef inline void load_lines_transposed(
     real *dst, Py_ssize_t step, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
     """kb <= BLOCK lines, a step apart: line k := column k of the n rows of w that start at `w`, zeros beyond."""
-    cdef Py_ssize_t k, l, lanes = line_of(dst), side = 16 // sizeof(real), squares = kb // side
-    cdef Py_ssize_t count = min(n, lanes), whole = count // side, stride = ld
+    cdef Py_ssize_t k, l, v, lanes = line_of(dst), side = 16 // sizeof(real), squares = kb // side
+    cdef Py_ssize_t count = min(n, lanes), stride = ld
     cdef real[LF * BLOCK] wide
-    cdef const real *rows
-    if store is half:
+    cdef const real *rows = <const real *> w
+    if store is half or count < lanes:
         rows, stride = wide, BLOCK
         for l in range(count):
             load_row(wide + l * BLOCK, w + l * ld, kb)
-    else:
-        rows = <const real *> w
-    for l in range(whole):
-        transpose_squares(dst + l * side, step, rows + l * side * stride, stride, squares)
-        for k in range(squares * side * side, kb * side):  # columns that fill no square
-            dst[k // side * step + l * side + k % side] = rows[(l * side + k % side) * stride + k // side]
-    for l in range(whole * side, count):
-        for k in range(kb):
+        clear(wide + count * BLOCK, (lanes - count) * BLOCK)
+    for v in range(VECTORS):
+        l = v * (lanes // VECTORS)
+        transpose_squares(dst + l, step, rows + l * stride, stride, squares)
+    for k in range(squares * side, kb):  # columns that fill no square
+        for l in range(lanes):
             dst[k * step + l] = rows[l * stride + k]
-    for l in range(count, lanes):
-        for k in range(kb):
-            dst[k * step + l] = 0
 
 
 cdef inline void pack_line_transposed(

@@ -1,19 +1,31 @@
 """The examples run, at reduced size, and learn; the sunspots' forecasts know nothing of what comes after."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
+from fresh import run
+
+from blockcell import GRU, Dense, Stack, loss
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def example(name):
-    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def lines_of(name, *arguments, by=(), **environment):
+    """What an example prints in a process of its own, where it may start others."""
+    done = run([*by, str(EXAMPLES / f"{name}.py"), *arguments], 5, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
 def test_adding():
@@ -55,3 +67,40 @@ def test_sunspots_forecasts_do_not_look_ahead():
     change, _ = network(series[:, None])  # and one call over all years says the same of the next
     expected = (series + change[:, 0])[29:55, 0]
     np.testing.assert_allclose(whole[:, 0], expected, rtol=1e-6)
+
+
+def test_scoring():
+    *rates, last = lines_of("scoring", "300", by=["-W", "error"])
+    found = [re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates]
+    assert [who[1] for who in found] == ["this", "this", found[1][2]]  # as many processes as threads
+    assert re.fullmatch(r"\d\.\d\d bits per character. All scores equal, bit for bit", last)
+
+
+def test_scores_are_those_of_one_line_alone(set_num_threads):
+    scoring, texts = example("scoring"), ["ab", "import numpy as np", "~" * 40]
+    net = Stack([GRU.init(128, 16, seed=0), Dense.init(16, 128, seed=1)])
+    scoring.start(net)
+    for text, bits in zip(texts, scoring.score(texts), strict=True):
+        codes = np.frombuffer(text.encode(), np.uint8).astype(int)
+        logits, _ = net(np.eye(128, dtype=np.float32)[codes[:-1], None])
+        mean, _ = loss.softmax_cross_entropy(logits[:, 0], codes[1:])
+        assert bits == pytest.approx(mean / np.log(2), rel=1e-6)
+
+
+@pytest.mark.peers
+def test_ddp():
+    """Two processes train as one does, but for rounding."""
+    pytest.importorskip("torch")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    runs = []
+    for processes, by in ((1, []), (1, [*torchrun, "1"]), (2, [*torchrun, "2"])):
+        compared, *epochs = lines_of("ddp", "3", by=by, OMP_NUM_THREADS="1")  # PyTorch's wait busily for a free CPU
+        count, difference, largest = re.fullmatch(
+            r"processes: (\d);.* by (\S+), largest entry (\S+)", compared
+        ).groups()
+        assert int(count) == processes and float(difference) <= 1e-6 * float(largest)
+        pattern = r"epoch +\d, +\S+ s: loss (\S+), accuracy on new digits (\S+)"
+        runs.append(np.array([re.fullmatch(pattern, line).groups() for line in epochs], float))
+        np.testing.assert_allclose(runs[-1], runs[0], atol=0.01)
+    losses, accuracies = runs[0].T
+    assert len(losses) == 3 and losses[-1] < 0.7 * losses[0] and accuracies[-1] > 0.6

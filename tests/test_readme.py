@@ -21,21 +21,25 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------------------- the code
 def code_blocks():
-    """Every block of Python in the documents, with the line that it begins at."""
+    """Every block of Python in the documents, with the line that it begins at; one with PyTorch is for `peers`."""
     for document, name in zip(DOCUMENTS, NAMES, strict=True):
         text = document.read_text()
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start(1))
-            yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}")
+            marks = [pytest.mark.peers] if TORCH.search(block[1]) else []
+            yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}", marks=marks)
 
 
 @pytest.mark.parametrize("code, document", list(code_blocks()))
 def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
     """As a reader would run it: each block by itself. It prints what it says."""
+    if TORCH.search(code):
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, document, "exec"), {})
     printed = capsys.readouterr().out

@@ -4,8 +4,11 @@
 ``torch`` installs what this needs; ``import blockcell`` alone does not import it.
 """
 
+from .. import _kernels
+
 try:
-    import torch as _torch  # noqa: F401
+    with _kernels.briefly_awake():  # PyTorch's runtime too, where it is another one and is loaded only now
+        import torch as _torch  # noqa: F401
 except ImportError as error:
     raise ImportError(f"blockcell.torch needs PyTorch: pip install 'blockcell[torch]' ({error})") from error
 

@@ -1,0 +1,188 @@
+"""Two PyTorch models, trained from start to finish with torch.nn's layers and with blockcell.torch's: seconds, losses.
+
+    python benchmarks/torch_models.py [--epochs 5] [--models characters speech]
+
+* characters: predicts the next character of the texts that Python's help() shows (pydoc_data, part of Python), with the
+  sizes of char-rnn: an embedding, two LSTM layers of 128 cells, a linear layer; 50 rows of 50 steps.
+* speech: tells nine speakers by how they say two vowels, from twelve cepstrum coefficients of 7 to 29 frames (Japanese
+  Vowels, which the package sktime ships: `pip install --no-deps sktime`), with two bidirectional LSTM layers of 256
+  cells on packed sequences; 30 rows.
+
+Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch.  `replace` puts
+blockcell's layers into the model.  Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from turns import Worker, answer
+
+CANDIDATES = ("torch.nn", "blockcell.torch")
+CHARACTERS = 250_000
+Batches = Callable[[], Iterator[tuple[Any, Any]]]
+
+
+# ----------------------------------------------------------------------------------------------------------- the models
+def characters() -> tuple[Any, Batches, Batches]:
+    """A model, the batches to train on and those to test with."""
+    from pydoc_data.topics import topics
+
+    import torch
+
+    text = "".join(topics.values())[:CHARACTERS]
+    alphabet = sorted(set(text))
+    number = {character: k for k, character in enumerate(alphabet)}
+    codes = torch.tensor([number[character] for character in text])
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(len(alphabet), 64)
+            self.rnn = torch.nn.LSTM(64, 128, num_layers=2, batch_first=True)
+            self.linear = torch.nn.Linear(128, len(alphabet))
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(self.rnn(self.embedding(x))[0]).flatten(0, 1)
+
+    def batches(first: int, last: int) -> Batches:
+        """Of that part of the text, in 50 rows."""
+        rows = codes[first : last - (last - first) % 50].view(50, -1)
+
+        def each() -> Iterator[tuple[Any, Any]]:
+            for k in range(0, rows.shape[1] - 51, 50):
+                yield rows[:, k : k + 50], rows[:, k + 1 : k + 51].flatten()
+
+        return each
+
+    split = len(codes) * 9 // 10
+    return Model(), batches(0, split), batches(split, len(codes))
+
+
+def utterances(name: str) -> tuple[list[Any], list[int]]:
+    """The frames of each [T,12], and its speaker."""
+    import torch
+
+    found = importlib.util.find_spec("sktime")
+    if not found:
+        sys.exit("sktime is not installed")
+    text = Path(found.origin).with_name("datasets").joinpath("data", "JapaneseVowels", name).read_text()
+    lines = [line.split(":") for line in text.partition("@data")[2].split()]
+    frames = [torch.tensor([[float(v) for v in part.split(",")] for part in parts]).T for *parts, _ in lines]
+    return frames, [int(parts[-1]) - 1 for parts in lines]
+
+
+def speech() -> tuple[Any, Batches, Batches]:
+    """As `characters`."""
+    import torch
+    from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = torch.nn.LSTM(12, 256, num_layers=2, bidirectional=True)
+            self.linear = torch.nn.Linear(512, 9)
+
+        def forward(self, x: Any) -> Any:
+            y, lengths = pad_packed_sequence(self.rnn(x)[0])
+            return self.linear(y.sum(0) / lengths[:, None])
+
+    def batches(name: str, shuffled: bool) -> Batches:
+        frames, speakers = utterances(name)
+
+        def each() -> Iterator[tuple[Any, Any]]:
+            order = torch.randperm(len(frames)) if shuffled else torch.arange(len(frames))
+            for some in order.split(30):
+                x = pack_sequence([frames[k] for k in some], enforce_sorted=False)
+                yield x, torch.tensor([speakers[k] for k in some])
+
+        return each
+
+    return Model(), batches("JapaneseVowels_TRAIN.ts", True), batches("JapaneseVowels_TEST.ts", False)
+
+
+MODELS = {"characters": characters, "speech": speech}
+
+
+# ----------------------------------------------------------------------------------------------------------- the worker
+def work(candidate: str, threads: int, name: str) -> None:
+    """Answers every question with an epoch: its seconds, its mean loss, then loss and hits on what it has not seen."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model, training, testing = MODELS[name]()
+    if candidate == "blockcell.torch":
+        import blockcell.torch
+
+        blockcell.torch.replace(model)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+
+    def epoch(_: Any) -> tuple[float, float, float, float]:
+        start = time.perf_counter()
+        model.train()
+        losses = []
+        for x, labels in training():
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 5)
+            optimizer.step()
+            losses.append(loss.item())
+        spent = time.perf_counter() - start
+        model.eval()
+        unseen, hits, count = 0.0, 0, 0
+        with torch.no_grad():
+            for x, labels in testing():
+                logits = model(x)
+                unseen += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                hits += (logits.argmax(1) == labels).sum().item()
+                count += len(labels)
+        return spent, statistics.mean(losses), unseen / count, hits / count
+
+    answer(epoch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
+    options = parser.parse_args()
+    import torch
+
+    import blockcell
+
+    cores = str(len(os.sched_getaffinity(0)))
+    about = blockcell.build_info()
+    print(f"{cores} CPUs, {about['cpu']}, level {about['level']}, torch {torch.__version__}")
+    for name in options.models:
+        workers = [Worker(__file__, "--work", candidate, cores, name) for candidate in CANDIDATES]
+        for candidate, worker in zip(CANDIDATES, workers, strict=True):
+            if worker.missing:
+                sys.exit(f"{candidate} does not run here: {worker.missing}")
+        print(f"\n| {name}, epoch | torch.nn, s | blockcell.torch, s | | loss | loss | unseen | unseen | hits | hits |")
+        print("|---" * 10 + "|", flush=True)
+        total = [0.0, 0.0]
+        for epoch in range(1, options.epochs + 1):
+            theirs, ours = (worker.ask(epoch) for worker in workers)
+            total = [total[0] + theirs[0], total[1] + ours[0]]
+            pairs = [f"{value:.4f}" for pair in zip(theirs[1:], ours[1:], strict=True) for value in pair]
+            print(f"| {epoch} | {theirs[0]:.2f} | {ours[0]:.2f} | {theirs[0] / ours[0]:.2f}x | {' | '.join(pairs)} |")
+        print(f"| all | {total[0]:.1f} | {total[1]:.1f} | {total[0] / total[1]:.2f}x |" + " |" * 6, flush=True)
+        for worker in workers:
+            worker.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    else:
+        main()

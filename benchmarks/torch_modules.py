@@ -1,0 +1,185 @@
+"""blockcell.torch's LSTM and GRU beside torch.nn's: inference and training steps, eager and compiled.
+
+    python benchmarks/torch_modules.py --quick                         # 5 minutes
+    python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 25 minutes
+    python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
+
+Both are asked with as many threads as there are CPUs.  I = H; a stack is LAYERSxDIRECTIONS.  Inference is under
+``no_grad``; a training step is forward, backward to weights and input, and a step of Adam.  A compiled model is the
+module and a Linear above it under ``torch.compile``, as users have it: it breaks the graph at torch.nn's modules.  Each
+candidate is a process of its own, and they are asked in turn (turns.py).  A round goes through all points, but the
+rounds of a compiled one follow each other, since compiling takes long.  A ratio is the median of the rounds' ratios;
+the CSV has the lowest and highest too, and report.py makes docs/benchmarks/torch.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from turns import Worker, answer, seconds
+
+KINDS = ("LSTM", "GRU")
+EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
+TASKS = [*EAGER, *(f"compiled {task}" for task in EAGER)]
+CANDIDATES = ("torch.nn", "blockcell.torch")
+GRID = {"widths": [32, 64, 128, 256, 512], "batches": [1, 16, 64], "steps": [1, 20, 100]}
+STACKS = ["1x1", "1x2", "2x1", "2x2"]
+FEW = {"widths": [32, 256], "batches": [1, 16], "steps": [1, 20]}  # quick, and compiled
+FEW_STACKS = ["1x1", "2x2"]
+COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell_us", "ratio", "lowest", "highest"]
+Point = tuple[str, dict[str, int]]
+
+
+def work(candidate: str, threads: int) -> None:
+    """Answers a task, its sizes and for how many seconds with the seconds of a call."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if candidate == "torch.nn":
+        modules = torch.nn
+    else:
+        import blockcell.torch as modules
+
+    class Model(torch.nn.Module):
+        """What is compiled."""
+
+        def __init__(self, rnn: torch.nn.Module, outputs: int) -> None:
+            super().__init__()
+            self.rnn, self.linear = rnn, torch.nn.Linear(outputs, outputs)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.rnn(x)[0])
+
+    def prepare(task: str, T: int, B: int, H: int, layers: int, directions: int) -> Any:
+        torch.manual_seed(0)
+        *compiled, kind, what = task.split()
+        model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2)
+        x, y_grad = torch.randn(T, B, H), torch.randn(T, B, directions * H)
+        forward = model
+        if compiled:
+            torch.compiler.reset()
+            model = Model(model, directions * H)
+            forward = torch.compile(model)
+        if what == "inference":
+            model.eval()
+
+            def infer() -> None:
+                with torch.no_grad():
+                    forward(x)
+
+            return infer
+        optimizer = torch.optim.Adam(model.parameters())
+        x.requires_grad_()
+
+        def train() -> None:
+            x.grad = None
+            optimizer.zero_grad()
+            y = forward(x)
+            (y if compiled else y[0]).backward(y_grad)
+            optimizer.step()
+
+        return train
+
+    ready: dict[str, Any] = {}
+
+    def reply(question: tuple[str, dict[str, int], float]) -> float:
+        task, sizes, budget = question
+        key = repr((task, sizes))
+        if key not in ready:
+            ready.clear()
+            ready[key] = prepare(task, **sizes)
+            seconds(ready[key], budget / 4)
+        return seconds(ready[key], budget)
+
+    answer(reply)
+
+
+def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
+    """Eager ones, and compiled ones, of which there are few unless they are asked for."""
+    few = FEW if options.quick else GRID
+    found: tuple[list[Point], list[Point]] = ([], [])
+    for task in options.tasks:
+        compiled = task.startswith("compiled")
+        default = FEW if compiled else few
+        stacks = options.stacks or (FEW_STACKS if compiled or options.quick else STACKS)
+        widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
+        for stack, T, H, B in itertools.product(stacks, steps, widths, batches):
+            layers, directions = map(int, stack.split("x"))
+            found[compiled].append((task, {"T": T, "B": B, "H": H, "layers": layers, "directions": directions}))
+    return found
+
+
+def line(point: Point, rounds: list[list[float]]) -> list[Any]:
+    theirs, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*rounds, strict=True))
+    ratios = [theirs / ours for theirs, ours in rounds]
+    return [
+        point[0],
+        *point[1].values(),
+        *(theirs, ours),
+        *(round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios))),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few sizes")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
+    parser.add_argument("--batches", nargs="+", type=int, help="B")
+    parser.add_argument("--steps", nargs="+", type=int, help="T")
+    parser.add_argument("--stacks", nargs="+", metavar="LAYERSxDIRECTIONS", choices=STACKS, help=", ".join(STACKS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=0.2, help="seconds of a round of one candidate (0.2)")
+    parser.add_argument("--csv", help="write the points to this file")
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(closing(Worker(__file__, "--work", candidate, str(cores), OPENBLAS_NUM_THREADS="1")))
+            for candidate in CANDIDATES
+        ]
+        for candidate, worker in zip(CANDIDATES, workers, strict=True):
+            if worker.missing:
+                sys.exit(f"{candidate} does not run here: {worker.missing}")
+        about = machine(None, "float32", ["torch"])
+        print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+        eager, compiled = points(options)
+        todo = [(k, eager[k]) for _ in range(options.rounds) for k in range(len(eager))]
+        todo += [(len(eager) + k, compiled[k]) for k in range(len(compiled)) for _ in range(options.rounds)]
+        rounds: dict[int, list[list[float]]] = {}
+        lines: dict[int, list[Any]] = {}
+        start = time.time()
+        for done, (number, point) in enumerate(todo):
+            rounds.setdefault(number, []).append([worker.ask((*point, options.budget)) for worker in workers])
+            lines[number] = line(point, rounds[number])
+            left = (time.time() - start) / (done + 1) * (len(todo) - done - 1) / 60
+            sizes = " ".join(f"{name[0]}{size:<3}" for name, size in point[1].items())
+            theirs, ours, ratio = lines[number][6:9]
+            at = f"[{done + 1}/{len(todo)}, {left:.0f} min left]"
+            print(f"{at} {point[0]:23} {sizes} {theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)", flush=True)
+    for task in options.tasks:
+        ratios = [found[8] for found in lines.values() if found[0] == task]
+        mean = statistics.geometric_mean(ratios)
+        print(f"{task:23} lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(ratios)} points")
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *lines.values()])
+        Path(options.csv).with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()
