@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_torch_layout as torch_layout
 from bits import like, same
 from cases import arguments
 from layer_cases import LAYERS, draw
@@ -112,6 +113,38 @@ def test_layers(name, dtype, side):
             options |= {"masked": given.get("masked", "zero"), "batch_first": True}
             _, _, tape = layer.forward(guard(turned(x)), like(state, guard), **options)
             assert same((turned(d_x), *expected), layer.backward(tape, guard(turned(y)), like(last, guard)))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", torch_layout.GATES)
+def test_torch_layout(kind, dtype, side):
+    dtype, guard = np.dtype(DTYPES[dtype]), partial(guarded, side=side)
+    for k, (T, B, I, H) in enumerate(SIZES):  # noqa: E741
+        g = np.random.default_rng(k)
+        *weights, named = torch_layout.weights_of(g, kind, I, H, dtype)
+        weights += [array for name, array in named.items() if name[0] == "b"]
+        x, y, *states = (
+            g.standard_normal(shape).astype(dtype)
+            for shape in [(T, B, I), (T, B, H)] + 2 * torch_layout.STATES[kind] * [(B, H)]
+        )
+        first, last = states[::2], states[1::2]
+        saved = np.zeros((torch_layout.SAVED[kind], T, B, H), dtype)
+
+        def calls(guard, out, x=x, first=first, weights=weights, y=y, saved=saved, last=last):
+            """All results, of both directions."""
+            run = partial(torch_layout.run, kind, sizes=x.shape + y.shape[2:], threads=2, dtype=x.dtype)
+            x, first, weights, d_y = guard(x), [*map(guard, first)], [*map(guard, weights)], guard(y)
+            results = [out(y), out(saved), *map(out, last)]
+            run("torch", arrays=(x, *first, *weights, *results, None, False))
+            gradients = [out(x), *map(out, first), *map(out, weights)]
+            read = guard(results[1]), guard(results[0]), d_y, *map(guard, last)
+            run("torch_grad", arrays=(x, *first, *weights[:2], *read, gradients[0], False, *gradients[1:], None, False))
+            return results + gradients
+
+        expected = calls(lambda array: array, np.zeros_like)
+        assert same_bits(calls(guard, partial(guard, writable=True)), expected), (T, B, I, H)
 
 
 @pytest.mark.usefixtures("one_thread")

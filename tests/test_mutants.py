@@ -145,6 +145,14 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
+    "torch w_hh from the start": ("panels.pxd", {"column * p.H + row - p.I": "column * p.H + row"}),
+    "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
+    "torch d_c_bar for d_hc": ("backward.pxd", {"(p.states if apart else p.x)": "p.x"}),
+    "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
+    "torch y without gaps": (
+        "backward.pxd",
+        {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
+    ),
     "dense relu left out": ("dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
     "dense sigmoid and tanh in the gradient": (
@@ -187,7 +195,11 @@ ORDERS = {  # the same for the order of summation
     ),
     "blocks of 32 of weights as they lie": (
         "panels.pxd",
-        {"min(<Py_ssize_t> BLOCK, K - k)": "min(<Py_ssize_t> 32, K - k)"},
+        {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
+    ),
+    "torch blocks of 32": (
+        "panels.pxd",
+        {"BLOCK, K - k)\n                    load": "32, K - k)\n                    load"},
     ),
     "peepholes by 32 rows": ("gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
     "peepholes in blocks of 128": ("gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
@@ -198,6 +210,7 @@ ORDERS = {  # the same for the order of summation
         },
     ),
 }
+TORCH = "tests/test_torch_layout.py", "equals and float64 and base"
 KERNELS = "tests/test_kernels.py", "test_formulas and float64 and base"
 DENSE = "tests/test_dense.py", "test_formulas and float64 and base"
 ORDER = "tests/test_order.py", "base and not shows"
@@ -220,7 +233,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
     setup = folder / "setup.py"
     setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
-    assert all(build_and_test(folder, *tests) for tests in (KERNELS, DENSE, ORDER))
+    assert all(build_and_test(folder, *tests) for tests in (KERNELS, DENSE, TORCH, ORDER))
     return folder
 
 
@@ -249,7 +262,7 @@ def test_mutant(what: str, checkout: Path) -> None:
     original = source.read_text()
     try:
         source.write_text(swapped(what, original))
-        tests = ORDER if what in ORDERS else DENSE if what.startswith("dense") else KERNELS
+        tests = {"dense": DENSE, "torch": TORCH}.get(what.split()[0], ORDER if what in ORDERS else KERNELS)
         assert not build_and_test(checkout, *tests), "no test sees it"
     finally:
         source.write_text(original)
