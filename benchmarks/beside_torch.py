@@ -6,8 +6,8 @@ A process is a way to load the two: which is imported first, whether blockcell h
 that auditwheel has repaired, and what the environment says.  In each a call of blockcell's is timed alone, a call of
 PyTorch's alone, and both where they alternate: threads that wait busily after a call are in the other's way if they are
 not the same threads.  All of it on a quiet machine, then beside as many busy processes as there are CPUs.  Prints the
-tables of docs/threads.md: mean microseconds of a call alone, and in turn, each the median of the rounds.  The size is
-TxBxH.  Nothing else should run on the machine.
+tables of docs/threads.md: mean microseconds of a call alone, and in turn, and for how many PyTorch's idle thread waits
+busily after a call, each the median of the rounds.  The size is TxBxH.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ WAYS = {  # imports, whether blockcell has a runtime of its own, environment
     TWO: ("blockcell torch", True, {}),
     f"{TWO}, `GOMP_SPINCOUNT=1000`": ("blockcell torch", True, {"GOMP_SPINCOUNT": "1000"}),
     f"{TWO}, `OMP_WAIT_POLICY=passive`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "passive"}),
-    f"{TWO}, `OMP_WAIT_POLICY=active`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "active"}),
     f"{ONE}, `GOMP_SPINCOUNT=1000`": ("torch blockcell", False, {"GOMP_SPINCOUNT": "1000"}),
     f"{ONE}, `OMP_WAIT_POLICY=passive`": ("torch blockcell", False, {"OMP_WAIT_POLICY": "passive"}),
     "`OMP_NUM_THREADS=1`": ("torch blockcell", False, {"OMP_NUM_THREADS": "1"}),
@@ -95,9 +94,19 @@ def work(imports: list[str], T: int, B: int, H: int) -> None:
             count += 1
         return [1e6 * one / count for one in spent]
 
+    def wait(call: Call) -> float:
+        """Microseconds for which idle threads wait busily after a call."""
+        found = []
+        for _ in range(9):
+            call()
+            start = time.process_time()
+            time.sleep(0.05)
+            found.append(time.process_time() - start)
+        return 1e6 * statistics.median(found)
+
     def reply(question: tuple[str, float]) -> list[float]:
         (ours, theirs), seconds = pairs[question[0]], question[1]
-        return [*means([ours], seconds), *means([theirs], seconds), *means([ours, theirs], seconds)]
+        return [*means([ours], seconds), *means([theirs], seconds), *means([ours, theirs], seconds), wait(theirs)]
 
     answer(reply)
 
@@ -137,13 +146,13 @@ def main() -> None:
     print(f"{machine}, T x B x H = {options.size}\n")
     for place in PLACES:
         heads = [f"{pair}: {who}" for pair in PAIRS for who in ("blockcell", "PyTorch")]
-        print(f"| {place} | {' | '.join(heads)} |\n" + "|---" * (1 + len(heads)) + "|")
+        print(f"| {place} | {' | '.join(heads)} | then waits |\n" + "|---" * (2 + len(heads)) + "|")
         for way in WAYS:
             cells = []
             for pair in PAIRS:
                 found = [statistics.median(column) for column in zip(*rounds[place, pair, way], strict=True)]
-                cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(found[:2], found[2:], strict=True)]
-            print(f"| {way} | {' | '.join(cells)} |")
+                cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(found[:2], found[2:4], strict=True)]
+            print(f"| {way} | {' | '.join(cells)} | {found[4]:.0f} |")
         print()
 
 

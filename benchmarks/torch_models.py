@@ -8,8 +8,8 @@
   Vowels, which the package sktime ships: `pip install --no-deps sktime`), with two bidirectional LSTM layers of 256
   cells on packed sequences; 30 rows.
 
-Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch.  `replace` puts
-blockcell's layers into the model.  Nothing else should run on the machine.
+Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch; a loss stands
+twice where they differ.  `replace` puts blockcell's layers into the model.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -168,15 +168,16 @@ def main() -> None:
         for candidate, worker in zip(CANDIDATES, workers, strict=True):
             if worker.missing:
                 sys.exit(f"{candidate} does not run here: {worker.missing}")
-        print(f"\n| {name}, epoch | torch.nn, s | blockcell.torch, s | | loss | loss | unseen | unseen | hits | hits |")
-        print("|---" * 10 + "|", flush=True)
+        print(f"\n| {name}, epoch | torch.nn, s | blockcell.torch, s | | loss | unseen: loss | right |")
+        print("|---" * 7 + "|", flush=True)
         total = [0.0, 0.0]
         for epoch in range(1, options.epochs + 1):
             theirs, ours = (worker.ask(epoch) for worker in workers)
             total = [total[0] + theirs[0], total[1] + ours[0]]
-            pairs = [f"{value:.4f}" for pair in zip(theirs[1:], ours[1:], strict=True) for value in pair]
-            print(f"| {epoch} | {theirs[0]:.2f} | {ours[0]:.2f} | {theirs[0] / ours[0]:.2f}x | {' | '.join(pairs)} |")
-        print(f"| all | {total[0]:.1f} | {total[1]:.1f} | {total[0] / total[1]:.2f}x |" + " |" * 6, flush=True)
+            both = [", ".join(dict.fromkeys(f"{v:.4f}" for v in pair)) for pair in zip(theirs, ours, strict=True)]
+            ratio = f"{theirs[0] / ours[0]:.2f}x"
+            print(f"| {epoch} | {theirs[0]:.2f} | {ours[0]:.2f} | {ratio} | {' | '.join(both[1:])} |", flush=True)
+        print(f"| all | {total[0]:.1f} | {total[1]:.1f} | {total[0] / total[1]:.2f}x | | | |", flush=True)
         for worker in workers:
             worker.close()
 

@@ -1,15 +1,15 @@
 """blockcell.torch's LSTM and GRU beside torch.nn's: inference and training steps, eager and compiled.
 
-    python benchmarks/torch_modules.py --quick                         # 5 minutes
-    python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 25 minutes
+    python benchmarks/torch_modules.py --quick                                    # 5 minutes
+    python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, half an hour
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
 
-Both are asked with as many threads as there are CPUs.  I = H; a stack is LAYERSxDIRECTIONS.  Inference is under
-``no_grad``; a training step is forward, backward to weights and input, and a step of Adam.  A compiled model is the
-module and a Linear above it under ``torch.compile``, as users have it: it breaks the graph at torch.nn's modules.  Each
-candidate is a process of its own, and they are asked in turn (turns.py).  A round goes through all points, but the
-rounds of a compiled one follow each other, since compiling takes long.  A ratio is the median of the rounds' ratios;
-the CSV has the lowest and highest too, and report.py makes docs/benchmarks/torch.md of it.
+I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
+and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
+have it: it breaks the graph at torch.nn's modules.  Each candidate is a process of its own, and they are asked in turn
+(turns.py).  A round goes through all points, but the rounds of a compiled one follow each other, since compiling takes
+long.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
+docs/benchmarks/torch.md of it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def work(candidate: str, threads: int) -> None:
         if key not in ready:
             ready.clear()
             ready[key] = prepare(task, **sizes)
-            seconds(ready[key], budget / 4)
+            ready[key]()
+            ready[key]()
         return seconds(ready[key], budget)
 
     answer(reply)
@@ -141,18 +142,20 @@ def main() -> None:
     parser.add_argument("--stacks", nargs="+", metavar="LAYERSxDIRECTIONS", choices=STACKS, help=", ".join(STACKS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.2, help="seconds of a round of one candidate (0.2)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="of both (as many as there are CPUs)")
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
+    threads = str(options.threads)
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(closing(Worker(__file__, "--work", candidate, str(cores), OPENBLAS_NUM_THREADS="1")))
+            stack.enter_context(closing(Worker(__file__, "--work", candidate, threads, OPENBLAS_NUM_THREADS="1")))
             for candidate in CANDIDATES
         ]
         for candidate, worker in zip(CANDIDATES, workers, strict=True):
             if worker.missing:
                 sys.exit(f"{candidate} does not run here: {worker.missing}")
-        about = machine(None, "float32", ["torch"])
+        about = machine(None, "float32", ["torch"]) | {"threads": threads}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         eager, compiled = points(options)
         todo = [(k, eager[k]) for _ in range(options.rounds) for k in range(len(eager))]
