@@ -180,7 +180,8 @@ class LSTM(Recurrent):
 
     Constructor, parameters, initial values and calls are PyTorch's: a batch or a single sequence, ``batch_first``, hx,
     and PackedSequences.  A state_dict of either loads into the other.  Results differ by rounding alone, and have the
-    same bits for any number of threads.  Calls use at most ``torch.get_num_threads()`` threads.
+    same bits for any number of threads.  Calls use at most
+    ``torch.get_num_threads()`` threads, whatever `blockcell.set_num_threads` says.
 
     Parameters
     ----------

@@ -123,9 +123,10 @@ class Op:
         y, *last = [output.numpy() for output in outputs[:-1]]
         tape = outputs[-1].numpy() if keep else (None, None)
         (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
-        x_array = _steps("x", x, (T, B, I), dtype)
-        weights = _arrays(WEIGHTS, others[: 4 * D], self._shapes(I, H) * D, dtype)
-        first = _arrays(self.states, others[8:], [(D, B, H)] * len(last), dtype)
+        x_array, n = _steps(x), 4 * D
+        shapes = [*self._shapes(I, H) * D, *[(D, B, H)] * len(last)]
+        arrays = _arrays((*WEIGHTS[:n], *self.states), (*others[:n], *others[8:]), shapes, dtype)
+        weights, first = arrays[:n], arrays[n:]
         row_marks = _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
@@ -205,12 +206,14 @@ class Op:
         if x is None:  # it is not read
             x = y.new_zeros(I).expand(T, B, -1)
         dtype = _dtype(y)
-        shapes = [(T, B, D * H), (D, self.parts, T, B, H)]
-        y_array, tape_array = _arrays(("y", "tape"), (y, tape), shapes, dtype)
-        y_grad_array, x_array = _steps("y_grad", y_grad, shapes[0], dtype), _steps("x", x, (T, B, I), dtype)
-        weights = _arrays(_MATRICES, matrices[: 2 * D], self._shapes(I, H)[:2] * D, dtype)
-        first = _arrays(self.states, states, [(D, B, H)] * n, dtype)
-        last = _arrays(self.states, last_grads, [(D, B, H)] * n, dtype)
+        x_array, y_grad_array = _steps(x), _steps(y_grad)
+        _check("x", x_array, (T, B, I), dtype)
+        _check("y_grad", y_grad_array, (T, B, D * H), dtype)
+        names = "y", "tape", *self.states, *(f"{state}_n_grad" for state in self.states), *_MATRICES
+        shapes = [(T, B, D * H), (D, self.parts, T, B, H), *[(D, B, H)] * (2 * n), *self._shapes(I, H)[:2] * D]
+        tensors = y, tape, *states, *last_grads, *matrices[: 2 * D]
+        y_array, tape_array, *rest = _arrays(names, tensors, shapes, dtype)
+        first, last, weights = rest[:n], rest[n : 2 * n], rest[2 * n :]
         row_marks = _row_marks(marks, T, B)
         arrays: list[Any] = [None if result is None else result.numpy() for result in results]
         x_grad, weight_grads = arrays[0], arrays[1:9]
@@ -264,7 +267,7 @@ def _dtype(tensor: Tensor) -> np.dtype[Any]:
 
 def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
     """The tensors' memory in C order; zeros for None."""
-    arrays = [
+    arrays: list[Array] = [
         np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
         for tensor, shape in zip(tensors, shapes, strict=True)
     ]
@@ -274,10 +277,9 @@ def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]
     return arrays
 
 
-def _steps(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _steps(tensor: Tensor) -> Array:
     """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
     array: Array = tensor.numpy(force=True)
-    _check(name, array, shape, dtype)
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
 
