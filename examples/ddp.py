@@ -113,3 +113,4 @@ if __name__ == "__main__":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     main(*map(int, sys.argv[1:]))
     dist.destroy_process_group()
+    time.sleep(0.5)  # gloo's threads let go of their last tensors: PyTorch 2.14 aborts if Python ends meanwhile
