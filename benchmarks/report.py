@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+import textwrap
 import sys
 from pathlib import Path
 from typing import Any
@@ -301,12 +302,11 @@ def means(rows: list[Row], heading: str) -> list[str]:
     return table(lines)
 
 
-def torch_page(path: Path) -> str:
-    """torch.md."""
+def torch_summary(path: Path) -> list[str]:
+    """A table with a line for each task, and where it was measured; docs/torch.md has both too."""
     rows, about = read_torch(path)
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
     lines = [["task", "geometric mean", "80 % of the sizes", "slower at", "slowest", "at"]]
-    for task in tasks:
+    for task in dict.fromkeys(r["task"] for r in rows):
         mine = [r for r in rows if r["task"] == task]
         low, high = tenths(mine)
         worst = min(mine, key=lambda r: r["ratio"])
@@ -317,7 +317,13 @@ def torch_page(path: Path) -> str:
         f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level"
         f" {about['level']}; {about['compiler']}, PyTorch {about['torch'].partition('+')[0]}, as many threads as cores."
     )
-    page = [TORCH_HEAD, measured, "", *table(lines)]
+    return [*table(lines), *textwrap.wrap(measured, 120), ""]
+
+
+def torch_page(path: Path) -> str:
+    """torch.md."""
+    rows, _ = read_torch(path)
+    page = [TORCH_HEAD, *torch_summary(path)]
     page += ["Geometric means by width, by steps and rows, and by layers and directions:", ""]
     for heading in ("H = {H}", "T = {T}, B = {B}", "{stack}"):
         page += means(rows, heading)

@@ -92,7 +92,12 @@ def table_of_speed() -> str:
     return "\n".join(report().summary(report().FILES[:2]))
 
 
-TABLES = {"ops": table_of_ops, "speed": table_of_speed}
+def table_of_torch() -> str:
+    return "\n".join(report().torch_summary(report().TORCH))
+
+
+TORCH = ROOT / "docs" / "torch.md"
+TABLES = {"ops": (README, table_of_ops), "speed": (README, table_of_speed), "torch": (TORCH, table_of_torch)}
 
 
 def written(name: str) -> re.Pattern[str]:
@@ -101,12 +106,14 @@ def written(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_table(name):
-    assert written(name).findall(README.read_text()) == [TABLES[name]()], "python tests/test_readme.py writes it anew"
+    document, table = TABLES[name]
+    assert written(name).findall(document.read_text()) == [table()], "python tests/test_readme.py writes it anew"
 
 
 def test_figures_are_those_of_the_benchmarks():
-    page = (ROOT / "docs" / "benchmarks" / "cpu.md").read_text()
-    assert page == report().page(report().FILES), "python benchmarks/report.py writes it anew"
+    pages = ROOT / "docs" / "benchmarks"
+    assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
+    assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
 
 
 # ------------------------------------------------------------------------------------------------------------ the links
@@ -148,7 +155,5 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    for name, table in TABLES.items():
-        text = written(name).sub(lambda _, table=table: table(), text)
-    README.write_text(text)
+    for name, (document, table) in TABLES.items():
+        document.write_text(written(name).sub(lambda _, table=table: table(), document.read_text()))

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-rnn = torch.nn.utils.rnn
+rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
 pytestmark = pytest.mark.peers
 KINDS = ["LSTM", "GRU"]
@@ -200,6 +200,17 @@ def test_transforms_are_refused(kind, transform):
     ):
         calls[transform]()
     assert torch.func.functional_call(module, dict(module.named_parameters()), (x,))[0].shape == (4, 3, 8)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_mode_is_refused(kind, frozen):
+    """Above all it must not lose the derivatives in silence."""
+    module, x = made(kind).requires_grad_(not frozen), torch.randn(4, 3, 5)
+    with forward_ad.dual_level():
+        module(x)  # has no derivatives
+        with pytest.raises(NotImplementedError, match="jvp"):
+            module(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
 # ------------------------------------------------------------------------------------------ what a module is in PyTorch

@@ -16,3 +16,4 @@ from .modules import GRU, LSTM
 from .swap import Report, replace, restore
 
 __all__ = ["GRU", "LSTM", "Report", "replace", "restore"]
+LSTM.__module__ = GRU.__module__ = __name__  # pickles have it

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _kernels, _team, _threads
 from ..optable import Array
@@ -94,7 +95,7 @@ class Op:
             outputs: tuple[Tensor, ...] = self._op(*inputs)[:-1]
         elif torch._C._are_functorch_transforms_active():
             raise self._refusal("torch.func's transforms do not go through it")
-        elif keep:
+        elif keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
             outputs = self._function.apply(*inputs)
         else:
             outputs = self.forward(*inputs)[:-1]
