@@ -26,7 +26,7 @@ from real cimport real
 from steps cimport ENDED, FRESH, input_row, marked, step_at
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    LINES, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product, row_group,
+    LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product, row_group,
     store, store_line, store_row
 )
 
@@ -320,29 +320,36 @@ cdef inline void pack_block(
 ) noexcept nogil:
     """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on; if
     transposed of d too."""
-    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k, r, t, b
-    cdef const real *d
-    cdef const store *x
-    cdef const store *h
-    cdef const store *scale
-    for k in range(share(kb, number, parts), share(kb, number + 1, parts)):
-        r, scale = r0 + k, NULL
-        t, b = r // p.B, r % p.B
-        x = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
-        h = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k = share(kb, number, parts), m, q, r, t, b
+    cdef Py_ssize_t end = share(kb, number + 1, parts)
+    cdef const store *x[PACK]
+    cdef const store *h[PACK]
+    cdef const store *reset[PACK]
+    cdef const store **scales = NULL
+    cdef const real *d[PACK]
+    cdef const real *d_h[PACK]
+    while k < end:
+        m = min(<Py_ssize_t> PACK, end - k)
+        for q in range(m):
+            r = r0 + k + q
+            t, b = r // p.B, r % p.B
+            x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
+            h[q] = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+            d[q], d_h[q] = work + p.d + r * p.Ns + p.column[n], work + p.d + r * p.Ns + p.h_column[n]
+            if cell is Gru:
+                if n == 1:
+                    reset[q], scales = inputs[OUT_R] + r * p.H, reset
         if p.transposed:
-            d = work + p.d + r * p.Ns
-            pack_inputs(work + p.x + k * ROWS, p.tiles, d + p.column[n], <const real *> NULL, p.N[n])
+            pack_inputs(work + p.x + k * ROWS, p.tiles, d, <const real **> NULL, p.N[n], m)
             if p.h_column[n] != p.column[n]:
-                pack_inputs(work + p.states + k * ROWS, p.tiles, d + p.h_column[n], <const real *> NULL, p.N[n])
-            pack_row(work + p.panels, x, p.I, k, kb)
-            pack_row(work + p.panels + h_panels_at(p, kb), h, p.H, k, kb)
-            continue
-        if cell is Gru:
-            if n == 1:
-                scale = inputs[OUT_R] + r * p.H
-        pack_inputs(work + p.x + k * ROWS, p.tiles, x, <store *> NULL, p.I)
-        pack_inputs(work + p.states + k * ROWS, p.tiles, h, scale, p.H)
+                pack_inputs(work + p.states + k * ROWS, p.tiles, d_h, <const real **> NULL, p.N[n], m)
+            for q in range(m):
+                pack_row(work + p.panels, x[q], p.I, k + q, kb)
+                pack_row(work + p.panels + h_panels_at(p, kb), h[q], p.H, k + q, kb)
+        else:
+            pack_inputs(work + p.x + k * ROWS, p.tiles, x, <const store **> NULL, p.I, m)
+            pack_inputs(work + p.states + k * ROWS, p.tiles, h, scales, p.H, m)
+        k += m
 
 
 cdef inline real *weight_grad_of(

@@ -32,8 +32,8 @@ from real cimport real
 from steps cimport ENDED, Layout, layout_of, place
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    DOUBLE, HALF, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line, load_row,
-    narrow, pack_rows, row_group, store, store_line, store_row
+    DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
+    load_row, narrow, pack_rows, row_group, store, store_line, store_row
 )
 
 cdef enum:  # as in blockcell/optable.py
@@ -428,6 +428,7 @@ cdef inline void weight_grads(
     cdef real *tiles = work + p.parts + number * p.part + p.x
     cdef real *panel = work + p.parts + number * p.part + p.d_panel
     cdef double *sums = <double *> (work + p.sums)
+    cdef const store *rows[PACK]
     cdef real *out
     if p.by_inputs:
         i0 = min(p.I, share(tiles_of(p.I), number, parts) * ROWS)
@@ -440,10 +441,14 @@ cdef inline void weight_grads(
         out = <real *> w_grad
     while r0 < p.rows:
         kb = min(<Py_ssize_t> ROW_BLOCK, p.rows - r0)
-        for k in range(kb):
-            r = r0 + k
-            pack_inputs(tiles + k * ROWS, p.tiles, <const store *> NULL if ended(p.marks, r) else x + r * p.I + i0,
-                        <const store *> NULL, i1 - i0)
+        k = 0
+        while k < kb:
+            m = min(<Py_ssize_t> PACK, kb - k)
+            for l in range(m):
+                r = r0 + k + l
+                rows[l] = <const store *> NULL if ended(p.marks, r) else x + r * p.I + i0
+            pack_inputs(tiles + k * ROWS, p.tiles, rows, <const store **> NULL, i1 - i0, m)
+            k += m
         for j in range(j0, j1):
             at = j * PLAIN * L
             m = min(<Py_ssize_t> PLAIN, lines_in(work, O) - j * PLAIN)

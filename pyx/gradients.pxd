@@ -104,30 +104,34 @@ cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
 
 
 cdef inline void pack_inputs(
-    real *dst, Py_ssize_t stride, const store *row, const store *scale, Py_ssize_t M
+    real *dst, Py_ssize_t stride, const store **rows, const store **scales, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
-    """Copy a row of M inputs to the tiles, multiplied by `scale` unless that is NULL; zeros if `row` is NULL."""
-    cdef real *to
+    """Copy `count` rows of M inputs to the tiles, multiplied by `scales` unless that is NULL; zeros for a row that is
+    NULL.  Several rows to one tile before the next, because the tiles are pages apart."""
+    cdef real[ROWS] values
     cdef real factor
-    cdef Py_ssize_t g, q, n
+    cdef real *to
+    cdef Py_ssize_t g, k, q, n
     for g in range(tiles_of(M)):
         n = min(<Py_ssize_t> ROWS, M - g * ROWS)
-        to = dst + g * stride
-        if row is NULL:
-            clear(to, ROWS)
-            continue
-        if n == ROWS:
+        for k in range(count):
+            to = dst + g * stride + k * ROWS
+            if rows[k] is NULL:
+                clear(to, ROWS)
+                continue
+            if n == ROWS:
+                for q in range(ROWS):
+                    widen(&values[q], rows[k] + g * ROWS + q)
+            else:
+                clear(values, ROWS)
+                for q in range(n):
+                    widen(&values[q], rows[k] + g * ROWS + q)
+            if scales is not NULL:
+                for q in range(n):
+                    widen(&factor, scales[k] + g * ROWS + q)
+                    values[q] = values[q] * factor
             for q in range(ROWS):
-                widen(to + q, row + g * ROWS + q)
-        else:
-            for q in range(n):
-                widen(to + q, row + g * ROWS + q)
-            for q in range(n, ROWS):
-                to[q] = 0
-        if scale is not NULL:
-            for q in range(n):
-                widen(&factor, scale + g * ROWS + q)
-                to[q] = to[q] * factor
+                to[q] = values[q]
 
 
 cdef inline void pack_row(real *panels, const store *row, Py_ssize_t M, Py_ssize_t k, Py_ssize_t kb) noexcept nogil:
