@@ -12,8 +12,8 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-import textwrap
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
