@@ -202,6 +202,7 @@ def test_transforms_are_refused(kind, transform):
     assert torch.func.functional_call(module, dict(module.named_parameters()), (x,))[0].shape == (4, 3, 8)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # what PyTorch itself does on the way
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_mode_is_refused(kind, frozen):
