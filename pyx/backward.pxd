@@ -26,8 +26,8 @@ from real cimport real
 from steps cimport ENDED, FRESH, input_row, marked, step_at
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product, row_group,
-    store, store_line, store_row
+    LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product,
+    row_group, store, store_line, store_row
 )
 
 
