@@ -1,7 +1,7 @@
 """blockcell.torch's LSTM and GRU beside torch.nn's: inference and training steps, eager and compiled.
 
-    python benchmarks/torch_modules.py --quick                                    # 5 minutes
-    python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, half an hour
+    python benchmarks/torch_modules.py --quick                                    # a few minutes
+    python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
 
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, help="T")
     parser.add_argument("--stacks", nargs="+", metavar="LAYERSxDIRECTIONS", choices=STACKS, help=", ".join(STACKS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=0.2, help="seconds of a round of one candidate (0.2)")
+    parser.add_argument("--budget", type=float, default=0.1, help="seconds of a round of one candidate (0.1)")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of both (as many as there are CPUs)")
     parser.add_argument("--csv", help="write the points to this file")

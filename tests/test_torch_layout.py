@@ -12,6 +12,7 @@ from bits import on_threads, same
 
 from blockcell import GRU, LSTM, _kernels, _team
 from blockcell.layers.shared import RowMarks
+from blockcell.optable import DTYPES
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 17))
 GATES = {"lstm": 4, "gru": 3}
@@ -21,13 +22,12 @@ SAVED = {"lstm": 6, "gru": 4}
 
 def run(kind, name, sizes, threads, dtype, arrays):
     """A kernel on so many threads."""
-    dtypes = [np.dtype(d) for d in (np.float32, np.float64, np.float16)]
     T, B, inputs, hidden = sizes
     bytes_of_work, planned = _kernels.WORK[f"{kind}_{name}"](T, B, inputs, hidden, max(dtype.itemsize, 4), threads)
     taken = [a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arrays]
     ready = 1 if planned == 1 else _team.ready(planned)
     work = np.full(bytes_of_work, 0xFF, np.uint8)  # NaN, should anything read what was not written
-    _kernels.KERNELS[f"{kind}_{name}"][dtypes.index(dtype)](*taken, work, threads, ready)
+    _kernels.KERNELS[f"{kind}_{name}"][DTYPES.index(dtype)](*taken, work, threads, ready)
 
 
 def placed(g, array):
