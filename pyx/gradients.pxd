@@ -5,6 +5,7 @@ Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero i
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
 """
+from caches cimport outgrow_caches
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, input_row, place
@@ -61,6 +62,7 @@ cdef inline void input_grad(
     cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
+    cdef bint fetches = outgrow_caches((K + K2) * I * sizeof(real))
     cdef store *row
     if r0 == r1:
         return
@@ -68,9 +70,10 @@ cdef inline void input_grad(
     while r < r1:
         m = row_group(r1 - r, TILES * ROWS)
         clear(acc, m * LINES * L)
-        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K, 0)
+        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K if fetches else <const real *> NULL, 0)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2, panel2 + n * L * K2, 0)
+            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
+                    panel2 + n * L * K2 if fetches else <const real *> NULL, 0)
         for q in range(m):
             row = x_grad + place(layout, t, b)
             for g in range(n):
@@ -180,7 +183,7 @@ cdef inline void weight_grad_tiles(
         for g in range(tiles):
             product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
                              inputs + g * stride + k0 * ROWS, 1, ROWS, panel + k0 * n * L, b,
-                             inputs + (g + TILES) * stride + k0 * ROWS)
+                             inputs + (g + TILES) * stride + k0 * ROWS, 0)
         k0 += b
     for q in range(M):
         if columns >= n * L:
