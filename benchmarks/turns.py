@@ -2,7 +2,8 @@
 
 A worker is a Python script that prints "ready" and then answers every line of its standard input, JSON, with a line of
 JSON.  A round of `seconds` gives the median time of a call; a figure is the median of rounds, a ratio the median of the
-rounds' ratios.  Nothing else should run on the machine.
+rounds' ratios, and its spread their quartiles.  A `Watch` looks at the machine before and after each round, and marks
+the round where cores were shared or slowed down.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from ceiling import multiply_adds
+
+SHARED = 1.6  # two threads with less than so many times the multiply-adds of one have no core each
+SLOWED = 0.75  # of the best rate seen: a shared core has half of it, the clock alone moves by a fifth
+ENOUGH = 3  # rounds without a mark, for those with one to be left out
+Round = TypeVar("Round")
 
 
 def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
@@ -29,6 +38,12 @@ def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
     return statistics.median(times)
 
 
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and the quartiles, between which half of the values lie."""
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return median, low, high
+
+
 def rest() -> None:
     """Wait until no thread of this process waits busily any more: onnxruntime's do for 50 ms, in the next one's way."""
     for _ in range(100):
@@ -36,6 +51,55 @@ def rest() -> None:
         time.sleep(0.01)
         if time.process_time() - before < 0.004:
             return
+
+
+class Watch:
+    """Looks at the machine, by its rate of multiply-adds between registers: 5 ms each time.
+
+    Parameters
+    ----------
+    rate : callable
+        The rate of so many threads at once, each on a CPU of its own.
+    """
+
+    def __init__(self, rate: Callable[[int], float]) -> None:
+        self.rate = rate
+        self.best = max(rate(1) for _ in range(9))
+
+    def disturbed(self, threads: int) -> bool:
+        """Whether a core is slow, or two are one: the host made them its hyperthreads, or a neighbour has taken one."""
+        one = self.rate(1)
+        self.best = max(self.best, one)
+        return one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * one)
+
+    def round(self, threads: int, measure: Callable[[], Round]) -> tuple[Round, bool]:
+        """A round of so many threads, and its mark: whether the machine was disturbed just before or just after."""
+        before = self.disturbed(threads)
+        found = measure()
+        return found, before or self.disturbed(threads)
+
+    def rounds(self, threads: int, measure: Callable[[], Round], wanted: int) -> list[tuple[Round, bool]]:
+        """As many rounds without a mark as are wanted, but never more than twice as many in all."""
+        found: list[tuple[Round, bool]] = []
+        while len(found) < 2 * wanted and sum(not marked for _, marked in found) < wanted:
+            found.append(self.round(threads, measure))
+        return found
+
+
+def watch() -> Watch:
+    """Of this machine; without a C compiler it sees nothing."""
+    try:
+        multiply_adds("base", "float32", 1, rounds=1, tries=1)
+    except (OSError, subprocess.CalledProcessError):
+        print("no C compiler: whether the machine is disturbed is not known")
+        return Watch(float)
+    return Watch(lambda threads: multiply_adds("base", "float32", threads, rounds=500_000, tries=3))
+
+
+def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
+    """The rounds that figures are made of: those without a mark if they are enough, else all."""
+    unmarked = [found for found, marked in rounds if not marked]
+    return unmarked if len(unmarked) >= ENOUGH else [found for found, _ in rounds]
 
 
 def answer(reply: Callable[[Any], Any]) -> None:
