@@ -290,7 +290,7 @@ def main() -> None:
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
-        guard, start, all_ = watch(), time.time(), options.rounds * len(todo)
+        guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
         for done, point in enumerate(in_turn(todo, options.rounds), 1):
             point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
             left = (time.time() - start) / done * (all_ - done) / 60

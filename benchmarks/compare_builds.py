@@ -55,7 +55,7 @@ def main() -> None:
         if worker.missing:
             sys.exit(f"{folder} does not run: {worker.missing}")
     print(f"{'task':18}{'T':>4}{'B':>4}{'I, H':>6}{'first':>14}{'second':>14}   first / second")
-    ratios, guard = [], watch()
+    ratios, guard = [], watch(workers)
     for task, T, B, H in itertools.product(options.tasks, options.steps, options.batches, options.cells):
         question = {"task": task, "dtype": options.dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05}
         ratio, line = compare(guard, options.threads, workers, question)

@@ -68,9 +68,10 @@ def peak_of_steps(step: Callable[[], object]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds, guard = parser.parse_args().rounds, watch()
+    rounds = parser.parse_args().rounds
     cores = len(os.sched_getaffinity(0))
     one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
+    guard = watch([one, all_])
 
     def ask(task: str, *size: int) -> list[float]:
         times = [asked(one, task, "float32", *size)]

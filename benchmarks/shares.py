@@ -56,11 +56,9 @@ def main() -> None:
     parser.add_argument("--level", default=blockcell.build_info()["level"], choices=LEVELS)
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     options = parser.parse_args()
-    guard = watch()
     for threads in options.threads:
-        print(
-            f"\nShares of the ceiling in per cent, {options.level}, {threads} thread(s), {' / '.join(options.folders)}:\n"
-        )
+        builds = " / ".join(options.folders)
+        print(f"\nShares of the ceiling in per cent, level {options.level}, {threads} thread(s), {builds}:\n")
         print(f"| H | B | {' | '.join(options.tasks)} |\n|{'---|' * (2 + len(options.tasks))}")
         with ExitStack() as stack:
             workers = []
@@ -69,6 +67,7 @@ def main() -> None:
                 workers.append(stack.enter_context(closing(Worker(WORKER, "blockcell", str(threads), **environment))))
                 if workers[-1].missing:
                     sys.exit(f"{folder} does not run: {workers[-1].missing}")
+            guard = watch(workers)
             for H, B in itertools.product(CELLS, BATCHES):
                 print(f"| {H} | {B} |", end="", flush=True)
                 for task in options.tasks:

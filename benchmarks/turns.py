@@ -2,8 +2,9 @@
 
 A worker is a Python script that prints "ready" and then answers every line of its standard input, JSON, with a line of
 JSON.  A round of `seconds` gives the median time of a call; a figure is the median of rounds, a ratio the median of the
-rounds' ratios, and its spread their quartiles.  A `Watch` looks at the machine before and after each round, and marks
-the round where cores were shared or slowed down.  Nothing else should run on the machine.
+rounds' ratios, and its spread their quartiles.  A `Watch` marks a round in which the machine was disturbed: cores were
+shared or slowed down just before or just after it, or threads of a candidate waited for a CPU.  Nothing else should run
+on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,18 +26,27 @@ from ceiling import multiply_adds
 
 SHARED = 1.6  # two threads with less than so many times the multiply-adds of one have no core each
 SLOWED = 0.75  # of the best rate seen: a shared core has half of it, the clock alone moves by a fifth
+WAITED = 0.05  # of a candidate's time
 ENOUGH = 3  # rounds without a mark, for those with one to be left out
 Round = TypeVar("Round")
+waited = 0.0  # of the time of the last `seconds`, while threads of this process were ready to run and had no CPU
+
+
+def waiting() -> float:
+    """Seconds that the threads of this process have waited for a CPU; none where the system does not count them."""
+    return sum(int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat")) / 1e9
 
 
 def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
     """The median time of single calls within the budget."""
-    times = []
-    end = time.perf_counter() + budget
-    while not times or time.perf_counter() < end:
+    global waited
+    times, before = [], waiting()
+    begin = time.perf_counter()
+    while not times or time.perf_counter() < begin + budget:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
+    waited = (waiting() - before) / (time.perf_counter() - begin)
     return statistics.median(times)
 
 
@@ -54,16 +66,18 @@ def rest() -> None:
 
 
 class Watch:
-    """Looks at the machine, by its rate of multiply-adds between registers: 5 ms each time.
+    """Tells rounds in which the machine was disturbed.
 
     Parameters
     ----------
+    workers
+        Who is asked in a round.
     rate : callable
-        The rate of so many threads at once, each on a CPU of its own.
+        Multiply-adds a second of so many threads at once, each on a CPU of its own.
     """
 
-    def __init__(self, rate: Callable[[int], float]) -> None:
-        self.rate = rate
+    def __init__(self, workers: Collection[Worker], rate: Callable[[int], float]) -> None:
+        self.workers, self.rate = workers, rate
         self.best = max(rate(1) for _ in range(9))
 
     def disturbed(self, threads: int) -> bool:
@@ -73,10 +87,13 @@ class Watch:
         return one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * one)
 
     def round(self, threads: int, measure: Callable[[], Round]) -> tuple[Round, bool]:
-        """A round of so many threads, and its mark: whether the machine was disturbed just before or just after."""
+        """A round of so many threads, and its mark."""
         before = self.disturbed(threads)
+        for worker in self.workers:
+            worker.waited = 0.0
         found = measure()
-        return found, before or self.disturbed(threads)
+        waited = any(worker.waited > WAITED for worker in self.workers)
+        return found, before or waited or self.disturbed(threads)
 
     def rounds(self, threads: int, measure: Callable[[], Round], wanted: int) -> list[tuple[Round, bool]]:
         """As many rounds without a mark as are wanted, but never more than twice as many in all."""
@@ -86,14 +103,14 @@ class Watch:
         return found
 
 
-def watch() -> Watch:
-    """Of this machine; without a C compiler it sees nothing."""
+def watch(workers: Collection[Worker]) -> Watch:
+    """On this machine, in 5 ms before and after a round; without a C compiler it does not see shared cores."""
     try:
         multiply_adds("base", "float32", 1, rounds=1, tries=1)
     except (OSError, subprocess.CalledProcessError):
-        print("no C compiler: whether the machine is disturbed is not known")
-        return Watch(float)
-    return Watch(lambda threads: multiply_adds("base", "float32", threads, rounds=500_000, tries=3))
+        print("no C compiler: whether cores are shared or slowed down is not known")
+        return Watch(workers, float)
+    return Watch(workers, partial(multiply_adds, "base", "float32", rounds=500_000, tries=3))
 
 
 def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
@@ -108,11 +125,11 @@ def answer(reply: Callable[[Any], Any]) -> None:
     for line in sys.stdin:
         result = reply(json.loads(line))
         rest()
-        print(json.dumps(result), flush=True)
+        print(json.dumps([result, waited]), flush=True)
 
 
 class Worker:
-    """A process that answers; ``missing`` says why it does not run, or is None."""
+    """A process that answers.  ``missing`` says why it does not run, or is None; ``waited`` comes with each answer."""
 
     def __init__(self, script: str, *arguments: str, **environment: str) -> None:
         self.command, self.environment = [sys.executable, script, *arguments], os.environ | environment
@@ -132,7 +149,8 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{question} ended a worker: {self.process.stderr.read()[-500:]}")
-        return json.loads(line)
+        result, self.waited = json.loads(line)
+        return result
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
