@@ -1,19 +1,20 @@
 """blockcell beside TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
 
     python benchmarks/bench.py --quick                          # a few sizes, under 4 minutes: make bench
-    python benchmarks/bench.py --csv FILE                       # the whole grid, an hour
-    python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
+    python benchmarks/bench.py --csv FILE                       # every size, an hour
     python benchmarks/bench.py --grid --csv FILE                # LSTMs, everybody with one thread, then with all
+    python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
     python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
 
 Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
 all, and its better median counts; with --threads or --grid everybody has the same number.  A round goes through all
 points, so that the rounds of a point are minutes apart and a neighbour's busy minute spoils one of them.  Rounds in
-which the machine was disturbed (turns.py) are marked and, at the end, repeated; they count only where fewer than three
-have no mark.  The ratio of a point is the median of the rounds' ratios, and its spread their quartiles.  A point falls
-short if the upper quartile is below 1: the peer was faster in three of four rounds.  The CSV has a line for each point
-and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks of them.
+which the machine was disturbed (turns.py) are marked and, but for --quick, repeated at the end; they count only where
+fewer than three have no mark.  The ratio of a point is the median of the rounds' ratios, and its spread their
+quartiles.  A point falls short if the upper quartile is below 1: the peer was faster in three of four rounds.  The CSV
+has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks
+of them.
 """
 
 from __future__ import annotations
@@ -144,12 +145,11 @@ class Point:
         return rows
 
 
-def in_turn(todo: list[Point], rounds: int) -> Iterator[Point]:
-    """All points in each round; then those that have marks, until as many rounds of theirs have none, or twice as many
-    have been measured."""
+def in_turn(todo: list[Point], rounds: int, more: int) -> Iterator[Point]:
+    """All points in each round; then, in some more rounds, those of which fewer than `rounds` have no mark."""
     for _ in range(rounds):
         yield from todo
-    for _ in range(rounds):
+    for _ in range(more):
         yield from [point for point in todo if len(point.rounds) - point.marked() < rounds]
 
 
@@ -262,6 +262,8 @@ def main() -> None:
         options.peers = {row["candidate"] for row in old}
         same_threads = before.get("same_threads", False)
         todo = short_points(old, same_threads)
+        if not todo:
+            sys.exit(f"no point of {options.again} falls short")
     else:
         same_threads = options.threads is not None
         teams = [[threads] for threads in options.threads] if same_threads else [ONE_AND_ALL]
@@ -283,7 +285,7 @@ def main() -> None:
                     break
                 workers[name, threads] = worker
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
-        if todo and missing:
+        if missing:
             sys.exit(f"{', '.join(missing)} must run here")
         about = machine(options.level, options.dtype, list(dict.fromkeys(name for name, _ in workers)))
         about |= {"same_threads": True} if same_threads else {}
@@ -291,7 +293,8 @@ def main() -> None:
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
         guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
-        for done, point in enumerate(in_turn(todo, options.rounds), 1):
+        more = 0 if options.quick else options.rounds
+        for done, point in enumerate(in_turn(todo, options.rounds, more), 1):
             point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
             left = (time.time() - start) / done * (all_ - done) / 60
             at = f"{done} of {all_}, {left:.0f} min left" if done <= all_ else "marked, again"

@@ -205,16 +205,16 @@ def test_all_points_take_turns_and_marked_ones_some_more(seed=4):
     print("seed", seed)
     rng = np.random.default_rng(seed)
     for _ in range(50):
-        rounds = int(rng.integers(1, 6))
+        rounds, more = rng.integers([1, 0], 6).tolist()
         todo = [bench.Point("LSTM inference", "float32", SIZES, [k]) for k in range(rng.integers(1, 5))]
         chance, order = rng.uniform(size=len(todo)), []
-        for point in bench.in_turn(todo, rounds):
+        for point in bench.in_turn(todo, rounds, more):
             order.append(point.teams[0])
             point.rounds.append(({}, bool(rng.uniform() < chance[point.teams[0]])))
         assert order[: rounds * len(todo)] == [*range(len(todo))] * rounds
         for point in todo:
             clean = len(point.rounds) - point.marked()
-            assert clean == rounds or (len(point.rounds) == 2 * rounds and clean < rounds)
+            assert clean == rounds or (len(point.rounds) == rounds + more and clean < rounds)
 
 
 # ------------------------------------------------------------------------------------------------------------ the files
@@ -318,6 +318,14 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
         else:
             assert each in POINTS
     assert len(found) == len(POINTS)
+
+
+def test_again_leaves_a_file_alone_where_nothing_is_short(tmp_path, monkeypatch):
+    bench.write(tmp_path / "a.csv", [row("blockcell"), row("torch", ratio=1.1)], {"level": "v3", "dtype": "float32"})
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "a.csv")])
+    with pytest.raises(SystemExit, match="falls short"):
+        bench.main()
+    assert "again" not in bench.read(tmp_path / "a.csv")[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ the pages
