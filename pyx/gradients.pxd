@@ -10,7 +10,7 @@ from real cimport real
 from steps cimport Layout, Steps, input_row, place
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_at, line_of, lines_in, load_line, narrow,
     pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
     vecd, vecf, widen
 )
@@ -31,12 +31,13 @@ cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PLAIN - 1) // PLAIN
 
 
-cdef inline void load_state(real *state, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    """Load line j, of n values, of the state that a row started from; NULL stands for zeros."""
-    cdef Py_ssize_t L = line_of(state)
-    clear(state, L)
-    if row is not NULL:
-        load_line(state, row + j * L, n)
+cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
+    cdef Py_ssize_t L = line_of(room)
+    if row is NULL:
+        clear(room, L)
+        return room
+    return line_at(room, row + j * L, n)
 
 
 cdef inline void pack_transposed(
@@ -204,30 +205,31 @@ cdef inline void weight_grad_rows(
 
 
 cdef inline void add_columns(
-    double *sums, const real *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+    double *restrict sums, const real *restrict rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
-    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order."""
-    cdef double[LF] block
-    cdef double[LF] chain
-    cdef real[LF] line
-    cdef Py_ssize_t L = line_of(rows), g, k0, k, b, l
-    for g in range(lines_in(rows, n)):
-        for l in range(L):
+    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order.  Many columns at once, as
+    each waits for its own additions."""
+    cdef double[PLAIN * LF] block
+    cdef double[PLAIN * LF] chain
+    cdef Py_ssize_t c0 = 0, k0, k, b, l, m
+    while c0 < n:
+        m = min(<Py_ssize_t> PLAIN * line_of(rows), n - c0)
+        for l in range(m):
             block[l] = 0
         k0 = 0
         while k0 < kb:
             b = min(<Py_ssize_t> BLOCK, kb - k0)
-            for l in range(L):
+            for l in range(m):
                 chain[l] = 0
             for k in range(k0, k0 + b):
-                load_line(line, rows + k * ld + g * L, n - g * L)
-                for l in range(L):
-                    chain[l] = chain[l] + line[l]
-            for l in range(L):
+                for l in range(m):
+                    chain[l] = chain[l] + rows[k * ld + c0 + l]
+            for l in range(m):
                 block[l] = block[l] + chain[l]
             k0 += b
-        for l in range(L):
-            sums[g * L + l] = sums[g * L + l] + block[l]
+        for l in range(m):
+            sums[c0 + l] = sums[c0 + l] + block[l]
+        c0 += m
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes

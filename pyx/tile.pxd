@@ -197,6 +197,18 @@ cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssi
         dst[l] = 0
 
 
+cdef inline const real *line_at(real *room, const store *src, Py_ssize_t n) noexcept nogil:
+    """Where a line of n values is: in the array if it can be read there, else in `room`, padded with zeros."""
+    if store is half:
+        load_line(room, src, n)
+        return room
+    else:
+        if n >= line_of(room):
+            return <const real *> src
+        load_line(room, src, n)
+        return room
+
+
 cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """The first n lanes of a line to an array, rounded once."""
     cdef Py_ssize_t l, lanes = line_of(src)
