@@ -33,6 +33,7 @@ from .shared import (
     SharedWeights,
     State,
 )
+from .storage import Narrow, narrowed, read_storage, widened
 
 HALF = DTYPES.index(np.dtype(np.float16))
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
@@ -157,6 +158,27 @@ class Layer(ABC, Generic[S_co]):
             new = {cell: cell._pack(old[cell].arrays | read) for cell, read in given.items() if read}
             if self._shared.replace(old, old | new):
                 return
+
+    def rounded_to(self, storage: str) -> Self:
+        """An equal layer, but with the weights that are left once these have been stored in fewer bytes.
+
+        What that costs in accuracy is the difference between the two layers' results. Matrices are rounded; biases and
+        peepholes are not. `blockcell.layers.storage` has the definition.
+
+        Parameters
+        ----------
+        storage : {"float16", "bfloat16", "int8"}
+
+        Raises
+        ------
+        ValueError
+            The layer's dtype is not float32, or a weight is not finite or too large to be stored so.
+        """
+        reader = ArgumentReader(f"{type(self).__name__}.rounded_to")
+        storage, weights = read_storage(reader, storage, self.dtype), self.weights
+        layer = copy.copy(self)
+        layer.set_weights(**weights | {name: widened(each) for name, each in _stored(reader, weights, storage).items()})
+        return layer
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
@@ -724,6 +746,13 @@ class Cell(Single[S_co]):
             *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, *self._pack_options()),
         )
         return d_x, d_state, grads
+
+
+def _stored(reader: ArgumentReader, weights: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
+    """The matrices among the weights as they are stored."""
+    return {
+        name: narrowed(array, storage, f"{reader.caller}: {name}") for name, array in weights.items() if array.ndim == 2
+    }
 
 
 _EMPTY = [np.empty(0, dtype) for dtype in DTYPES]
