@@ -14,6 +14,7 @@ The bound of the scale keeps this true of subnormal numbers, and gives zeros for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from .._read import ArgumentReader, short
 from ..optable import WEIGHT_STORAGES, Array
 
 LEAST_SCALE = np.finfo(np.float32).smallest_normal
+MOST_SCALE = np.finfo(np.float32).max / np.float32(127)
 
 
 class Narrow(NamedTuple):
@@ -54,7 +56,7 @@ def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:
     ValueError
         An entry is not finite, or too large for float16 or bfloat16.
     """
-    _expect(np.isfinite(array), array, name, "a finite number", f"only such weights can be stored as {storage}")
+    _expect(np.isfinite(array), array, name, f"finite weights, as they are to be stored in {storage}")
     if storage == "int8":
         with np.errstate(under="ignore"):
             scale = np.maximum(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE)
@@ -65,9 +67,8 @@ def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:
     else:
         bits = np.ascontiguousarray(array).view(np.uint32)
         codes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    narrow = Narrow(codes, None)
-    _expect(np.isfinite(widened(narrow)), array, name, f"a number that {storage} holds", "make it smaller, or use int8")
-    return narrow
+    _expect(_finite(codes), array, name, f"a number that {storage} holds; int8 holds any")
+    return Narrow(codes, None)
 
 
 def widened(narrow: Narrow) -> Array:
@@ -80,6 +81,41 @@ def widened(narrow: Narrow) -> Array:
     return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
-def _expect(right: Array, array: Array, name: str, expected: str, mend: str) -> None:
+# ------------------------------------------------------------------------------------------------------------- in files
+def stored_arrays(weights: Mapping[str, Array], narrow: Mapping[str, Narrow]) -> dict[str, Array]:
+    """What a file has of the weights of a layer, in this order."""
+    arrays: dict[str, Array] = {}
+    for name, array in weights.items():
+        codes, scale = narrow.get(name, Narrow(array, None))
+        arrays |= {name: codes} if scale is None else {name: codes, f"{name}.scale": scale}
+    return arrays
+
+
+def read_stored(arrays: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
+    """The matrices among the arrays of a file. Dtypes and shapes are right, numbers may be any."""
+    found = {}
+    for name, array in arrays.items():
+        if array.ndim == 2:
+            codes = array.astype(WEIGHT_STORAGES[storage], copy=False)  # they may be big-endian
+            scale = arrays.get(f"{name}.scale")
+            if scale is None:
+                _expect(_finite(codes), codes, f"its {name}", f"the code of a finite {storage}")
+            else:
+                _expect(codes >= -127, codes, f"its {name}", "-127 to 127")
+                scale = scale.astype(np.float32, copy=False)
+                right = (scale >= LEAST_SCALE) & (scale <= MOST_SCALE)
+                _expect(right, scale, f"its {name}.scale", f"{LEAST_SCALE!s} to {MOST_SCALE!s}")
+            found[name] = Narrow(codes, scale)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- checking
+def _finite(codes: Array) -> Array:
+    """Which codes of float16 or bfloat16 are of finite numbers."""
+    exponent = 0x7C00 if codes.dtype == np.float16 else 0x7F80
+    return (codes.view(np.uint16) & exponent) != exponent  # type: ignore[no-any-return]
+
+
+def _expect(right: Array, array: Array, name: str, expected: str) -> None:
     for place in np.argwhere(~right)[:1].tolist():
-        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {array[tuple(place)]}; expected {expected}: {mend}")
+        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {array[tuple(place)]!s}; expected {expected}")
