@@ -33,7 +33,7 @@ from .shared import (
     SharedWeights,
     State,
 )
-from .storage import Narrow, narrowed, read_storage, stored_arrays, widened
+from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
 
 HALF = DTYPES.index(np.dtype(np.float16))
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
@@ -179,6 +179,34 @@ class Layer(ABC, Generic[S_co]):
         layer = copy.copy(self)
         layer.set_weights(**weights | {name: widened(each) for name, each in _stored(reader, weights, storage).items()})
         return layer
+
+    def storage_error(self, storage: str, x: ArrayLike, state: GivenState = None, **options: Any) -> StorageError:
+        """Measure what it costs to store the weights in fewer bytes: how far y is off on these data.
+
+        Parameters
+        ----------
+        storage : {"float16", "bfloat16", "int8"}
+        x, state, **options
+            As of a call.
+
+        Returns
+        -------
+        StorageError
+            `max` and `rms`, of the difference between the y of this layer and that of ``rounded_to(storage)``;
+            `relative_max` and `relative_rms`, as shares of the largest y and of y's root mean square; `nbytes` of all
+            weights as stored, and `nbytes_float32`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As from `rounded_to` and a call.
+        """
+        layer = copy.copy(self)  # whose weights nobody replaces meanwhile
+        rounded = layer.rounded_to(storage)
+        weights = layer.weights
+        stored = stored_arrays(weights, _stored(ArgumentReader(type(self).__name__), weights, storage))
+        y, expected = rounded(x, state, **options)[0], layer(x, state, **options)[0]
+        return error_of(storage, expected, y, stored.values(), weights.values())
 
     def save(self, path: str | os.PathLike[str], storage: str | None = None) -> None:
         """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.

@@ -39,13 +39,18 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     OSError
         The file cannot be read.
     """
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str] | IO[bytes]) -> tuple[Layer, str | None]:
+    """The layer, and in what the file has its weights, None for as they are."""
     with files.reading(path) as (description, arrays, sha256, storage):
         narrow = {} if storage is None else read_stored(arrays, storage)
         layer = _built(description, arrays | {name: widened(each) for name, each in narrow.items()}, "")
         found = stored_arrays(layer.weights, narrow)
         if sha256 is not None and files.checksum(layer._description(), found) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
-    return layer
+    return layer, storage
 
 
 def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str) -> Layer:

@@ -4,17 +4,21 @@
 
     float16     code = w rounded to float16                     the weight is the code as float32
     bfloat16    code = the upper 16 bits of w, rounded          the weight is the code with 16 zero bits below it
-    int8        scale = max(|column| / 127, 2**-126)            the weight is float32(code * scale)
+    int8        scale = max|column| / 127                       the weight is float32(code * scale)
                 code = round(w / scale), from -127 to 127
 
-All rounding is to nearest, ties to even, and quotients and products are those of float32. To store what has been stored
-changes nothing: a column's largest weight comes back exactly, ``float32(127 * scale)``, so its scale stays what it is.
-The bound of the scale keeps this true of subnormal numbers, and gives zeros for a column of zeros.
+All rounding is to nearest, ties to even, and quotients and products are those of float32. A scale is at least 2**-126,
+the smallest normal number, also for a column of zeros, and so small that ``127 * scale`` is finite.
+
+To store what has been stored changes nothing. The largest weight has the code 127, and ``float32(127 * scale) / 127``
+is rounded to the scale again: where the product is 128 to 256 times the scale's power of two, it is the weight that the
+scale was made from; below that it is rounded by at most 32 units of the scale's last place, less than half of 127.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +27,7 @@ from .._read import ArgumentReader, short
 from ..optable import WEIGHT_STORAGES, Array
 
 LEAST_SCALE = np.finfo(np.float32).smallest_normal
-MOST_SCALE = np.finfo(np.float32).max / np.float32(127)
+MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 
 
 class Narrow(NamedTuple):
@@ -33,6 +37,42 @@ class Narrow(NamedTuple):
     """Of the matrix' shape: float16, uint16 (the bits of bfloat16) or int8."""
     scale: Array | None
     """Of int8: float32, one for each column."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StorageError:
+    """What storing the weights in fewer bytes costs, as `Layer.storage_error` measures it."""
+
+    storage: str
+    max: float
+    """The largest difference of y."""
+    rms: float
+    """The root mean square of all differences of y."""
+    relative_max: float
+    """`max` as a share of the largest y."""
+    relative_rms: float
+    """`rms` as a share of the root mean square of y."""
+    nbytes: int
+    """Bytes of all weights, as stored: with scales, biases and peepholes."""
+    nbytes_float32: int
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def error_of(storage: str, y: Array, rounded: Array, stored: Iterable[Array], weights: Iterable[Array]) -> StorageError:
+    """By the results of a layer and of the layer with the weights as stored, and by the arrays of both."""
+
+    def largest_and_rms(array: Array) -> tuple[float, float]:
+        return float(np.abs(array).max(initial=0)), float(np.sqrt(np.square(array).mean())) if array.size else 0.0
+
+    exact = y.astype(np.float64)
+    (most, rms), whole = largest_and_rms(rounded - exact), largest_and_rms(exact)
+    relative = [part / all_ if all_ else np.inf if part else 0.0 for part, all_ in zip((most, rms), whole, strict=True)]
+    nbytes = [sum(array.nbytes for array in arrays) for arrays in (stored, weights)]
+    return StorageError(storage, most, rms, relative[0], relative[1], nbytes[0], nbytes[1])
 
 
 def read_storage(reader: ArgumentReader, value: Any, dtype: np.dtype[Any]) -> str:
@@ -59,7 +99,7 @@ def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:
     _expect(np.isfinite(array), array, name, f"finite weights, as they are to be stored in {storage}")
     if storage == "int8":
         with np.errstate(under="ignore"):
-            scale = np.maximum(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE)
+            scale = np.clip(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE, MOST_SCALE)
             return Narrow(np.rint(array / scale).astype(np.int8), scale)
     if storage == "float16":
         with np.errstate(over="ignore", under="ignore"):
