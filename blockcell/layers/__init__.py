@@ -20,8 +20,9 @@ from .containers import Bidirectional, Stack
 from .dense import Dense
 from .lstm_gru import GRU, LSTM
 from .shared import GRUState, LSTMState
+from .storage import StorageError
 
-__all__ = ["GRU", "LSTM", "Bidirectional", "Dense", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
+__all__ = ["GRU", "LSTM", "Bidirectional", "Dense", "GRUState", "LSTMState", "Layer", "Stack", "StorageError", "Tape"]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
 for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack):
