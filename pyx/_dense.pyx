@@ -41,12 +41,12 @@ def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py
 
 
 def dense_narrow(
-    unsigned char[:, ::1] w, const float[::1] scale, const float[::1] b, unsigned char[::1] packed, int narrow,
+    unsigned char[:, ::1] w, float[::1] scale, const float[::1] b, unsigned char[::1] packed, int narrow,
     bint back
 ):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy the codes `back`."""
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef unsigned char *codes = &w[0, 0]
-    cdef const float *scales = &scale[0]
+    cdef float *scales = &scale[0]
     cdef const float *bias = &b[0]
     cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1] // bytes_of(narrow), sizeof(float), narrow, 0, 1)
     p.w.base = aligned(packed)

@@ -199,13 +199,13 @@ def gru_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 
 def gru_narrow(
-    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, const float[::1] scale_ru, const float[::1] scale_c,
+    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, float[::1] scale_ru, float[::1] scale_c,
     const float[::1] b_ru, const float[::1] b_c, unsigned char[::1] packed, int narrow, bint back
 ):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy the codes `back`."""
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes[2]
-    cdef const float *scales[2]
+    cdef float *scales[2]
     cdef Gru c = gru_of()
     cdef Py_ssize_t H = w_c.shape[1] // bytes_of(narrow)
     c.narrow = narrow
@@ -231,6 +231,7 @@ def gru_layer(
     cdef store *outputs[OUTPUTS]
     cdef int k
     cdef Gru c = gru_of()
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
                                 num_threads)
     cdef long long nanoseconds

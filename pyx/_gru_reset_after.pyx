@@ -131,13 +131,13 @@ def gru_reset_after_narrow_work(
 
 
 def gru_reset_after_narrow(
-    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, const float[::1] scale_ru, const float[::1] scale_c,
+    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, float[::1] scale_ru, float[::1] scale_c,
     const float[::1] b_ru, const float[::1] b_c, const float[::1] b_hc, unsigned char[::1] packed, int narrow, bint back
 ):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy the codes `back`."""
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes[2]
-    cdef const float *scales[2]
+    cdef float *scales[2]
     cdef ResetAfter c = reset_after_of()
     cdef Py_ssize_t H = w_c.shape[1] // bytes_of(narrow)
     c.narrow = narrow
@@ -165,6 +165,7 @@ def gru_reset_after_layer(
     cdef store *outputs[OUTPUTS]
     cdef int k
     cdef ResetAfter c = reset_after_of()
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
                                 num_threads)
     cdef long long nanoseconds

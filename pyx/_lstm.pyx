@@ -294,13 +294,13 @@ def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_
 
 
 def lstm_narrow(
-    unsigned char[:, ::1] w, const float[::1] scale, const float[::1] wci, const float[::1] wcf, const float[::1] wco,
+    unsigned char[:, ::1] w, float[::1] scale, const float[::1] wci, const float[::1] wcf, const float[::1] wco,
     const float[::1] b, unsigned char[::1] packed, int narrow, bint back, bint use_peephole, bint ifco
 ):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy the codes `back`."""
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes = &w[0, 0]
-    cdef const float *scales = &scale[0]
+    cdef float *scales = &scale[0]
     cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
     cdef Py_ssize_t H = w.shape[1] // (4 * bytes_of(narrow))
     c.narrow = narrow

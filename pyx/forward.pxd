@@ -336,9 +336,9 @@ cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs)
 
 
 cdef inline void run_pack_narrow(
-    const Forward *p, const cell *c, const float **inputs, unsigned char **codes, const float **scales, bint back
+    const Forward *p, const cell *c, const float **inputs, unsigned char **codes, float **scales, bint back
 ) noexcept nogil:
-    """Pack all weights of a layer, of which matrices are `codes` with `scales`; or copy the codes `back`."""
+    """Pack all weights of a layer, of which matrices are `codes` with `scales`; or copy these `back`."""
     cdef int n
     if not back:
         pack(p, c, inputs, <float *> NULL, 0, 1)

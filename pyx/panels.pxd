@@ -22,7 +22,7 @@ from real cimport real
 from tile cimport (
     BLOCK, INT8, LF, LINES, PACK, ROWS, TILES, WIDE, bytes_of, called, chain_rows, line_of, load_line, load_lines,
     load_lines_transposed, most_at_once, narrow_product, pack_line_transposed, packed_at, packed_step, place_in_line,
-    product, product_of_one, row_group, store
+    product, product_of_one, row_group, store, store_line
 )
 
 cdef enum:
@@ -231,15 +231,16 @@ cdef inline void pack_bias(
 
 
 cdef inline called pack_narrow(
-    const Panels *p, unsigned char **codes, const float **scales, bint back
+    const Panels *p, unsigned char **codes, float **scales, bint back
 ) noexcept nogil:
-    """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy them `back` from the panels.  A panel
+    """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy both `back` from the panels.  A panel
     holds its lines for one row of w after the other, since a single row of activations reads all of them at once."""
     cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, at
     cdef unsigned char *matrix
     cdef unsigned char *row
     cdef unsigned char *line
     cdef float *scale
+    cdef float *given
     for j in range(p.count):
         for u in range(units_in(p, j)):
             count = min(L, width_of(p, j, u))
@@ -260,12 +261,14 @@ cdef inline called pack_narrow(
                             (<uint16_t *> row)[l] = (<uint16_t *> line)[at]
                         else:
                             (<uint16_t *> line)[at] = (<uint16_t *> row)[l] if l < count else 0
-                if p.narrow == INT8 and not back:
+                if p.narrow == INT8:
                     scale = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
-                    load_line(scale + line_in(p, u, gate, True) * L, scales[p.matrix[gate]] + column_of(p, j, u, gate),
-                              count)
-                    load_line(scale + (p.apart + line_in(p, u, gate, False)) * L,
-                              scales[p.matrix[gate]] + column_of(p, j, u, gate), count)
+                    given = scales[p.matrix[gate]] + column_of(p, j, u, gate)
+                    if back:
+                        store_line(given, scale + line_in(p, u, gate, True) * L, count)
+                    else:
+                        load_line(scale + line_in(p, u, gate, True) * L, given, count)
+                        load_line(scale + (p.apart + line_in(p, u, gate, False)) * L, given, count)
 
 
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
