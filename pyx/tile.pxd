@@ -606,7 +606,10 @@ cdef extern from *:
                                             : _mm256_slli_epi32(pairs, 16));
     #endif
     }
+    /* gcc would keep all scales of a tile in registers and then some of its sums in memory. */
+    static inline const float *reread(const float *p) { __asm__ volatile("" : "+r"(p)); return p; }
     #else
+    static inline const float *reread(const float *p) { return p; }
     enum { WIDENS = 0 };
     static inline vecf widened(const char *line, int v, int narrow) {
         (void) line; (void) v; (void) narrow;
@@ -622,6 +625,7 @@ cdef extern from *:
         PAIRED  # lane l of a line's first half stands beside that of its second half, so that a BFLOAT16 needs one shift
         WIDENS  # whether there are instructions to widen weights on their way into registers
     vecf widened(const char *line, int v, int narrow) noexcept nogil
+    const float *reread(const float *p) noexcept nogil
 
 
 cdef inline Py_ssize_t bytes_of(int narrow) noexcept nogil:
@@ -666,49 +670,69 @@ cdef inline called widen_block(
 
 
 cdef inline inlined narrow_tile(
-    int narrow, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t n, Py_ssize_t lines, vecf *restrict out, Py_ssize_t step,
-    const float *a, Py_ssize_t rs, const char *restrict p, Py_ssize_t next, Py_ssize_t K, const float *restrict scales
+    int narrow, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t lines,
+    vecf *restrict out, Py_ssize_t step, const float *a, Py_ssize_t rs, const char *restrict p, Py_ssize_t next,
+    Py_ssize_t K, const float *restrict scales, const char *ahead
 ) noexcept nogil:
-    """`tile`, or for a single row `chains_of_one`, with n lines of panels that have `lines` of narrow weights: each is
-    widened once and then used for all rows.  Inlined with all of these constant."""
+    """`tile`, or for a single row `chains_of_one`, with nv vectors from number `first` on of panels of so many lines of
+    narrow weights: each is widened once and then used for all rows.  Inlined with all of these constant."""
     cdef vecf acc[2 * ACC]
-    cdef vecf w
-    cdef Py_ssize_t k = 0, i, m, v, nv = n * VECTORS, size = LF * bytes_of(narrow)
+    cdef vecf w[ACC]
+    cdef Py_ssize_t k = 0, i, m, v, size = LF * bytes_of(narrow)
     for v in range(rows * panels * nv):
         acc[v] = ZEROF
     while True:
+        if ahead is not NULL:
+            for_reading(ahead + k * LINE_BYTES)
+        if narrow == INT8 and VECTORS > 1:
+            scales = reread(scales)
         for i in range(panels):
             for v in range(nv):
-                w = widened(p + i * next * sizeof(float) + (k * lines + v // VECTORS) * size, v % VECTORS, narrow)
+                w[v] = widened(p + i * next * sizeof(float) + (k * lines + (first + v) // VECTORS) * size,
+                               (first + v) % VECTORS, narrow)
                 if narrow == INT8:
-                    w = w * (<const vecf *> (scales + i * next))[v]
+                    w[v] = w[v] * (<const vecf *> (scales + i * next))[first + v]
+                if rows <= 3:  # so many values of a find registers beside the sums, else the weights do
+                    for m in range(rows):
+                        acc[(m * panels + i) * nv + v] = acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]
+            if rows > 3:
                 for m in range(rows):
-                    acc[(m * panels + i) * nv + v] = acc[(m * panels + i) * nv + v] + w * a[m * rs + k]
+                    for v in range(nv):
+                        acc[m * nv + v] = acc[m * nv + v] + w[v] * a[m * rs + k]
         k += 1
         if k == K:
             break
     for m in range(rows):
         for i in range(panels):
             for v in range(nv):
-                out[m * LINES * VECTORS + i * step + v] = (
-                    out[m * LINES * VECTORS + i * step + v] + acc[(m * panels + i) * nv + v])
+                out[m * LINES * VECTORS + i * step + first + v] = (
+                    out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])
 
 
 cdef inline inlined narrow_lines(
-    int narrow, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t rs,
+    int narrow, Py_ssize_t rows, Py_ssize_t most, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t rs,
     const char *restrict p, Py_ssize_t K, const float *restrict scales
 ) noexcept nogil:
-    """The tile for all of 3 or 4 lines, n at a time where a vector is not a line."""
-    cdef Py_ssize_t g = 0, size = LF * bytes_of(narrow)
+    """The tile for all of 3 or 4 lines, at most so many vectors at a time where a line has several.  Meanwhile the next
+    block comes nearer."""
+    cdef const char *ahead = p + K * lines * LF * bytes_of(narrow)
+    cdef const char *more = <const char *> NULL if narrow == INT8 else ahead + K * LINE_BYTES
     if VECTORS == 1:
-        if lines == 3: narrow_tile(narrow, rows, 1, 3, 3, out, 0, a, rs, p, 0, K, scales)
-        else: narrow_tile(narrow, rows, 1, LINES, LINES, out, 0, a, rs, p, 0, K, scales)
-        return
-    while g + n <= lines:
-        narrow_tile(narrow, rows, 1, n, lines, out + g * VECTORS, 0, a, rs, p + g * size, 0, K, scales + g * LF)
-        g += n
-    if n > 1 and g < lines:
-        narrow_tile(narrow, rows, 1, 1, lines, out + g * VECTORS, 0, a, rs, p + g * size, 0, K, scales + g * LF)
+        if lines == 3: narrow_tile(narrow, rows, 1, 0, 3, 3, out, 0, a, rs, p, 0, K, scales, NULL)
+        else: narrow_tile(narrow, rows, 1, 0, LINES, LINES, out, 0, a, rs, p, 0, K, scales, NULL)
+    elif most == 4:
+        narrow_tile(narrow, rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        if lines == 3: narrow_tile(narrow, rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, K, scales, more)
+        else: narrow_tile(narrow, rows, 1, 4, 4, lines, out, 0, a, rs, p, 0, K, scales, more)
+    elif most == 3:
+        narrow_tile(narrow, rows, 1, 0, 3, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        narrow_tile(narrow, rows, 1, 3, 3, lines, out, 0, a, rs, p, 0, K, scales, more)
+        if lines > 3: narrow_tile(narrow, rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+    else:
+        narrow_tile(narrow, rows, 1, 0, 2, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        narrow_tile(narrow, rows, 1, 2, 2, lines, out, 0, a, rs, p, 0, K, scales, more)
+        narrow_tile(narrow, rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+        if lines > 3: narrow_tile(narrow, rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
 
 
 cdef inline inlined narrow_rows(
@@ -718,15 +742,17 @@ cdef inline inlined narrow_rows(
     """The tile for 1 to ROWS rows and 3 or 4 lines."""
     if rows == 1:
         if lines == 3:
-            if ONCE3 > 1 and panels > 1: narrow_tile(narrow, 1, ONCE3, 3, 3, out, step, a, 0, p, next, K, scales)
-            else: narrow_tile(narrow, 1, 1, 3, 3, out, 0, a, 0, p, 0, K, scales)
-        elif ONCE > 1 and panels > 1: narrow_tile(narrow, 1, ONCE, LINES, LINES, out, step, a, 0, p, next, K, scales)
-        else: narrow_tile(narrow, 1, 1, LINES, LINES, out, 0, a, 0, p, 0, K, scales)
-    elif rows == 2: narrow_lines(narrow, 2, 2, lines, out, a, rs, p, K, scales)
-    elif rows == 3: narrow_lines(narrow, 3, 1, lines, out, a, rs, p, K, scales)
-    elif rows == 4: narrow_lines(narrow, 4, 1, lines, out, a, rs, p, K, scales)
-    elif rows == 5: narrow_lines(narrow, 5, 1, lines, out, a, rs, p, K, scales)
-    else: narrow_lines(narrow, 6, 1, lines, out, a, rs, p, K, scales)
+            if ONCE3 > 1 and panels > 1:
+                narrow_tile(narrow, 1, ONCE3, 0, 3 * VECTORS, 3, out, step, a, 0, p, next, K, scales, NULL)
+            else: narrow_tile(narrow, 1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, p, 0, K, scales, NULL)
+        elif ONCE > 1 and panels > 1:
+            narrow_tile(narrow, 1, ONCE, 0, LINES * VECTORS, LINES, out, step, a, 0, p, next, K, scales, NULL)
+        else: narrow_tile(narrow, 1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, p, 0, K, scales, NULL)
+    elif rows == 2: narrow_lines(narrow, 2, 4, lines, out, a, rs, p, K, scales)
+    elif rows == 3: narrow_lines(narrow, 3, 4, lines, out, a, rs, p, K, scales)
+    elif rows == 4: narrow_lines(narrow, 4, 3, lines, out, a, rs, p, K, scales)
+    elif rows == 5: narrow_lines(narrow, 5, 2, lines, out, a, rs, p, K, scales)
+    else: narrow_lines(narrow, 6, 2, lines, out, a, rs, p, K, scales)
 
 
 cdef inline called narrow_tiles(
