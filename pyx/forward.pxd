@@ -15,7 +15,7 @@ from lstm cimport load_peepholes, lstm_cells
 from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_narrow, pack_panels
+    pack_narrow, pack_panels, spread
 )
 from plan cimport Forward, Gru, Lstm, Part, ResetAfter, cell, h_before, part_of, products_of, x_of, z_of
 from real cimport real
@@ -131,6 +131,7 @@ cdef inline void step_rows(
             add_bias(w, j, m, a)
             add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
         add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a + w.apart * L, first)
+        spread(w, j, m, a)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
         first += TILES
@@ -163,6 +164,7 @@ cdef inline void step_row(
                 add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
             add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel + w.apart * L, z_panel)
             i += m
+            spread(w, i - 1, 1, panel + (m - 1) * z_panel)
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
         j = end
 

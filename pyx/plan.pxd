@@ -7,7 +7,8 @@ before.  A call may have fewer parts than its plan was made for, but never more.
 from caches cimport outgrow_caches
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from panels cimport (
-    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, keep_apart, packs_all, panels_of, splits_rows, stride_of
+    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
+    stride_of
 )
 from real cimport real
 from steps cimport Layout, Steps, layout_of, steps_of
@@ -116,6 +117,8 @@ cdef inline Forward forward_of(
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
+    if p.packs_all:
+        join_gates(&p.w[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
         p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]

@@ -226,6 +226,13 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
         narrow(dst + l, src[l])
 
 
+cdef inline void load_part(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+    """n values, and nothing else."""
+    cdef Py_ssize_t l
+    for l in range(n):
+        widen(dst + l, src + l)
+
+
 cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """n values as whole lines, the last one padded with zeros."""
     cdef Py_ssize_t j, lanes = line_of(dst)
@@ -416,21 +423,23 @@ cdef inline called tile_rows(
 
 
 cdef inline inlined chains_of_one(
-    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
+    const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    """The tile for one row and so many panels of 3 or 4 lines, `next` vectors from one to the other and `step` in out:
-    as many chains at once as there are, since each waits for its own additions."""
+    """The tile for one row and so many panels of 3 or 4 lines, the last one of `last` lines; `next` vectors from one to
+    the other and `step` in out: as many chains at once as there are, since each waits for its own additions."""
     cdef vec acc[CHAINS]
-    cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub = min(<Py_ssize_t> SUB, lines) * VECTORS
-    for v in range(panels * n):
+    cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub, own
+    for v in range((panels - 1) * n + last * VECTORS):
         if vec is vecf:
             acc[v] = ZEROF
         else:
             acc[v] = ZEROD
     while True:
         for i in range(panels):
-            for s in range(n // sub):
+            own = last if i == panels - 1 else lines
+            sub = min(<Py_ssize_t> SUB, own) * VECTORS
+            for s in range(own * VECTORS // sub):
                 for v in range(sub):
                     if vec is vecf:
                         acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
@@ -442,19 +451,23 @@ cdef inline inlined chains_of_one(
         if k == K:
             break
     for i in range(panels):
-        for v in range(n):
+        for v in range(last * VECTORS if i == panels - 1 else n):
             out[i * step + v] = out[i * step + v] + acc[i * n + v]
 
 
 cdef inline called tile_one(
-    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
+    const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     if lines == 3:
-        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, out, step, a, p, next, K)
-        else: chains_of_one(1, 3, out, step, a, p, next, K)
-    elif ONCE > 1 and panels > 1: chains_of_one(ONCE, LINES, out, step, a, p, next, K)
-    else: chains_of_one(1, LINES, out, step, a, p, next, K)
+        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, 3, out, step, a, p, next, K)
+        else: chains_of_one(1, 3, 3, out, step, a, p, next, K)
+    elif ONCE > 1 and panels > 1:
+        if last == 1: chains_of_one(ONCE, LINES, 1, out, step, a, p, next, K)
+        elif last == 2: chains_of_one(ONCE, LINES, 2, out, step, a, p, next, K)
+        elif last == 3: chains_of_one(ONCE, LINES, 3, out, step, a, p, next, K)
+        else: chains_of_one(ONCE, LINES, LINES, out, step, a, p, next, K)
+    else: chains_of_one(1, LINES, LINES, out, step, a, p, next, K)
 
 
 cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
@@ -463,21 +476,22 @@ cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
 
 
 cdef inline void product_of_one(
-    Py_ssize_t panels, Py_ssize_t lines, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next,
-    Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, real *acc, Py_ssize_t step, const real *a, const real *panel,
+    Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     """acc += a @ panel for one row and 1 or `most_at_once` panels of 3 or LINES lines, which stand `next` apart, and
-    `step` in acc."""
+    `step` in acc.  Of two panels with LINES lines the last one may have fewer."""
     cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
-            tile_one(panels, lines, <vecf *> acc, step * VECTORS // LF, a + k0,
+            tile_one(panels, lines, last, <vecf *> acc, step * VECTORS // LF, a + k0,
                      <const vecf *> (panel + k0 * lines * lanes), next * VECTORS // LF, kb)
         else:
-            tile_one(panels, lines, <vecd *> acc, step * VECTORS // LD, a + k0,
+            tile_one(panels, lines, last, <vecd *> acc, step * VECTORS // LD, a + k0,
                      <const vecd *> (panel + k0 * lines * lanes), next * VECTORS // LD, kb)
         k0 += kb
+        next -= kb * (lines - last) * lanes
 
 
 cdef inline void product_of_block(
@@ -509,7 +523,7 @@ cdef inline void product(
     cdef const real *block
     cdef const real *ahead
     if rows == 1 and lines >= 3 and LINES * VECTORS <= 8:  # where the registers hold them
-        product_of_one(1, lines, acc, 0, a, panel, 0, K)
+        product_of_one(1, lines, lines, acc, 0, a, panel, 0, K)
         return
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
