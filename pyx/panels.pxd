@@ -10,14 +10,19 @@ A GRU that resets after the product needs the last gate's product with x `apart`
 more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
 last gate first, and the product with its rows for h goes to z one line further on.
 
+Weights may be `narrow`, in fewer bytes than they are computed in: `pack_narrow`.
+
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
 """
+from libc.stdint cimport uint16_t
+
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, load_lines_transposed,
-    most_at_once, pack_line_transposed, packed_at, packed_step, product, product_of_one, row_group, store
+    BLOCK, INT8, LF, LINES, PACK, ROWS, TILES, WIDE, bytes_of, called, chain_rows, line_of, load_line, load_lines,
+    load_lines_transposed, most_at_once, narrow_product, pack_line_transposed, packed_at, packed_step, place_in_line,
+    product, product_of_one, row_group, store, store_line
 )
 
 cdef enum:
@@ -75,20 +80,23 @@ cdef struct Panels:
     Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
+    int narrow  # how packed weights are stored; WIDE: as they are computed
     Py_ssize_t I  # rows of w for x
-    Py_ssize_t K  # rows of a packed panel; its bias follows as row K
+    Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
 
 
-cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+cdef inline Panels panels_of(
+    bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates)
+    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates, narrow)
     p.I = I
     return p
 
 
-cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow) noexcept nogil:
     """Panels that hold K rows."""
     cdef Panels p
     cdef Py_ssize_t g
@@ -99,15 +107,26 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart, p.transposed = gates, False, False
     p.I = p.K = K
-    p.size = (p.K + 1) * p.gates * p.units * L
+    p.narrow = narrow
+    p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
     return p
+
+
+cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
+    """Reals that the K rows of a panel of so many lines take: whole cache lines."""
+    return p.K * lines * p.L if p.narrow == WIDE else (p.K * lines * bytes_of(p.narrow) + 3) // 4 * p.L
+
+
+cdef inline int constants_of(const Panels *p) noexcept nogil:
+    """How many numbers each column has besides its weights: a bias and perhaps a scale."""
+    return 2 if p.narrow == INT8 else 1
 
 
 cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
     """The last gate, which has a matrix of its own, beside one of the other `gates`."""
     p.matrix[gates], p.column[gates], p.apart = 1, 0, True
     p.width[0], p.width[1] = gates, 1
-    p.size += p.L  # for one more bias
+    p.size += p.L * constants_of(p)  # for one more bias
 
 
 cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
@@ -202,7 +221,7 @@ cdef inline void pack_bias(
     cdef Py_ssize_t j, u, gate
     cdef real *bias
     for j in range(j0, j1):
-        bias = panels + j * p.size + p.K * p.gates * units_in(p, j) * p.L
+        bias = bias_at(p, panels, j)
         for u in range(units_in(p, j)):
             for gate in range(p.gates):
                 load_line(bias + line_in(p, u, gate, True) * p.L, b[p.matrix[gate]] + column_of(p, j, u, gate),
@@ -211,19 +230,77 @@ cdef inline void pack_bias(
             load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
 
 
+cdef inline called pack_narrow(
+    const Panels *p, unsigned char **codes, float **scales, bint back
+) noexcept nogil:
+    """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy both `back` from the panels.  A panel
+    holds its lines for one row of w after the other, since a single row of activations reads all of them at once."""
+    cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, at
+    cdef unsigned char *matrix
+    cdef unsigned char *row
+    cdef unsigned char *line
+    cdef float *scale
+    cdef float *given
+    for j in range(p.count):
+        for u in range(units_in(p, j)):
+            count = min(L, width_of(p, j, u))
+            for gate in range(p.gates):
+                matrix = codes[p.matrix[gate]] + column_of(p, j, u, gate) * n
+                for k in range(p.K):
+                    row = matrix + k * row_stride(p, gate, k < p.I) * n
+                    line = <unsigned char *> panel_at(p, scales[0], j)
+                    line += (k * p.gates * units_in(p, j) + line_in(p, u, gate, k < p.I)) * L * n
+                    for l in range(L if not back else count):
+                        at = place_in_line(p.narrow, l)
+                        if n == 1:
+                            if back:
+                                row[l] = line[at]
+                            else:
+                                line[at] = row[l] if l < count else 0
+                        elif back:
+                            (<uint16_t *> row)[l] = (<uint16_t *> line)[at]
+                        else:
+                            (<uint16_t *> line)[at] = (<uint16_t *> row)[l] if l < count else 0
+                if p.narrow == INT8:
+                    scale = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
+                    given = scales[p.matrix[gate]] + column_of(p, j, u, gate)
+                    if back:
+                        store_line(given, scale + line_in(p, u, gate, True) * L, count)
+                    else:
+                        load_line(scale + line_in(p, u, gate, True) * L, given, count)
+                        load_line(scale + (p.apart + line_in(p, u, gate, False)) * L, given, count)
+
+
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
 cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
     return <real *> p.base + j * p.size
 
 
+cdef inline real *bias_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
+    return panel_at(p, unused, j) + size_of_rows(p, p.gates * units_in(p, j))
+
+
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t L = line_of(z), lines = lines_of_z(p, j), q, g, l
-    cdef const real *bias = panel_at(p, z, j) + p.K * p.gates * units_in(p, j) * L
+    cdef const real *bias = bias_at(p, z, j)
     for q in range(rows):
         for g in range(lines):
             for l in range(L):
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
+
+
+cdef inline void add_narrow_product(
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const float *a, Py_ssize_t stride,
+    Py_ssize_t rows, float *z, Py_ssize_t zs
+) noexcept nogil:
+    """`add_product` or `add_row_product` with narrow weights."""
+    cdef Py_ssize_t lines = p.gates * units_in(p, j)
+    cdef const char *weights = <const char *> panel_at(p, z, j) + at * lines * LF * bytes_of(p.narrow)
+    cdef const float *scales = bias_at(p, z, j) + lines_of_z(p, j) * LF
+    if at >= p.I:
+        scales += p.apart * LF
+    narrow_product(p.narrow, z, zs, rows, panels, lines, a, stride, weights, p.size, K, scales)
 
 
 cdef inline void add_product(
@@ -234,6 +311,10 @@ cdef inline void add_product(
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
+    if real is float:
+        if p.narrow != WIDE:
+            add_narrow_product(p, j, 1, at, K, a, stride, rows, z, 0)
+            return
     while r < rows:
         m = row_group(rows - r, TILES * ROWS)
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)
@@ -253,6 +334,10 @@ cdef inline void add_row_product(
 ) noexcept nogil:
     """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
     cdef Py_ssize_t lines = p.gates * p.units
+    if real is float:
+        if p.narrow != WIDE:
+            add_narrow_product(p, j, panels, at, K, a, 0, 1, z, zs)
+            return
     if panels > 1:
         product_of_one(panels, lines, z, zs, a, panel_at(p, z, j) + at * lines * p.L, p.size, K)
     else:

@@ -22,6 +22,7 @@ cdef enum:
 cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
+    int narrow  # how packed weights are stored
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
@@ -30,11 +31,13 @@ cdef struct Lstm:
 cdef struct Gru:
     Py_ssize_t[MATRICES] gates
     bint transposed
+    int narrow
 
 
 cdef struct ResetAfter:  # the GRU that resets after the product
     Py_ssize_t[MATRICES] gates
     bint transposed
+    int narrow
 
 
 ctypedef fused cell:
@@ -108,7 +111,7 @@ cdef inline Forward forward_of(
     p.L = 64 // itemsize
     p.packed = packed
     p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
-    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates)
+    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
@@ -119,7 +122,7 @@ cdef inline Forward forward_of(
         p.panels += PEEPHOLES * p.w[0].J * p.L
     p.w[1].count = 0
     if cell is Gru:
-        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1])
+        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1], c.narrow)
         p.panels += p.w[1].size * p.w[1].count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
     p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
