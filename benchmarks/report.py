@@ -425,7 +425,7 @@ def storage_errors(path: Path) -> list[str]:
     for r in rows:
         exact = r["storage"] == "float32"
         shares = [f"{100 * float(r[name]):.2g} %" for name in ("relative_max", "relative_rms")]
-        kilobytes = f"{int(r['nbytes']) / 1000:,.{0 if int(r['nbytes']) > 10_000 else 1}f}"
+        kilobytes = f"{int(r['nbytes']) / 1000:,.{0 if int(r['nbytes']) > 10_000 else 1}f}" if r["nbytes"] else ""
         off = ["", "", ""] if exact else [f"{float(r['max']):.2g}", *shares]
         lines.append([r["data"], r["layer"], r["storage"], kilobytes, *off, r["score"]])
     return table(lines)
