@@ -17,6 +17,7 @@ block by block, where the block is still in cache when it is used, or for few ro
 """
 from libc.stdint cimport uint16_t
 
+from caches cimport L1, L2, cache_sizes
 from half cimport half
 from real cimport real
 from tile cimport (
@@ -43,7 +44,10 @@ cdef inline bint splits_rows(
     """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
     tiles and the recurrent weights fit into each core's second-level cache, or nearly into its first."""
     cdef Py_ssize_t w = gates * H * H * itemsize
-    return B >= 16 * threads or (B >= 4 * threads and w <= 1 << 20) or (B >= 2 * threads and w <= 1 << 16)
+    return (
+        B >= 16 * threads or (B >= 4 * threads and w <= cache_sizes[L2])
+        or (B >= 2 * threads and w <= 2 * cache_sizes[L1])
+    )
 
 
 cdef inline bint packs_all(
@@ -52,7 +56,7 @@ cdef inline bint packs_all(
     """Whether all of w is packed before any of it is used: for several steps, or for many rows if it fits into each
     core's cache, since each thread can then keep to its own rows."""
     cdef Py_ssize_t w = gates * H * (I + H) * itemsize
-    return T > 1 or (w <= 1 << 20 and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
+    return T > 1 or (w <= cache_sizes[L2] and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
 
 
 cdef inline Py_ssize_t forward_threads(
@@ -81,6 +85,7 @@ cdef struct Panels:
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
     int narrow  # how packed weights are stored; WIDE: as they are computed
+    bint fetches  # the panel that comes next, ahead of its product
     Py_ssize_t I  # rows of w for x
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next
@@ -105,7 +110,7 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.width[0], p.apart, p.transposed = gates, False, False
+    p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
     p.I = p.K = K
     p.narrow = narrow
     p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
@@ -310,11 +315,13 @@ cdef inline void add_product(
     """z += a @ (K rows of panel j, from row `at` on), for `rows` rows.  `first` is the number of the first tile."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
-    cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
+    cdef const real *next = NULL
     if real is float:
         if p.narrow != WIDE:
             add_narrow_product(p, j, 1, at, K, a, stride, rows, z, 0)
             return
+    if p.fetches:
+        next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
         m = row_group(rows - r, TILES * ROWS)
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)
