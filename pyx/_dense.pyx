@@ -10,9 +10,9 @@ from dense cimport (
     Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
     take_batch_first
 )
+from panels cimport pack_bias, pack_narrow
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
-from panels cimport pack_bias, pack_narrow
 from tile cimport FLOAT16, INT8, WIDE, aligned, bytes_of, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()

@@ -86,8 +86,8 @@ cdef struct Panels:
     Py_ssize_t edge  # lines that the gates of the last line of units take
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
-    bint fetches  # the panel that comes next, ahead of its product
     int narrow  # how packed weights are stored; WIDE: as they are computed
+    bint fetches  # the panel that comes next, ahead of its product
     Py_ssize_t I  # rows of w for x
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next

@@ -655,7 +655,7 @@ cdef extern from *:
         FLOAT16
         BFLOAT16
         INT8
-        PAIRED  # lane l of a line's first half stands beside that of its second half, so that a BFLOAT16 needs one shift
+        PAIRED  # of BFLOAT16, lane l of a line's first half stands beside that of its second: one shift widens each
         WIDENS  # whether there are instructions to widen weights on their way into registers
     vecf widened(const char *line, int v, int narrow) noexcept nogil
     const float *reread(const float *p) noexcept nogil

@@ -212,6 +212,11 @@ def of_files() -> dict[str, Scenario]:
 
         found[f"load {suffix}"] = Scenario(partial(make, layer), read, read)
         found[f"save {suffix}"] = Scenario(partial(make, old), layer.save, read, read)
+        small, other = folder / f"small{suffix}", folder / f"other{suffix}"
+        layer.save(small, storage="int8")
+        found[f"load int8 {suffix}"] = Scenario(lambda path=small: path, read, read)  # type: ignore[misc]
+        save = partial(layer.save, storage="int8")
+        found[f"save in int8 {suffix}"] = Scenario(partial(make, old, other), save, read, read)
     return found
 
 

@@ -23,7 +23,19 @@ from .packed import Packed
 from .shared import GRUState, LSTMState
 from .storage import StorageError
 
-__all__ = ["GRU", "LSTM", "Bidirectional", "Dense", "GRUState", "LSTMState", "Layer", "Packed", "Stack", "StorageError", "Tape"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Bidirectional",
+    "Dense",
+    "GRUState",
+    "LSTMState",
+    "Layer",
+    "Packed",
+    "Stack",
+    "StorageError",
+    "Tape",
+]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
 for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Packed, Stack):

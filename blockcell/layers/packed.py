@@ -82,9 +82,7 @@ class Packed(Generic[S_co]):
         batch_first: bool = False,
     ) -> tuple[Array, S_co]:
         """What a call of the layer returns, of ``layer.rounded_to(storage)`` if there is a `storage`."""
-        return self._layer(
-            x, state, lengths=lengths, reset=reset, mask=mask, masked=masked, batch_first=batch_first
-        )
+        return self._layer(x, state, lengths=lengths, reset=reset, mask=mask, masked=masked, batch_first=batch_first)
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
         """Run it step by step, as ``layer.stream(batch, storage)`` does. All such streams share the weights."""

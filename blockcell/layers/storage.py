@@ -100,7 +100,10 @@ def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:
     if storage == "int8":
         with np.errstate(under="ignore"):
             scale = np.clip(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE, MOST_SCALE)
-            return Narrow(np.rint(array / scale).astype(np.int8), scale)
+            codes = np.empty(array.shape, np.int8)
+            for row, weights in zip(codes, array, strict=True):  # numpy crashes in broadcasts where memory is short
+                row[:] = np.rint(weights / scale)
+            return Narrow(codes, scale)
     if storage == "float16":
         with np.errstate(over="ignore", under="ignore"):
             codes = array.astype(np.float16)
@@ -115,7 +118,10 @@ def widened(narrow: Narrow) -> Array:
     """The weights that are stored, in float32."""
     codes, scale = narrow
     if scale is not None:
-        return codes.astype(np.float32) * scale
+        weights = codes.astype(np.float32)
+        for row in weights:
+            row *= scale
+        return weights
     if codes.dtype == np.float16:
         return codes.astype(np.float32)
     return (codes.astype(np.uint32) << 16).view(np.float32)
