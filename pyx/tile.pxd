@@ -387,11 +387,25 @@ cdef inline inlined tile(
             out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
 
 
+cdef inline inlined tiles(
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
+    const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    """Sub-panels of SUB lines."""
+    cdef Py_ssize_t g = 0
+    while True:
+        tile(rows, SUB * VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead)
+        ahead += step
+        g += SUB
+        if g >= lines:
+            break
+
+
 cdef inline called tile_rows(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K, const char *ahead
+    const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """The tile for 1 to ROWS rows and 1 to SUB lines."""
+    """The tile for 1 to ROWS rows and all lines of a panel, if SUB is 1, or else 1 to SUB lines."""
     if SUB > 1 and lines == 1:
         if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K, ahead)
         elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K, ahead)
@@ -413,13 +427,13 @@ cdef inline called tile_rows(
         elif rows == 4: tile(4, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
         elif rows == 5: tile(5, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
         else: tile(6, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 1: tile(1, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 2: tile(2, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 3: tile(3, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif rows == 1: tiles(1, lines, out, a, rs, ks, p, K, ahead, step)
+    elif rows == 2: tiles(2, lines, out, a, rs, ks, p, K, ahead, step)
+    elif rows == 3: tiles(3, lines, out, a, rs, ks, p, K, ahead, step)
     elif ROWS > 3:
-        if rows == 4: tile(4, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+        if rows == 4: tiles(4, lines, out, a, rs, ks, p, K, ahead, step)
+        elif rows == 5: tiles(5, lines, out, a, rs, ks, p, K, ahead, step)
+        else: tiles(6, lines, out, a, rs, ks, p, K, ahead, step)
 
 
 cdef inline inlined chains_of_one(
@@ -502,13 +516,13 @@ cdef inline void product_of_block(
     ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
     cdef Py_ssize_t g = 0, n, lanes = line_of(acc)
     while g < lines:
-        n = min(<Py_ssize_t> SUB, lines - g)
+        n = min(<Py_ssize_t> SUB, lines - g) if SUB > 1 else lines
         if real is float:
             tile_rows(rows, n, <vecf *> (acc + g * lanes), a, rs, ks, <const vecf *> (block + g * lanes * kb), kb,
-                      <const char *> ahead)
+                      <const char *> ahead, step * sizeof(real))
         else:
             tile_rows(rows, n, <vecd *> (acc + g * lanes), a, rs, ks, <const vecd *> (block + g * lanes * kb), kb,
-                      <const char *> ahead)
+                      <const char *> ahead, step * sizeof(real))
         ahead += step
         g += n
 
