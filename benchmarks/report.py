@@ -16,6 +16,7 @@ import statistics
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import bench
 from bench import QUICK, Row, groups, operations, short
