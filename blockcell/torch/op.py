@@ -20,10 +20,9 @@ from torch.autograd import forward_ad
 from .. import _kernels, _team, _threads
 from ..optable import Array
 
-Tensors = Sequence[Tensor | None]
+Tensors = Sequence[Tensor]
 
-WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh", "w_ih_reverse", "w_hh_reverse", "b_ih_reverse", "b_hh_reverse")
-_MATRICES = tuple(name for name in WEIGHTS if name[0] == "w")
+_WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")  # of each direction
 DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
@@ -35,10 +34,14 @@ _library = torch.library.Library("blockcell", "DEF")
 
 
 class Op:
-    """A layer of one kind, as the operators ``blockcell::lstm`` and ``blockcell::lstm_backward``, or those of a GRU.
+    """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's.
 
-    The inputs are x, marks, keep, eight weights, and the states.  keep says whether the tape is wanted.  Weights that
-    the layer does not have are None, and so are states that are zero.
+    The first is what the graph of a model has.  It has gradients, and becomes the others below autograd, which are what
+    a compiled graph runs: an operator costs least that has no gradients of its own, few arguments and lists of no more
+    than there is.
+
+    The inputs are x, the weights in the order of torch.nn, the states, none where they are zero, marks and whether
+    there are two directions; and keep, whether the tape is wanted.
 
     Parameters
     ----------
@@ -54,51 +57,34 @@ class Op:
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
         self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
-        given = [f"{state}_0" for state in states]
-        last_grads = [f"{state}_n_grad" for state in states]
-        self._define(
-            name,
-            f"Tensor x, Tensor? marks, bool keep, Tensor w_ih, Tensor w_hh, {_optional(*WEIGHTS[2:], *given)}",
-            2 + len(states),
-            (self.forward, self._outputs),
+        inputs = "Tensor x, Tensor[] weights, Tensor[] states, Tensor? marks, bool bidirectional"
+        kept = "Tensor? x, Tensor y, Tensor tape, Tensor[] matrices, Tensor[] states, Tensor? marks"
+        self._op = self._define(name, inputs, self.forward, self._outputs)
+        self._forward_op = self._define(f"{name}_forward", f"{inputs}, bool keep", self.forward, self._outputs)
+        self._backward_op = self._define(
+            f"{name}_backward", f"{kept}, Tensor?[] grads, bool needs_x, bool bias", self.backward, self._gradients
         )
-        self._define(
-            f"{name}_backward",
-            f"Tensor? x, Tensor? marks, Tensor y, Tensor tape, Tensor w_ih, Tensor w_hh,"
-            f" {_optional(*_MATRICES[2:], *given)}, bool needs_x, bool bias, {_optional('y_grad', *last_grads)}",
-            9 + len(states),
-            (self.backward, self._gradients),
-        )
-        torch.library.register_autograd(
-            f"blockcell::{name}", self._differentiate, setup_context=self._keep_all, lib=_library
-        )
-        torch.library.register_autograd(f"blockcell::{name}_backward", self._refuse, lib=_library)
-        self._op = getattr(torch.ops.blockcell, name).default
-        self._backward_op = getattr(torch.ops.blockcell, f"{name}_backward").default
+        _library.impl(name, self._differentiable, "Autograd")
         methods = {"forward": staticmethod(self._record), "backward": staticmethod(self._differentiate)}
         self._function: Any = type(f"blockcell_{name}", (torch.autograd.Function,), methods)
 
-    def _define(self, name: str, inputs: str, outputs: int, functions: tuple[Any, Any]) -> None:
+    def _define(self, name: str, inputs: str, compute: Any, allocate: Any) -> Any:
         """An operator with what computes it and what makes its results' tensors."""
-        compute, allocate = [lambda *inputs, f=f: tuple(map(_present, f(*inputs))) for f in functions]
-        _library.define(f"{name}({inputs}) -> ({', '.join(['Tensor'] * outputs)})")
+        _library.define(f"{name}({inputs}) -> Tensor[]")
         _library.impl(name, compute, "CPU")
         torch.library.register_fake(f"blockcell::{name}", allocate, lib=_library)
+        return getattr(torch.ops.blockcell, name).default
 
-    def __call__(self, x: Tensor, marks: Tensor | None, weights: Tensors, states: Tensors) -> tuple[Tensor, ...]:
+    def __call__(
+        self, x: Tensor, weights: Tensors, states: Tensors, marks: Tensor | None, bidirectional: bool
+    ) -> Tensors:
         """y and the last states."""
-        keep = torch.is_grad_enabled() and any(
-            [tensor is not None and tensor.requires_grad for tensor in (x, *weights, *states)]
-        )
-        inputs = (x, marks, keep, *weights, *states)
         if _dispatches():
-            outputs: tuple[Tensor, ...] = self._op(*inputs)[:-1]
+            outputs: Tensors = self._op(x, weights, states, marks, bidirectional)
         elif torch._C._are_functorch_transforms_active():
             raise self._refusal("torch.func's transforms do not go through it")
-        elif keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
-            outputs = self._function.apply(*inputs)
         else:
-            outputs = self.forward(*inputs)[:-1]
+            outputs = self._differentiable(x, weights, states, marks, bidirectional)
         return outputs
 
     def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
@@ -112,32 +98,49 @@ class Op:
         return [b_ih[summed:], b_hh[summed:]] if self.summed < self.gates else []
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _outputs(self, x: Tensor, marks: Any, keep: bool, w_ih: Any, w_hh: Tensor, *others: Any) -> tuple[Any, ...]:
-        """Tensors for y, the last states and the tape, which is None unless it is to be kept."""
-        (T, B, _), H, D = x.shape, w_hh.shape[1], 1 if others[2] is None else 2
-        tape = x.new_empty((D, self.parts, T, B, H)) if keep else None
-        return x.new_empty((T, B, D * H)), *[x.new_empty((D, B, H)) for _ in self.states], tape
+    def _output_shapes(self, x: Tensor, weights: Tensors, D: int, keep: bool) -> list[tuple[int, ...]]:
+        """Of y, the last states and, if it is to be kept, the tape."""
+        (T, B, _), H = x.shape, weights[1].shape[1]
+        shapes: list[tuple[int, ...]] = [(T, B, D * H), *[(D, B, H)] * len(self.states)]
+        return [*shapes, (D, self.parts, T, B, H)] if keep else shapes
 
-    def forward(self, x: Tensor, marks: Tensor | None, keep: bool, *others: Tensor | None) -> tuple[Any, ...]:
-        """y, the last states and the tape, which is None unless it is to be kept."""
-        outputs = self._outputs(x, marks, keep, *others)
-        y, *last = [output.numpy() for output in outputs[:-1]]
-        tape = outputs[-1].numpy() if keep else (None, None)
-        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
-        x_array, n = _steps(x), 4 * D
-        shapes = [*self._shapes(I, H) * D, *[(D, B, H)] * len(last)]
-        arrays = _arrays((*WEIGHTS[:n], *self.states), (*others[:n], *others[8:]), shapes, dtype)
-        weights, first = arrays[:n], arrays[n:]
-        row_marks = _row_marks(marks, T, B)
+    def _outputs(
+        self, x: Tensor, weights: Tensors, states: Tensors, marks: Any, bidirectional: bool, keep: bool = False
+    ) -> list[Tensor]:
+        """What `forward` returns, without values."""
+        return [x.new_empty(shape) for shape in self._output_shapes(x, weights, 1 + bidirectional, keep)]
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensors,
+        states: Tensors,
+        marks: Tensor | None,
+        bidirectional: bool,
+        keep: bool = False,
+    ) -> list[Tensor]:
+        """y, the last states and, if it is to be kept, the tape."""
+        D, n, count, dtype = 1 + bidirectional, len(self.states), len(weights), _dtype(x)
+        outputs, (y, *last) = _allocated(self._output_shapes(x, weights, D, keep), dtype)
+        tape = last.pop() if keep else (None, None)
+        (T, B, I), H = x.shape, weights[1].shape[1]  # noqa: E741
+        per = 4 if count == 4 * D else 2
+        shapes = self._shapes(I, H)[:per] * D
+        if states:
+            shapes += [(D, B, H)] * n
+        arrays = _arrays((*_WEIGHTS[:per] * D, *self.states), (*weights, *states), shapes, dtype)
+        first = arrays[count:] or [np.zeros((D, B, H), dtype)] * n
+        x_array, row_marks = _steps(x), _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
         summed, y_k = self.summed * H, y
         for k in range(D):
-            w_ih, w_hh, b_ih, b_hh = weights[4 * k : 4 * k + 4]
+            w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
+            b_ih, b_hh = both or np.zeros((2, self.gates * H), dtype)
             biases = b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)
-            before, after = [state[k] for state in reversed(first)], [state[k] for state in reversed(last)]
+            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
             if D == 2:
                 y_k = y[:, :, k * H : (k + 1) * H]
             arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
@@ -145,113 +148,146 @@ class Op:
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
-    def _record(self, ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        outputs = self.forward(*inputs)
-        self._keep(ctx, inputs, outputs)
-        return outputs[:-1]
+    def _differentiable(
+        self, x: Tensor, weights: Tensors, states: Tensors, marks: Tensor | None, bidirectional: bool
+    ) -> Tensors:
+        """y and the last states, with a history if one is wanted."""
+        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
+        if keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
+            outputs: Tensors = self._function.apply(marks, bidirectional, len(weights), x, *weights, *states)
+        else:
+            forward = self._forward_op if _dispatches() else self.forward
+            outputs = forward(x, weights, states, marks, bidirectional, False)
+        return outputs
 
-    def _keep_all(self, ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output[-1])
-        self._keep(ctx, inputs, output)
-
-    def _keep(self, ctx: Any, inputs: Any, outputs: Any) -> None:
-        """Keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
-        x, marks, _, w_ih, w_hh, b_ih, _, w_ih_reverse, w_hh_reverse, _, _, *states = inputs
+    def _record(self, ctx: Any, marks: Tensor | None, bidirectional: bool, count: int, x: Any, *others: Tensor) -> Any:
+        """Compute, and keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
+        weights, states = others[:count], others[count:]
+        forward = self._forward_op if _dispatches() else self.forward
+        *outputs, tape = forward(x, weights, states, marks, bidirectional, True)
         ctx.set_materialize_grads(False)
-        ctx.bias = b_ih is not None
-        if not any(ctx.needs_input_grad[3:11]):
+        ctx.count, ctx.matrices = count, 4 if bidirectional else 2
+        if not any(ctx.needs_input_grad[4 : 4 + count]):
             x = None  # only the weights' gradients depend on it
-        ctx.save_for_backward(x, marks, outputs[0], outputs[-1], w_ih, w_hh, w_ih_reverse, w_hh_reverse, *states)
+        per = 2 * count // ctx.matrices
+        matrices = [weight for k, weight in enumerate(weights) if k % per < 2]
+        ctx.save_for_backward(x, outputs[0], tape, marks, *matrices, *states)
+        return tuple(outputs)
 
-    def _differentiate(self, ctx: Any, *grads: Any) -> Tensors:
-        needs = ctx.needs_input_grad
-        inputs = (*ctx.saved_tensors, needs[0], ctx.bias, *grads[: 1 + len(self.states)])
-        # With create_graph the gradients get a history, the operator's, which refuses to be followed.
-        through = torch.is_grad_enabled() or _dispatches()
-        x_grad, *others = self._backward_op(*inputs) if through else self.backward(*inputs)
-        found = x_grad, None, None, *others
-        return tuple([grad if needed else None for grad, needed in zip(found, needs, strict=True)])
-
-    def _refuse(self, ctx: Any, *grads: Any) -> None:
-        raise self._refusal("there are no second derivatives")
+    def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        x, y, tape, marks, *others = saved = ctx.saved_tensors
+        matrices, states = others[: ctx.matrices], others[ctx.matrices :]
+        _, _, _, needs_x, *needs = ctx.needs_input_grad
+        backward = self._backward_op if _dispatches() else self.backward
+        with torch.no_grad():
+            found = backward(x, y, tape, matrices, states, marks, grads, needs_x, ctx.count > ctx.matrices)
+        if torch.is_grad_enabled():  # by create_graph
+            found = _Final.apply(self, len(saved) + len(grads), *saved, *grads, *found)
+        each = iter(found)
+        x_grad = next(each) if needs_x else None
+        weights = [None if x is None else next(each) for _ in range(ctx.count)]
+        others = [grad if needed else None for grad, needed in zip((*weights, *each), needs, strict=True)]
+        return None, None, None, x_grad, *others
 
     def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
         return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
-    def _gradients(
-        self, x: Any, marks: Any, y: Tensor, tape: Any, w_ih: Tensor, w_hh: Tensor, *others: Any
-    ) -> tuple[Tensor | None, ...]:
-        """Tensors for the gradients to x, to eight weights and to the states; None for what is not wanted."""
-        n = len(self.states)
-        w_ih_reverse, states, (needs_x, bias, *_) = others[0], others[2 : 2 + n], others[2 + n :]
-        (T, B, _), H, I = y.shape, w_hh.shape[1], w_ih.shape[1]  # noqa: E741
-        x_grad = y.new_empty((T, B, I)) if needs_x else None
-        weights: list[Tensor | None] = [None] * 8
-        if x is not None:
-            for first in (0,) if w_ih_reverse is None else (0, 4):
-                for k, shape in enumerate(self._shapes(I, H)[: 4 if bias else 2]):
-                    weights[first + k] = y.new_empty(shape)
-        return x_grad, *weights, *[None if state is None else y.new_empty(state.shape) for state in states]
-
-    def backward(self, x: Any, marks: Any, y: Tensor, tape: Tensor, *others: Any) -> Tensors:
-        """The gradients to x, to eight weights and to the states; None for what is not wanted."""
-        n = len(self.states)
-        results = self._gradients(x, marks, y, tape, *others)
-        matrices, states, (_, _, y_grad, *last_grads) = others[:4], others[4 : 4 + n], others[4 + n :]
+    def _gradient_shapes(
+        self, x: Any, y: Tensor, matrices: Tensors, states: Tensors, needs_x: bool, bias: bool
+    ) -> list[tuple[int, ...]]:
         (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
-        D = 1 if matrices[2] is None else 2
+        shapes: list[tuple[int, ...]] = [(T, B, I)] if needs_x else []
+        if x is not None:
+            shapes += self._shapes(I, H)[: 4 if bias else 2] * (len(matrices) // 2)
+        return [*shapes, *[state.shape for state in states]]
+
+    def _gradients(
+        self,
+        x: Any,
+        y: Tensor,
+        tape: Any,
+        matrices: Tensors,
+        states: Tensors,
+        marks: Any,
+        grads: Any,
+        needs_x: bool,
+        bias: bool,
+    ) -> list[Tensor]:
+        """What `backward` returns, without values."""
+        return [y.new_empty(shape) for shape in self._gradient_shapes(x, y, matrices, states, needs_x, bias)]
+
+    def backward(
+        self,
+        x: Tensor | None,
+        y: Tensor,
+        tape: Tensor,
+        matrices: Tensors,
+        states: Tensors,
+        marks: Tensor | None,
+        grads: Sequence[Tensor | None],
+        needs_x: bool,
+        bias: bool,
+    ) -> list[Tensor]:
+        """The gradients to x, the weights and the states, but not to those that are not asked for.
+
+        Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
+        """
+        n, D, dtype = len(self.states), 2 if len(matrices) > 2 else 1, _dtype(y)
+        results, arrays = _allocated(self._gradient_shapes(x, y, matrices, states, needs_x, bias), dtype)
+        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
+        y_grad, *last_grads = grads
         if y_grad is None:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
-        if x is None:  # it is not read
-            x = y.new_zeros(I).expand(T, B, -1)
-        dtype = _dtype(y)
-        x_array, y_grad_array = _steps(x), _steps(y_grad)
+        x_array, y_grad_array = _steps(y.new_zeros(I).expand(T, B, -1) if x is None else x), _steps(y_grad)
         _check("x", x_array, (T, B, I), dtype)
         _check("y_grad", y_grad_array, (T, B, D * H), dtype)
-        names = "y", "tape", *self.states, *(f"{state}_n_grad" for state in self.states), *_MATRICES
+        names = "y", "tape", *self.states, *(f"{state}_n_grad" for state in self.states), *_WEIGHTS[:2] * D
         shapes = [(T, B, D * H), (D, self.parts, T, B, H), *[(D, B, H)] * (2 * n), *self._shapes(I, H)[:2] * D]
-        tensors = y, tape, *states, *last_grads, *matrices[: 2 * D]
+        tensors = y, tape, *(states or [None] * n), *last_grads, *matrices
         y_array, tape_array, *rest = _arrays(names, tensors, shapes, dtype)
         first, last, weights = rest[:n], rest[n : 2 * n], rest[2 * n :]
         row_marks = _row_marks(marks, T, B)
-        arrays: list[Any] = [None if result is None else result.numpy() for result in results]
-        x_grad, weight_grads = arrays[0], arrays[1:9]
-        state_grads = [np.empty((D, B, H), dtype) if grad is None else grad for grad in arrays[9:]]
+        x_grad = arrays.pop(0) if needs_x else None
+        state_grads = arrays[-n:] if states else [np.empty((D, B, H), dtype) for _ in range(n)]
         if y_array.size == 0:
-            for grad in weight_grads:
-                if grad is not None:
-                    grad[...] = 0
+            for grad in arrays:
+                grad[...] = 0
             for to, given in zip(state_grads, last, strict=True):
                 to[...] = given
             return results
-        summed = self.summed * H
+        summed, per = self.summed * H, 4 if bias else 2
         for k in range(D):
             columns = slice(k * H, (k + 1) * H)
-            w_ih, w_hh, b_ih, b_hh = weight_grads[4 * k : 4 * k + 4]
-            if b_ih is None:
-                b_ih, b_hh = np.empty((2, self.gates * H), dtype)
-            biases = [b_ih[:summed], *self._biases(b_ih, b_hh, H)]
+            weight_grads: list[Any] = [None] * (3 if self.summed == self.gates else 5)
+            if x is not None:
+                w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
+                b_ih, b_hh = both or np.empty((2, self.gates * H), dtype)
+                weight_grads = [w_ih, w_hh, b_ih[:summed], *self._biases(b_ih, b_hh, H)]
             arguments = (
-                *(x_array, *[state[k] for state in reversed(first)], *weights[2 * k : 2 * k + 2], tape_array[k]),
-                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in reversed(last)]),
-                *(x_grad, k == 1, *[state[k] for state in reversed(state_grads)]),
-                *(w_ih, w_hh, *(None if w_ih is None else bias for bias in biases)),
-                *(row_marks[k], k == 1),
+                *(x_array, *[state[k] for state in first[::-1]], *weights[2 * k : 2 * k + 2], tape_array[k]),
+                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in last[::-1]]),
+                *(x_grad, k == 1, *[state[k] for state in state_grads[::-1]]),
+                *(*weight_grads, row_marks[k], k == 1),
             )
             _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
-            b_hh[:summed] = b_ih[:summed]
+            if x is not None and bias:
+                b_hh[:summed] = b_ih[:summed]
         return results
 
 
-def _optional(*names: str) -> str:
-    return ", ".join(f"Tensor? {name}" for name in names)
+class _Final(torch.autograd.Function):
+    """Gradients with a history that cannot be followed: first what they depend on, then they."""
 
+    @staticmethod
+    def forward(ctx: Any, op: Op, count: int, *tensors: Any) -> Any:
+        ctx.op = op
+        return tensors[count:]
 
-def _present(tensor: Tensor | None) -> Tensor:
-    """An operator's result is always a tensor."""
-    return torch.empty(0, device="cpu") if tensor is None else tensor
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        raise ctx.op._refusal("there are no second derivatives")
 
 
 def _dispatches() -> bool:
@@ -266,7 +302,15 @@ def _dtype(tensor: Tensor) -> np.dtype[Any]:
     return DTYPES[tensor.dtype]
 
 
-def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
+def _allocated(shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
+    """Tensors, and their memory."""
+    arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
+    return [torch.from_numpy(array) for array in arrays], arrays
+
+
+def _arrays(
+    names: Sequence[str], tensors: Sequence[Tensor | None], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
+) -> list[Array]:
     """The tensors' memory in C order; zeros for None."""
     arrays: list[Array] = [
         np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
