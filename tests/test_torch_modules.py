@@ -188,7 +188,7 @@ def test_operators_pass_opcheck(kind):
         torch.library.opcheck(function, tuple(copied(a, False) for a in args))
         if "forward" in str(function):
             for requires_grad in (False, True):
-                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in args[:-1]))
+                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -560,10 +560,11 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     module = made(kind, 5, 8)
     op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
     states, marks = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
-    forward = X, weights, states, marks, False
-    y, *last, tape = op._forward_op(*forward, True)
-    backward = X, y, tape, weights[:2], states, marks, [y, *last], True, True
-    for operator, inputs in ((op._op, forward), (op._forward_op, (*forward, True)), (op._backward_op, backward)):
+    forward = X, weights, True, False, states, marks
+    y, *last, tape = op._forward_op(*forward)
+    backward = y, tape, weights[:2], [y, *last], X, True, True, states, marks
+    whole = *forward[:2], *forward[3:]
+    for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
         tried = 0
         for k, value in enumerate(inputs):

@@ -83,7 +83,7 @@ class Recurrent(RNNBase):
         packing = Packing(batch_sizes, len(data), batch_sizes[0] if to_sorted is None else len(to_sorted))
         x = packing.pad(data)
         states = self._states(hx, x, weights, True)
-        if to_sorted is not None:
+        if states is not None and to_sorted is not None:
             states = [state.index_select(1, to_sorted) for state in states]
         y, lasts = self._run(x, packing, weights, states)
         if from_sorted is not None:
@@ -91,15 +91,15 @@ class Recurrent(RNNBase):
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
 
     def _run(
-        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor]
+        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
         """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H]."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         marks = None if packing is None else packing.marks
         lasts = []
         for layer in range(count):
-            first = states if count == 1 else [state[layer * D : (layer + 1) * D] for state in states]
-            x, *last = self._op(x, weights[layer], first, marks, self.bidirectional)
+            first = [s[layer * D : (layer + 1) * D] for s in states] if states and count > 1 else states
+            x, *last = self._op(x, weights[layer], self.bidirectional, first, marks)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
@@ -133,11 +133,11 @@ class Recurrent(RNNBase):
             f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
         )
 
-    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor]:
-        """hx as a list, [L*D,B,H] each, or an empty one."""
+    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor] | None:
+        """hx as a list, [L*D,B,H] each, if there is one."""
         names = self._op.states
         if hx is None:
-            return []
+            return None
         given = (hx,) if len(names) == 1 else hx
         if not (
             isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)

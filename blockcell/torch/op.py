@@ -9,6 +9,7 @@ different lengths, are those of `blockcell.layers.shared.RowMarks` for both dire
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,11 +38,10 @@ class Op:
     """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's.
 
     The first is what the graph of a model has.  It has gradients, and becomes the others below autograd, which are what
-    a compiled graph runs: an operator costs least that has no gradients of its own, few arguments and lists of no more
-    than there is.
+    a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
 
-    The inputs are x, the weights in the order of torch.nn, the states, none where they are zero, marks and whether
-    there are two directions; and keep, whether the tape is wanted.
+    The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
+    directions, the states, None where they are zero, and marks.
 
     Parameters
     ----------
@@ -57,12 +57,21 @@ class Op:
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
         self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
-        inputs = "Tensor x, Tensor[] weights, Tensor[] states, Tensor? marks, bool bidirectional"
-        kept = "Tensor? x, Tensor y, Tensor tape, Tensor[] matrices, Tensor[] states, Tensor? marks"
-        self._op = self._define(name, inputs, self.forward, self._outputs)
-        self._forward_op = self._define(f"{name}_forward", f"{inputs}, bool keep", self.forward, self._outputs)
+        self._layout = functools.lru_cache(self._layout_of)
+        self._backward_layout = functools.lru_cache(self._backward_layout_of)
+        rest = "Tensor[]? states, Tensor? marks"
+        given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
+        self._op = self._define(
+            name, f"{given}, bool bidirectional, {rest}", *map(_plain, (self.forward, self._outputs))
+        )
+        self._forward_op = self._define(
+            f"{name}_forward", f"{given}, bool keep, bool bidirectional, {rest}", self.forward, self._outputs
+        )
         self._backward_op = self._define(
-            f"{name}_backward", f"{kept}, Tensor?[] grads, bool needs_x, bool bias", self.backward, self._gradients
+            f"{name}_backward",
+            f"{kept}, Tensor?[] grads, Tensor? x, bool needs_x, bool bias, {rest}",
+            self.backward,
+            self._gradients,
         )
         _library.impl(name, self._differentiable, "Autograd")
         methods = {"forward": staticmethod(self._record), "backward": staticmethod(self._differentiate)}
@@ -76,15 +85,15 @@ class Op:
         return getattr(torch.ops.blockcell, name).default
 
     def __call__(
-        self, x: Tensor, weights: Tensors, states: Tensors, marks: Tensor | None, bidirectional: bool
+        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors | None, marks: Tensor | None
     ) -> Tensors:
         """y and the last states."""
         if _dispatches():
-            outputs: Tensors = self._op(x, weights, states, marks, bidirectional)
+            outputs: Tensors = self._op(x, weights, bidirectional, states, marks)
         elif torch._C._are_functorch_transforms_active():
             raise self._refusal("torch.func's transforms do not go through it")
         else:
-            outputs = self._differentiable(x, weights, states, marks, bidirectional)
+            outputs = self._differentiable(x, weights, bidirectional, states, marks)
         return outputs
 
     def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
@@ -92,79 +101,89 @@ class Op:
         rows = self.gates * H
         return [(rows, I), (rows, H), (rows,), (rows,)]
 
-    def _biases(self, b_ih: Array, b_hh: Array, H: int) -> list[Array]:
-        """The parts of a direction's biases that are not summed."""
-        summed = self.summed * H
-        return [b_ih[summed:], b_hh[summed:]] if self.summed < self.gates else []
-
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _output_shapes(self, x: Tensor, weights: Tensors, D: int, keep: bool) -> list[tuple[int, ...]]:
+    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool) -> list[tuple[int, ...]]:
         """Of y, the last states and, if it is to be kept, the tape."""
-        (T, B, _), H = x.shape, weights[1].shape[1]
         shapes: list[tuple[int, ...]] = [(T, B, D * H), *[(D, B, H)] * len(self.states)]
         return [*shapes, (D, self.parts, T, B, H)] if keep else shapes
 
-    def _outputs(
-        self, x: Tensor, weights: Tensors, states: Tensors, marks: Any, bidirectional: bool, keep: bool = False
-    ) -> list[Tensor]:
+    def _outputs(self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, *others: Any) -> list[Tensor]:
         """What `forward` returns, without values."""
-        return [x.new_empty(shape) for shape in self._output_shapes(x, weights, 1 + bidirectional, keep)]
+        T, B, _ = x.shape
+        shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep)
+        return [x.new_empty(shape) for shape in shapes]
+
+    def _layout_of(
+        self, x: tuple[int, ...], H: int, count: int, keep: bool, D: int, given: bool
+    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
+        """The shapes of `forward`'s outputs, and names and shapes of its weights and states."""
+        T, B, I = x  # noqa: E741
+        n, per = len(self.states), 4 if count == 4 * D else 2
+        names, shapes = [*_WEIGHTS[:per] * D], self._shapes(I, H)[:per] * D
+        if given:
+            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * n]
+        return self._output_shapes(T, B, H, D, keep), names, shapes
 
     def forward(
         self,
         x: Tensor,
         weights: Tensors,
-        states: Tensors,
-        marks: Tensor | None,
+        keep: bool,
         bidirectional: bool,
-        keep: bool = False,
+        states: Tensors | None,
+        marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape."""
-        D, n, count, dtype = 1 + bidirectional, len(self.states), len(weights), _dtype(x)
-        outputs, (y, *last) = _allocated(self._output_shapes(x, weights, D, keep), dtype)
+        dtype, D, count, H = _dtype(x), 1 + bidirectional, len(weights), weights[1].shape[1]
+        T, B, I = sizes = x.shape  # noqa: E741
+        output_shapes, names, shapes = self._layout(sizes, H, count, keep, D, states is not None)
+        outputs, (y, *last) = _allocated(output_shapes, x, dtype)
         tape = last.pop() if keep else (None, None)
-        (T, B, I), H = x.shape, weights[1].shape[1]  # noqa: E741
-        per = 4 if count == 4 * D else 2
-        shapes = self._shapes(I, H)[:per] * D
-        if states:
-            shapes += [(D, B, H)] * n
-        arrays = _arrays((*_WEIGHTS[:per] * D, *self.states), (*weights, *states), shapes, dtype)
-        first = arrays[count:] or [np.zeros((D, B, H), dtype)] * n
-        x_array, row_marks = _steps(x), _row_marks(marks, T, B)
+        arrays = _arrays(names, weights if states is None else [*weights, *states], shapes, dtype)
+        first = [np.zeros((D, B, H), dtype)] * len(last) if states is None else arrays[count:]
+        x_array, row_marks = _steps(x), (None, None) if marks is None else _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        summed, y_k = self.summed * H, y
+        summed, per, y_k = self.summed * H, count // D, y
         for k in range(D):
-            w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
-            b_ih, b_hh = both or np.zeros((2, self.gates * H), dtype)
-            biases = b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)
-            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
             if D == 2:
                 y_k = y[:, :, k * H : (k + 1) * H]
+            w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
+            b_ih, b_hh = both or np.zeros((2, self.gates * H), dtype)
+            biases = [b_ih + b_hh]
+            if self.summed < self.gates:
+                biases = [biases[0][:summed], b_ih[summed:], b_hh[summed:]]
+            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
             arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
             _run(self._kernel, (T, B, I, H), dtype, arguments)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
     def _differentiable(
-        self, x: Tensor, weights: Tensors, states: Tensors, marks: Tensor | None, bidirectional: bool
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        states: Tensors | None,
+        marks: Tensor | None,
     ) -> Tensors:
         """y and the last states, with a history if one is wanted."""
-        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
+        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *(states or ()))])
         if keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
-            outputs: Tensors = self._function.apply(marks, bidirectional, len(weights), x, *weights, *states)
+            tensors = x, *weights, *(states or ())
+            outputs: Tensors = self._function.apply(bidirectional, marks, len(weights), *tensors)
         else:
             forward = self._forward_op if _dispatches() else self.forward
-            outputs = forward(x, weights, states, marks, bidirectional, False)
+            outputs = forward(x, weights, False, bidirectional, states, marks)
         return outputs
 
-    def _record(self, ctx: Any, marks: Tensor | None, bidirectional: bool, count: int, x: Any, *others: Tensor) -> Any:
+    def _record(self, ctx: Any, bidirectional: bool, marks: Tensor | None, count: int, x: Any, *others: Tensor) -> Any:
         """Compute, and keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
         weights, states = others[:count], others[count:]
         forward = self._forward_op if _dispatches() else self.forward
-        *outputs, tape = forward(x, weights, states, marks, bidirectional, True)
+        *outputs, tape = forward(x, weights, True, bidirectional, states or None, marks)
         ctx.set_materialize_grads(False)
         ctx.count, ctx.matrices = count, 4 if bidirectional else 2
         if not any(ctx.needs_input_grad[4 : 4 + count]):
@@ -176,100 +195,117 @@ class Op:
 
     def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         x, y, tape, marks, *others = saved = ctx.saved_tensors
-        matrices, states = others[: ctx.matrices], others[ctx.matrices :]
+        matrices, states = others[: ctx.matrices], others[ctx.matrices :] or None
         _, _, _, needs_x, *needs = ctx.needs_input_grad
         backward = self._backward_op if _dispatches() else self.backward
         with torch.no_grad():
-            found = backward(x, y, tape, matrices, states, marks, grads, needs_x, ctx.count > ctx.matrices)
+            found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
         if torch.is_grad_enabled():  # by create_graph
             found = _Final.apply(self, len(saved) + len(grads), *saved, *grads, *found)
         each = iter(found)
         x_grad = next(each) if needs_x else None
         weights = [None if x is None else next(each) for _ in range(ctx.count)]
-        others = [grad if needed else None for grad, needed in zip((*weights, *each), needs, strict=True)]
-        return None, None, None, x_grad, *others
+        return None, None, None, x_grad, *[g if n else None for g, n in zip((*weights, *each), needs, strict=True)]
 
     def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
         return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
-    def _gradient_shapes(
-        self, x: Any, y: Tensor, matrices: Tensors, states: Tensors, needs_x: bool, bias: bool
-    ) -> list[tuple[int, ...]]:
-        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
-        shapes: list[tuple[int, ...]] = [(T, B, I)] if needs_x else []
-        if x is not None:
-            shapes += self._shapes(I, H)[: 4 if bias else 2] * (len(matrices) // 2)
-        return [*shapes, *[state.shape for state in states]]
-
     def _gradients(
         self,
-        x: Any,
         y: Tensor,
         tape: Any,
         matrices: Tensors,
-        states: Tensors,
-        marks: Any,
         grads: Any,
+        x: Tensor | None,
         needs_x: bool,
         bias: bool,
+        states: Tensors | None,
+        marks: Any,
     ) -> list[Tensor]:
         """What `backward` returns, without values."""
-        return [y.new_empty(shape) for shape in self._gradient_shapes(x, y, matrices, states, needs_x, bias)]
+        T, B, _ = y.shape
+        shapes = self._gradient_shapes(T, B, _sizes(matrices), x is not None, needs_x, bias, states is not None)
+        return [y.new_empty(shape) for shape in shapes]
+
+    def _gradient_shapes(
+        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
+    ) -> list[tuple[int, ...]]:
+        """Of what `backward` returns."""
+        D, I, H = sizes  # noqa: E741
+        shapes: list[tuple[int, ...]] = [(T, B, I)] if needs_x else []
+        if weights:
+            shapes += self._shapes(I, H)[: 4 if bias else 2] * D
+        return [*shapes, *[(D, B, H)] * len(self.states)] if given else shapes
+
+    def _backward_layout_of(
+        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
+    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
+        """The shapes of `backward`'s results, and names and shapes of y, the tape, matrices and states."""
+        D, I, H = sizes  # noqa: E741
+        names, shapes = ["y", "tape", *_WEIGHTS[:2] * D], [(T, B, D * H), (D, self.parts, T, B, H)]
+        shapes += self._shapes(I, H)[:2] * D
+        if given:
+            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * len(self.states)]
+        return self._gradient_shapes(T, B, sizes, weights, needs_x, bias, given), names, shapes
 
     def backward(
         self,
-        x: Tensor | None,
         y: Tensor,
         tape: Tensor,
         matrices: Tensors,
-        states: Tensors,
-        marks: Tensor | None,
         grads: Sequence[Tensor | None],
+        x: Tensor | None,
         needs_x: bool,
         bias: bool,
+        states: Tensors | None,
+        marks: Tensor | None,
     ) -> list[Tensor]:
         """The gradients to x, the weights and the states, but not to those that are not asked for.
 
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
-        n, D, dtype = len(self.states), 2 if len(matrices) > 2 else 1, _dtype(y)
-        results, arrays = _allocated(self._gradient_shapes(x, y, matrices, states, needs_x, bias), dtype)
-        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
+        dtype, (T, B, _), sizes = _dtype(y), y.shape, _sizes(matrices)
+        given, (D, I, H) = states is not None, sizes  # noqa: E741
+        result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
         y_grad, *last_grads = grads
         if y_grad is None:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
         x_array, y_grad_array = _steps(y.new_zeros(I).expand(T, B, -1) if x is None else x), _steps(y_grad)
         _check("x", x_array, (T, B, I), dtype)
         _check("y_grad", y_grad_array, (T, B, D * H), dtype)
-        names = "y", "tape", *self.states, *(f"{state}_n_grad" for state in self.states), *_WEIGHTS[:2] * D
-        shapes = [(T, B, D * H), (D, self.parts, T, B, H), *[(D, B, H)] * (2 * n), *self._shapes(I, H)[:2] * D]
-        tensors = y, tape, *(states or [None] * n), *last_grads, *matrices
+        tensors = [y, tape, *matrices] if states is None else [y, tape, *matrices, *states]
         y_array, tape_array, *rest = _arrays(names, tensors, shapes, dtype)
-        first, last, weights = rest[:n], rest[n : 2 * n], rest[2 * n :]
-        row_marks = _row_marks(marks, T, B)
+        zeros = np.zeros((D, B, H), dtype)
+        first = [zeros] * len(self.states) if states is None else rest[2 * D :]
+        last = [
+            zeros if grad is None else _arrays([f"{name}_n_grad"], [grad], [(D, B, H)], dtype)[0]
+            for name, grad in zip(self.states, last_grads, strict=True)
+        ]
+        row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
+        results, arrays = _allocated(result_shapes, y, dtype)
         x_grad = arrays.pop(0) if needs_x else None
-        state_grads = arrays[-n:] if states else [np.empty((D, B, H), dtype) for _ in range(n)]
+        state_grads = [np.empty((D, B, H), dtype) for _ in first] if states is None else arrays[-len(first) :]
         if y_array.size == 0:
             for grad in arrays:
                 grad[...] = 0
-            for to, given in zip(state_grads, last, strict=True):
-                to[...] = given
+            for to, grad in zip(state_grads, last, strict=True):
+                to[...] = grad
             return results
-        summed, per = self.summed * H, 4 if bias else 2
+        summed, per, y_k, y_grad_k = self.summed * H, 4 if bias else 2, y_array, y_grad_array
+        weight_grads: list[Any] = [None] * (3 if self.summed == self.gates else 5)
         for k in range(D):
-            columns = slice(k * H, (k + 1) * H)
-            weight_grads: list[Any] = [None] * (3 if self.summed == self.gates else 5)
+            if D == 2:
+                y_k, y_grad_k = [array[:, :, k * H : (k + 1) * H] for array in (y_array, y_grad_array)]
             if x is not None:
                 w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
                 b_ih, b_hh = both or np.empty((2, self.gates * H), dtype)
-                weight_grads = [w_ih, w_hh, b_ih[:summed], *self._biases(b_ih, b_hh, H)]
+                weight_grads = [w_ih, w_hh, b_ih[:summed], b_ih[summed:], b_hh[summed:]][: len(weight_grads)]
+            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
             arguments = (
-                *(x_array, *[state[k] for state in first[::-1]], *weights[2 * k : 2 * k + 2], tape_array[k]),
-                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in last[::-1]]),
-                *(x_grad, k == 1, *[state[k] for state in state_grads[::-1]]),
-                *(*weight_grads, row_marks[k], k == 1),
+                *(x_array, *before, *rest[2 * k : 2 * k + 2], tape_array[k], y_k, y_grad_k, *after, x_grad, k == 1),
+                *(*[state[k] for state in state_grads[::-1]], *weight_grads, row_marks[k], k == 1),
             )
             _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
             if x is not None and bias:
@@ -290,34 +326,44 @@ class _Final(torch.autograd.Function):
         raise ctx.op._refusal("there are no second derivatives")
 
 
+def _plain(function: Any) -> Any:
+    """`Op.forward`, or what allocates its results, without the tape."""
+    return lambda x, weights, *others: function(x, weights, False, *others)
+
+
 def _dispatches() -> bool:
     """Whether something asks to see operators: a compiler, a tracer or a mode."""
     return bool(torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack())
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
+def _sizes(matrices: Tensors) -> tuple[int, int, int]:
+    """D, I and H."""
+    return 2 if len(matrices) > 2 else 1, matrices[0].shape[1], matrices[1].shape[1]
+
+
 def _dtype(tensor: Tensor) -> np.dtype[Any]:
     if tensor.dtype not in DTYPES:
         raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
     return DTYPES[tensor.dtype]
 
 
-def _allocated(shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
-    """Tensors, and their memory."""
-    arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
-    return [torch.from_numpy(array) for array in arrays], arrays
+def _allocated(shapes: list[tuple[int, ...]], like: Tensor, dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
+    """Tensors and their memory: numpy's for few steps and rows, since it is had sooner."""
+    if like.shape[0] * like.shape[1] <= 64:
+        arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
+        return [torch.from_numpy(array) for array in arrays], arrays
+    tensors = [like.new_empty(shape) for shape in shapes]
+    return tensors, [tensor.numpy() for tensor in tensors]
 
 
 def _arrays(
-    names: Sequence[str], tensors: Sequence[Tensor | None], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
+    names: Sequence[str], tensors: Sequence[Tensor], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
 ) -> list[Array]:
-    """The tensors' memory in C order; zeros for None."""
-    arrays: list[Array] = [
-        np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
-        for tensor, shape in zip(tensors, shapes, strict=True)
-    ]
+    """The tensors' memory in C order."""
+    arrays: list[Array] = [tensor.contiguous().numpy(force=True) for tensor in tensors]
     if [array.shape for array in arrays] != shapes or not all([array.dtype is dtype for array in arrays]):
-        for each in zip(names, arrays, shapes, strict=False):
+        for each in zip(names, arrays, shapes, strict=True):
             _check(*each, dtype)
     return arrays
 
@@ -328,9 +374,9 @@ def _steps(tensor: Tensor) -> Array:
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
 
-def _row_marks(marks: Tensor | None, T: int, B: int) -> Any:
+def _row_marks(marks: Tensor, T: int, B: int) -> Array:
     """The marks of both directions."""
-    return (None, None) if marks is None else _arrays(("marks",), (marks,), [(2, T, B)], _MARKS)[0]
+    return _arrays(["marks"], [marks], [(2, T, B)], _MARKS)[0]
 
 
 def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
