@@ -1,0 +1,166 @@
+"""`open`: which of TensorFlow's formats a path is, and what all of them become."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from ..errors import FormatError
+from . import checkpoint, graphs
+from .graphs import Graph
+from .mapped import File
+from .table import is_table
+from .tensors import Stored, is_number
+from .variables import Variables
+
+_EXPECTED = (
+    "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
+    " a frozen graph (.pb), a .meta or a .pbmm"
+)
+_LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
+
+
+class Model:
+    """What TensorFlow saved.
+
+    Attributes
+    ----------
+    path : str
+        What was opened.
+    graphs : list of Graph
+        None of a checkpoint without a ``.meta`` beside it; one of each of a SavedModel's sets of tags; else one.
+    variables : Variables
+        Names and arrays, read when they are asked for. Of a frozen graph these are its constants, by their nodes'
+        names.
+    """
+
+    def __init__(self, path: str, graphs: Sequence[Graph], variables: Variables | None) -> None:
+        self.path = path
+        self.graphs = list(graphs)
+        self.frozen = variables is None
+        """Whether the variables are constants of the graph."""
+        self.variables = _constants(self.graphs) if variables is None else variables
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<model {self.path}>", *(f"  {graph!r}" for graph in self.graphs), f"  {self.variables!r}"])
+
+
+def open(path: str | os.PathLike[str]) -> Model:
+    """Open what TensorFlow saved.
+
+    Parameters
+    ----------
+    path : path_like
+        A checkpoint, by its name without suffix, by that of one of its files or as a folder with a file
+        ``checkpoint``; a SavedModel's folder; a frozen graph (``.pb``); a ``.meta``; a ``.pbmm``. The graph of a
+        checkpoint is taken from the ``.meta`` beside it, if there is one.
+
+    Returns
+    -------
+    Model
+        Its files are mapped into memory: do not change them while it is in use.
+
+    Raises
+    ------
+    FormatError
+        A file is damaged, or none of these. Some damage shows when what is damaged is read.
+    OSError
+        A file is missing or cannot be read.
+    """
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
+    if os.path.isdir(name):
+        return _open_folder(name)
+    prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
+    if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
+        return Model(name, _graph_of(prefix), checkpoint.read(prefix))
+    if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
+        raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
+    if os.path.basename(name) == "saved_model.pb":
+        return _open_folder(os.path.dirname(name) or ".")
+    if name.endswith(".meta"):
+        prefix = name.removesuffix(".meta")
+        return Model(name, _graph_of(prefix), _variables_of(prefix))
+    file = File(name)
+    if is_table(file):
+        return Model(name, _graph_of(name), checkpoint.read_old(file))
+    if name.endswith(".pbmm"):
+        return Model(name, [graphs.read_package(file)], None)
+    if name.endswith(".pb"):
+        return Model(name, [graphs.read(file)], None)
+    raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
+
+
+def _open_folder(folder: str) -> Model:
+    saved, state = (os.path.join(folder, name) for name in ("saved_model.pb", "checkpoint"))
+    if os.path.exists(saved):
+        prefix = os.path.join(folder, "variables", "variables")
+        found = checkpoint.read(prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
+        return Model(folder, graphs.read_saved_model(File(saved)), found)
+    if os.path.exists(state):
+        prefix = os.path.join(folder, _last(state))
+        return Model(folder, _graph_of(prefix), _checkpoint(prefix))
+    raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {_EXPECTED}")
+
+
+def _checkpoint(prefix: str) -> Variables:
+    """The variables of a checkpoint of either version."""
+    if not os.path.exists(f"{prefix}.index") and os.path.exists(prefix):
+        return checkpoint.read_old(File(prefix))
+    return checkpoint.read(prefix)
+
+
+def _variables_of(prefix: str) -> Variables:
+    """Those of the checkpoint with this name, if there is one."""
+    found = any(map(os.path.exists, (prefix, f"{prefix}.index")))
+    return _checkpoint(prefix) if found else Variables({}, {})
+
+
+def _graph_of(prefix: str) -> list[Graph]:
+    """That of the checkpoint with this name, if it has one."""
+    name = f"{prefix}.meta"
+    return [graphs.read_meta(File(name))] if os.path.exists(name) else []
+
+
+def _last(state: str) -> str:
+    """The name of the last checkpoint, by what the file 'checkpoint' says, without the folder."""
+    file = File(state)
+    if len(file) > _LONGEST_STATE:
+        raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
+    found = re.search(rb'^\s*model_checkpoint_path\s*:\s*(["\'])((?:[^"\'\\\n]|\\.)*)\1', file.buffer, re.MULTILINE)
+    if found is None:
+        raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
+    name = _unescaped(found[2]).decode("utf-8", "replace")
+    if os.path.isabs(name) or "\\" in name:  # of the machine that wrote it: the folder may have moved since
+        name = re.split(r"[/\\]", name)[-1]
+    if not name or "\0" in name or ".." in name.split("/"):
+        raise file.error(found.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
+    return name
+
+
+def _unescaped(text: bytes) -> bytes:
+    """What is between the quotation marks of a text in protobuf's text format."""
+    escapes = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+
+    def value(found: re.Match[bytes]) -> bytes:
+        code = found[1]
+        return bytes([int(code, 8) & 0xFF]) if code.isdigit() else escapes.get(code, code)
+
+    return re.sub(rb"\\([0-7]{1,3}|.)", value, text, flags=re.DOTALL)
+
+
+def _constants(graphs: Sequence[Graph]) -> Variables:
+    stored: dict[str, Stored] = {}
+    skipped: dict[str, str] = {}
+    for graph in graphs:
+        for node in graph.nodes.values():
+            tensor = graph.constant(node)
+            if tensor is None:
+                continue
+            if is_number(tensor.dtype):
+                stored[node.name] = tensor
+            else:
+                skipped[node.name] = tensor.dtype
+    return Variables(stored, skipped)
