@@ -107,19 +107,16 @@ def read(prefix: str) -> Variables:
     """The variables of a checkpoint."""
     file = File(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
-    table, checked = Table(file), None
-    for entry in table:
-        if entry.block is not checked:
-            table.check(entry.block)
-            checked = entry.block
+    for entry in Table(file).entries(check=True):
         _count(entry, entries)
         entries[entry.key] = entry.value
     header = entries.pop(b"", None)
     if header is None:
         raise file.error(0, "the table has no header", "open the checkpoint by the name that its .index has without it")
-    shards = Shards(prefix, header.integer(1))
-    if not 0 < len(shards) <= MOST_SHARDS:
-        raise header.error(f"there are said to be {len(shards)} data files")
+    count = header.integer(1)
+    if not 0 < count <= MOST_SHARDS:
+        raise header.error(f"there are said to be {count} data files")
+    shards = Shards(prefix, count)
     if header.integer(2):
         raise header.error("it is from a big-endian machine", "save it again on another one")
     stored: dict[str, Stored] = {}
@@ -139,7 +136,7 @@ def read_old(file: File) -> Variables:
     """The variables of a checkpoint in V1 format."""
     table = Table(file)
     entries: dict[bytes, Entry] = {}
-    for entry in table:
+    for entry in table.entries(check=False):
         _count(entry, entries)
         entries[entry.key] = entry
     header = entries.pop(b"", None)

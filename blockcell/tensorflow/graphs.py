@@ -19,6 +19,7 @@ from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, val
 from .wire import BYTES, VARINT, Message, signed, varint
 
 MOST_NODES = 2**18
+MOST_REGIONS = 2**16
 MOST_ITEMS = 2**16  # in a list that is an attribute
 PACKAGE = "memmapped_package://"  # what names in a memory-mapped package begin with
 
@@ -197,22 +198,21 @@ def _regions(file: File) -> dict[str, Message]:
     end = len(file) - 8
     start = int.from_bytes(file.buffer[max(0, end) :], "little")
     if end < 0 or start > end:
-        raise file.error(
-            max(0, end), f"its directory is said to be at byte {start}", "expected a memory-mapped package"
-        )
+        found = f"its directory is said to be at byte {start}"
+        raise file.error(max(0, end), found, "expected a memory-mapped package, complete")
     elements: list[tuple[int, int, str]] = []
     for element in Message(file, start, end).inside(1):
         elements.append((element.integer(1), element.integer(3), element.texts(2)[0]))
-        if len(elements) > MOST_NODES:
-            raise element.error(f"it has more than {MOST_NODES} parts", "no package has so many")
+        if len(elements) > MOST_REGIONS:
+            raise element.error(f"it has more than {MOST_REGIONS} parts", "no package has so many")
     regions: dict[str, Message] = {}
     past = start
     for offset, length, name in sorted(elements, reverse=True):
         stop = offset + length if length else past  # older files have no length
         if not 0 <= offset <= stop <= start:
-            raise file.error(
-                start, f"{name!r} is said to be at {offset}, of {length} bytes; the directory is at {start}"
-            )
+            raise file.error(start, f"{name!r} is said to be at byte {offset}, of {length} bytes")
+        if name in regions:
+            raise file.error(start, f"{name!r} is there twice")
         regions[name] = Message(file, offset, stop)
         past = offset
     return regions

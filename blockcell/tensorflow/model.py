@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 from ..errors import FormatError
 from . import checkpoint, graphs
@@ -18,6 +19,7 @@ _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
     " a frozen graph (.pb), a .meta or a .pbmm"
 )
+_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE)
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
 
 
@@ -40,7 +42,11 @@ class Model:
         self.graphs = list(graphs)
         self.frozen = variables is None
         """Whether the variables are constants of the graph."""
-        self.variables = _constants(self.graphs) if variables is None else variables
+        self._variables = variables
+
+    @cached_property
+    def variables(self) -> Variables:
+        return _constants(self.graphs) if self._variables is None else self._variables
 
     def __repr__(self) -> str:
         return "\n".join([f"<model {self.path}>", *(f"  {graph!r}" for graph in self.graphs), f"  {self.variables!r}"])
@@ -72,17 +78,16 @@ def open(path: str | os.PathLike[str]) -> Model:
     if not isinstance(name, str):
         raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
     if os.path.isdir(name):
-        return _open_folder(name)
+        return Model(name, *_in_folder(name))
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
     if os.path.basename(name) == "saved_model.pb":
-        return _open_folder(os.path.dirname(name) or ".")
+        return Model(name, *_in_folder(os.path.dirname(name)))
     if name.endswith(".meta"):
-        prefix = name.removesuffix(".meta")
-        return Model(name, _graph_of(prefix), _variables_of(prefix))
+        return Model(name, [graphs.read_meta(File(name))], _variables_of(name.removesuffix(".meta")))
     file = File(name)
     if is_table(file):
         return Model(name, _graph_of(name), checkpoint.read_old(file))
@@ -93,29 +98,30 @@ def open(path: str | os.PathLike[str]) -> Model:
     raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
 
 
-def _open_folder(folder: str) -> Model:
+def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
     saved, state = (os.path.join(folder, name) for name in ("saved_model.pb", "checkpoint"))
     if os.path.exists(saved):
         prefix = os.path.join(folder, "variables", "variables")
         found = checkpoint.read(prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
-        return Model(folder, graphs.read_saved_model(File(saved)), found)
+        return graphs.read_saved_model(File(saved)), found
     if os.path.exists(state):
         prefix = os.path.join(folder, _last(state))
-        return Model(folder, _graph_of(prefix), _checkpoint(prefix))
+        return _graph_of(prefix), _checkpoint(prefix)
     raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {_EXPECTED}")
 
 
 def _checkpoint(prefix: str) -> Variables:
     """The variables of a checkpoint of either version."""
-    if not os.path.exists(f"{prefix}.index") and os.path.exists(prefix):
+    if not os.path.exists(f"{prefix}.index") and os.path.isfile(prefix):
         return checkpoint.read_old(File(prefix))
     return checkpoint.read(prefix)
 
 
 def _variables_of(prefix: str) -> Variables:
     """Those of the checkpoint with this name, if there is one."""
-    found = any(map(os.path.exists, (prefix, f"{prefix}.index")))
-    return _checkpoint(prefix) if found else Variables({}, {})
+    if os.path.exists(f"{prefix}.index") or (os.path.isfile(prefix) and is_table(File(prefix))):
+        return _checkpoint(prefix)
+    return Variables({}, {})
 
 
 def _graph_of(prefix: str) -> list[Graph]:
@@ -129,7 +135,7 @@ def _last(state: str) -> str:
     file = File(state)
     if len(file) > _LONGEST_STATE:
         raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
-    found = re.search(rb'^\s*model_checkpoint_path\s*:\s*(["\'])((?:[^"\'\\\n]|\\.)*)\1', file.buffer, re.MULTILINE)
+    found = _STATE.search(file.buffer)
     if found is None:
         raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
     name = _unescaped(found[2]).decode("utf-8", "replace")
@@ -145,10 +151,12 @@ def _unescaped(text: bytes) -> bytes:
     escapes = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
     def value(found: re.Match[bytes]) -> bytes:
-        code = found[1]
-        return bytes([int(code, 8) & 0xFF]) if code.isdigit() else escapes.get(code, code)
+        octal, hexadecimal, other = found.groups()
+        if other:
+            return escapes.get(other, other)
+        return bytes([int(octal, 8) & 0xFF if octal else int(hexadecimal, 16)])
 
-    return re.sub(rb"\\([0-7]{1,3}|.)", value, text, flags=re.DOTALL)
+    return re.sub(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", value, text, flags=re.DOTALL)
 
 
 def _constants(graphs: Sequence[Graph]) -> Variables:

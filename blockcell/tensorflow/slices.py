@@ -63,7 +63,7 @@ def joined(
     """The whole of the parts, of which the k-th is read when it is its turn. Each number must be in one of them."""
     if len(parts) == 1 and size_of(parts[0]) == shape:
         return read(0)
-    if sum(math.prod(size_of(part)) for part in parts) != math.prod(shape):
+    if not parts or sum(math.prod(size_of(part)) for part in parts) != math.prod(shape):
         raise message.error(f"the slices of a variable are not the whole of its shape {shape}")
     whole, seen = np.empty(0), np.zeros(shape, bool)
     for k, part in enumerate(parts):

@@ -61,8 +61,8 @@ class Table:
         self._index = self._block(footer, offset, size, 0)
         self._key_bytes = 0  # read so far
 
-    def __iter__(self) -> Iterator[Entry]:
-        """All entries. The index is checked; what comes of a block is not, before `check`."""
+    def entries(self, *, check: bool) -> Iterator[Entry]:
+        """All entries. The index is checked, what comes of a block only if that is asked for, or later by `check`."""
         self.check(self._index)
         self._key_bytes = 0
         last, end = None, 0
@@ -71,6 +71,8 @@ class Table:
             size, at = varint(self.file, at, place.value.end)
             block = self._block(place.value.start, offset, size, end)
             end = block.end + TRAILER
+            if check:
+                self.check(block)
             for entry in self._entries(block):
                 if last is not None and entry.key <= last:
                     raise entry.value.error(f"the key {entry.key[:40]!r} comes after {last[:40]!r}")
@@ -87,7 +89,7 @@ class Table:
         file, end = self.file, offset + size
         if offset < first or end + TRAILER > len(file) - FOOTER or size < 4:
             raise file.error(
-                at, f"a block is said to be at {offset}, of {size} bytes; expected it in {first}:{len(file)}"
+                at, f"a block is said to be at {offset}, of {size} bytes; expected it in {first}:{len(file) - FOOTER}"
             )
         if file.buffer[end]:
             kind = {1: "snappy"}.get(file.buffer[end], f"the method {file.buffer[end]}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,7 @@ class Message:
             raise self.error(f"it has {count} numbers", "no tensor of a graph has so many small ones")
         values, done = np.empty(count, dtype), 0
         for single, packed in parts:
-            for piece in (np.array(single, np.uint64), *_unpacked(self, packed)):
+            for piece in chain([np.array(single, np.uint64)], _unpacked(self, packed)):
                 values[done : done + len(piece)] = piece.astype(dtype)
                 done += len(piece)
         return values
