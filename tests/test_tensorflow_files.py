@@ -75,9 +75,10 @@ def test_a_mapping_that_tells_what_it_has(golden):
         variables["nothing"]
 
 
-def test_constants(golden):
+@pytest.mark.parametrize("path", ["graph.pb", "graph.pbtxt"])
+def test_constants(golden, path):
     folder, values = golden
-    model = opened(folder / "graph.pb")
+    model = opened(folder / path)
     expected = {key.removeprefix("constant/"): value for key, value in values.items() if key.startswith("constant/")}
     assert model.frozen and set(model.variables) == set(expected) and model.variables.skipped == {"text": "string"}
     for key, value in expected.items():
@@ -99,10 +100,10 @@ def described(nodes):
             for node in nodes.values()}  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["graph.pb", "v2/model.ckpt.meta", "saved/saved_model.pb"])
+@pytest.mark.parametrize("path", ["graph.pb", "graph.pbtxt", "v2/model.ckpt.meta", "saved/saved_model.pb"])
 def test_nodes(golden, path):
     folder, values = golden
-    expected = json.loads(values[f"nodes/{path}"].tobytes())
+    expected = json.loads(values[f"nodes/{path.removesuffix('txt')}"].tobytes())
     found = opened(folder / path).graphs
     assert len(found) == len(expected)
     for one, wanted in zip(found, expected, strict=True):
@@ -113,7 +114,7 @@ def test_nodes(golden, path):
             assert function.name == name and function.returned == each["returned"]
             assert list(function.inputs) == each["inputs"] and list(function.outputs) == each["outputs"]
             assert described(function.nodes) == each["nodes"]
-    if path == "graph.pb":
+    if path.startswith("graph.pb"):
         assert {"While", "StatelessWhile"} & {node.op for node in found[0].nodes.values()} and found[0].functions
 
 
@@ -442,6 +443,85 @@ def test_no_graph_in_other_files(tmp_path):
             opened(tmp_path / name)
 
 
+# ----------------------------------------------------------------------------------------------------------------- text
+TENSOR = """node { name: "c" op: "Const" attr { key: "value" value { tensor { %s } } } }"""
+
+
+@pytest.mark.parametrize(
+    "tensor, values",
+    [
+        ("dtype: DT_FLOAT float_val: 1.5e-05", np.float32(1.5e-5)),
+        ("dtype: DT_FLOAT, tensor_shape { dim { size: 4 } }; float_val: [1, -inf, 2f, 1e39]", [1, -np.inf, 2, np.inf]),
+        ("dtype: 1 tensor_shape: < unknown_rank: false >  # text\n float_val: .5", 0.5),
+        ("dtype: DT_DOUBLE_REF double_val: 0.1", 0.1),
+        ("dtype: DT_INT32 int_val: -0x10", -16),
+        ("dtype: DT_INT64 int64_val: 017", 15),
+        ("dtype: DT_BOOL bool_val: true", True),
+        ("dtype: DT_UINT64 uint64_val: 18446744073709551615", 2**64 - 1),
+        ("dtype: DT_HALF half_val: 15360", 1),
+        (r"dtype: DT_INT8 tensor_shape { dim { size: 6 } } tensor_content: 'a\n\'' " '"\\x7f\\001\\\\"',
+         [97, 10, 39, 127, 1, 92]),
+        ("unknown { more { a: 1 b: [x, y] c: 'd' [a.b/c] { e: 1 } } } other: [] dtype: DT_INT32 string_val: 'x'", 0),
+        ("[type.googleapis.com/x] { a: 1 } dtype: DT_INT32 int_val: 3", 3),
+    ],
+)  # fmt: skip
+def test_text(tmp_path, tensor, values):
+    (tmp_path / "a.pbtxt").write_text(f"# a comment\n{TENSOR % tensor}\n# the end")
+    np.testing.assert_array_equal(opened(tmp_path / "a.pbtxt").variables["c"], values)
+
+
+def test_text_of_a_saved_model(golden, tmp_path):
+    nodes = "node { name: 'a' op: 'Add' input: ['x', '^y'] attr { key: 'l' value { list { s: 'p' s: 'q' 'r' } } } }"
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "saved_model.pbtxt").write_text(
+        f"meta_graphs {{ meta_info_def {{ tags: 'train' }} graph_def {{ {nodes} }} }}"
+    )
+    for path in (folder, folder / "saved_model.pbtxt"):
+        (found,) = opened(path).graphs
+        assert found.tags == ("train",) and found.nodes["a"].inputs == ("x", "^y")
+        assert found.nodes["a"].attrs == {"l": ["p", "qr"]}
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (b"", "no nodes"),
+        (b"node", "there is 'the end'; expected a message, in braces"),
+        (b"node {", "there is 'the end'; expected a field"),
+        (b"node }", "there is '}'"),
+        (b"}", "there is '}'; expected a field"),
+        (b"node: 5", "there is '5'; expected a message"),
+        (b"node { name: { } }", "there is '{'; expected a text"),
+        (b"node { name: 5 }", "there is '5'; expected a text"),
+        (b"node { name: 'a }", "what follows is no text"),
+        (b"node { name: 'a\nb' }", "what follows is no text"),
+        (b"node { name: ['a' }", "there is '}'"),
+        (b"node { name: ['a'", "there is 'the end'"),
+        (b"node [", "there is 'the end'"),
+        (b"[", "there is 'the end'"),
+        (b"\xff", "what follows is no text"),
+        (b"node { name: 'a' op: 'b' } ?", "byte 26: what follows"),
+        (b"node {" * 101, "nested more than 100 deep"),
+        (b"x {" * 10**5, "nested more than 100 deep"),
+        ((TENSOR % "dtype: DT_NOTHING").encode(), "there is 'DT_NOTHING'; expected an integer of 64 bits"),
+        ((TENSOR % f"dtype: {2**64}").encode(), "expected an integer of 64 bits"),
+        ((TENSOR % ("dtype: " + "9" * 10_000)).encode(), "expected an integer of 64 bits"),
+        ((TENSOR % "float_val: x").encode(), "there is 'x'; expected a number"),
+        ((TENSOR % "float_val: 'x'").encode(), "expected a number"),
+        (b"#" * 10**6 + b"\n?", "what follows is no text"),
+        (b" #" * 10**6 + b"\n?", "what follows is no text"),
+        (b": " * 10**6, "expected a field"),
+        (b"'" + b"\\a" * 10**6, "what follows is no text"),
+        (b"node { name: 'a' op: '' }", "in binary, byte 2: a node has the name 'a' and the op ''"),
+    ],
+)
+def test_what_is_no_text(tmp_path, text, words):
+    (tmp_path / "a.pbtxt").write_bytes(text)
+    with pytest.raises(FormatError, match=f"a\\.pbtxt.*, .*{words}"):
+        read_all(tmp_path / "a.pbtxt")
+
+
 # ---------------------------------------------------------------------------------------------------------------- paths
 def test_missing_files(golden, tmp_path):
     folder, _ = golden
@@ -451,6 +531,9 @@ def test_missing_files(golden, tmp_path):
     (tmp_path / "model.index").write_bytes((folder / "v2" / "model.ckpt.index").read_bytes())
     model = opened(tmp_path / "model")  # says what there is
     with pytest.raises(FileNotFoundError, match="model\\.data-00000-of-00002"):
+        model.variables["scope/float32"]
+    (tmp_path / "model.data-00001-of-00003").touch()
+    with pytest.raises(FormatError, match=r"model\.index is for 2 data files, but there is .*data-00001-of-00003"):
         model.variables["scope/float32"]
     (tmp_path / "b.meta").write_bytes((folder / "v2" / "model.ckpt.meta").read_bytes())
     assert len(opened(tmp_path / "b.meta").variables) == 0
@@ -483,6 +566,8 @@ def test_what_is_none_of_the_formats(tmp_path):
         (b'model_checkpoint_path: "../m"', None),
         (b'model_checkpoint_path: "sub/../../m"', None),
         (b'model_checkpoint_path: ".."', None),
+        (b'model_checkpoint_path: "other"', None),
+        (b'model_checkpoint_path: "' + b"long" * 999 + b'"', None),
         (b'model_checkpoint_path: "/"', None),
         (b'model_checkpoint_path: ""', None),
         (b'model_checkpoint_path: "a\\000b"', None),

@@ -5,7 +5,7 @@
 a folder with ``checkpoint``           the checkpoint that it names
 a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 ``.meta``                              the graph of the checkpoint beside it
-``.pb``                                a graph, frozen: its variables are constants
+``.pb``, ``.pbtxt``                    a graph, frozen: its variables are constants
 ``.pbmm``                              such a graph in a memory-mapped package, as DeepSpeech has them
 =====================================  ===============================================================
 

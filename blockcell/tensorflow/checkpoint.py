@@ -10,9 +10,11 @@ TensorProtos; `read` makes of both what `Variables` takes.
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Sized
 
+from ..errors import FormatError
 from ..optable import Array
 from .mapped import File
 from .slices import Slice, joined, size_of
@@ -37,7 +39,14 @@ class Shards:
 
     def __getitem__(self, k: int) -> File:
         if k not in self._files:
-            self._files[k] = File(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
+            try:
+                self._files[k] = File(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
+            except FileNotFoundError:
+                others = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
+                if others and not any(other.endswith(f"-of-{self._count:05}") for other in others):
+                    found = f"{self._prefix}.index is for {self._count} data files, but there is {others[0]}"
+                    raise FormatError(f"{found}; copy all files of one checkpoint") from None
+                raise
         return self._files[k]
 
 

@@ -17,8 +17,12 @@ class File:
 
     __slots__ = ("buffer", "name")
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], data: bytes | None = None) -> None:
+        """With `data`, what would be in the file; there need be none."""
         self.name = os.fspath(path)
+        if data is not None:
+            self.buffer = memoryview(data)
+            return
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
             raise FormatError(f"{self.name} is no regular file; expected a file of TensorFlow's")
         with open(path, "rb") as file:

@@ -13,11 +13,12 @@ from .graphs import Graph
 from .mapped import File
 from .table import is_table
 from .tensors import Stored, is_number
+from .text import binary, unescaped
 from .variables import Variables
 
 _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
-    " a frozen graph (.pb), a .meta or a .pbmm"
+    " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
 _STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE)
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
@@ -59,8 +60,8 @@ def open(path: str | os.PathLike[str]) -> Model:
     ----------
     path : path_like
         A checkpoint, by its name without suffix, by that of one of its files or as a folder with a file
-        ``checkpoint``; a SavedModel's folder; a frozen graph (``.pb``); a ``.meta``; a ``.pbmm``. The graph of a
-        checkpoint is taken from the ``.meta`` beside it, if there is one.
+        ``checkpoint``; a SavedModel's folder; a frozen graph (``.pb``, ``.pbtxt``); a ``.meta``; a ``.pbmm``. The
+        graph of a checkpoint is taken from the ``.meta`` beside it, if there is one.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def open(path: str | os.PathLike[str]) -> Model:
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
-    if os.path.basename(name) == "saved_model.pb":
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt"):
         return Model(name, *_in_folder(os.path.dirname(name)))
     if name.endswith(".meta"):
         return Model(name, [graphs.read_meta(File(name))], _variables_of(name.removesuffix(".meta")))
@@ -93,19 +94,20 @@ def open(path: str | os.PathLike[str]) -> Model:
         return Model(name, _graph_of(name), checkpoint.read_old(file))
     if name.endswith(".pbmm"):
         return Model(name, [graphs.read_package(file)], None)
-    if name.endswith(".pb"):
-        return Model(name, [graphs.read(file)], None)
+    if name.endswith((".pb", ".pbtxt")):
+        return Model(name, [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None)
     raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
 
 
 def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
-    saved, state = (os.path.join(folder, name) for name in ("saved_model.pb", "checkpoint"))
-    if os.path.exists(saved):
+    saved, text, state = (os.path.join(folder, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
+    if os.path.exists(saved) or os.path.exists(text):
+        file = File(saved) if os.path.exists(saved) else binary(File(text), "SavedModel")
         prefix = os.path.join(folder, "variables", "variables")
         found = checkpoint.read(prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
-        return graphs.read_saved_model(File(saved)), found
+        return graphs.read_saved_model(file), found
     if os.path.exists(state):
-        prefix = os.path.join(folder, _last(state))
+        prefix = _last(folder, state)
         return _graph_of(prefix), _checkpoint(prefix)
     raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {_EXPECTED}")
 
@@ -130,33 +132,23 @@ def _graph_of(prefix: str) -> list[Graph]:
     return [graphs.read_meta(File(name))] if os.path.exists(name) else []
 
 
-def _last(state: str) -> str:
-    """The name of the last checkpoint, by what the file 'checkpoint' says, without the folder."""
+def _last(folder: str, state: str) -> str:
+    """The last checkpoint in a folder, by what the file 'checkpoint' says."""
     file = File(state)
     if len(file) > _LONGEST_STATE:
         raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
     found = _STATE.search(file.buffer)
     if found is None:
         raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
-    name = _unescaped(found[2]).decode("utf-8", "replace")
+    name = unescaped(found[2]).decode("utf-8", "replace")
     if os.path.isabs(name) or "\\" in name:  # of the machine that wrote it: the folder may have moved since
         name = re.split(r"[/\\]", name)[-1]
     if not name or "\0" in name or ".." in name.split("/"):
         raise file.error(found.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
-    return name
-
-
-def _unescaped(text: bytes) -> bytes:
-    """What is between the quotation marks of a text in protobuf's text format."""
-    escapes = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
-
-    def value(found: re.Match[bytes]) -> bytes:
-        octal, hexadecimal, other = found.groups()
-        if other:
-            return escapes.get(other, other)
-        return bytes([int(octal, 8) & 0xFF if octal else int(hexadecimal, 16)])
-
-    return re.sub(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", value, text, flags=re.DOTALL)
+    prefix = os.path.join(folder, name)
+    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix):
+        raise file.error(found.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
+    return prefix
 
 
 def _constants(graphs: Sequence[Graph]) -> Variables:

@@ -11,7 +11,7 @@ a file, and of each of its functions, the nodes by name: op, inputs, attributes.
 ``v1``        the same variables in the old format, but those that it cannot hold
 ``saved``     a SavedModel
 ``objects``   a checkpoint of TensorFlow 2, in a folder
-``graph.pb``  a graph: constants of all dtypes in all ways to store them, a loop in functions
+``graph.pb``  a graph: constants of all dtypes in all ways to store them, a loop in functions; also as text
 ============  ========================================================================================
 """
 
@@ -67,10 +67,10 @@ def make_variables(dtypes, numbers_only):
         v1.get_variable("text", initializer="a text", dtype=tf.string, use_resource=False)
 
 
-def keep_files(folder, prefix=""):
+def keep_files(folder):
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("fingerprint"):
-            stored[f"file/{prefix}{path.relative_to(folder).as_posix()}"] = np.frombuffer(path.read_bytes(), np.uint8)
+            stored[f"file/{path.relative_to(folder).as_posix()}"] = np.frombuffer(path.read_bytes(), np.uint8)
 
 
 def checkpoint(folder, name, dtypes, version):
@@ -210,6 +210,7 @@ def main():
         objects(folder)
         definition = graph()
         (folder / "graph.pb").write_bytes(definition.SerializeToString(deterministic=True))
+        v1.train.write_graph(definition, str(folder), "graph.pbtxt", as_text=True)
         keep_files(folder)
         keep_nodes("graph.pb", [definition])
         meta = meta_graph_pb2.MetaGraphDef.FromString((folder / "v2" / "model.ckpt.meta").read_bytes())
