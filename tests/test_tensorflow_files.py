@@ -294,8 +294,8 @@ def test_a_table_without_a_header(tmp_path):
 
 def test_too_many_variables(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "MOST_VARIABLES", 20)
-    entries = {b"%02d" % k: entry("float32", (), ONE) for k in range(25)}
-    with pytest.raises(FormatError, match="more than 20 variables"):
+    entries = {b"%02d" % k: entry("float32", (), ONE) for k in range(40)}
+    with pytest.raises(FormatError, match=r"more than 2\d variables"):
         opened(write_checkpoint(tmp_path / "model", entries, ONE))
 
 
@@ -390,10 +390,24 @@ def test_too_many_nodes(tmp_path, monkeypatch):
     monkeypatch.setattr(graphs, "MOST_NODES", 10)
     nodes = [node(str(k), "Add") for k in range(6)]
     functions = field(2, b"".join(field(1, field(1, field(1, f"f{k}")) + field(3, node("n", "Add"))) for k in range(4)))
-    for data in (graph(*nodes, node("7", "Add")) + functions, graph(*nodes, *(node(f"x{k}", "Add") for k in range(6)))):
+    for data in (graph(*nodes) + functions, graph(*nodes, *(node(f"x{k}", "Add") for k in range(20)))):
         (tmp_path / "a.pb").write_bytes(data)
-        with pytest.raises(FormatError, match="more than 10 nodes"):
+        with pytest.raises(FormatError, match=r"more than 1\d nodes"):
             opened(tmp_path / "a.pb")
+    (tmp_path / "saved_model.pb").write_bytes(field(2, field(2, b"")) * 30)
+    with pytest.raises(FormatError, match=r"more than 1\d nodes"):
+        opened(tmp_path)
+
+
+def test_too_many_inputs_and_attributes(tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_ITEMS", 10)
+    attrs = {f"a{k}": field(3, k) for k in range(11)}
+    (tmp_path / "a.pb").write_bytes(graph(node("a", "Add", ["x"] * 11), node("b", "Add", **attrs)))
+    nodes = opened(tmp_path / "a.pb").graphs[0].nodes
+    for look in (lambda: nodes["a"].inputs, lambda: nodes["b"].attrs):
+        with pytest.raises(FormatError, match="more than 10 inputs or such"):
+            look()
+    assert nodes["a"].attrs == {} and nodes["b"].inputs == ()
 
 
 def test_functions_in_attributes_nest_without_recursion(tmp_path):

@@ -23,7 +23,7 @@ from .tensors import Dtype, Stored, Tensor, check_size, dtype_of, full_shape, va
 from .variables import Variables
 from .wire import FIXED32, Message
 
-MOST_VARIABLES = 2**17
+MOST_VARIABLES = 2**16  # and slices, in a file, besides one for each 200 bytes
 MOST_SHARDS = 10**5  # five digits
 
 
@@ -117,7 +117,7 @@ def read(prefix: str) -> Variables:
     file = File(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
     for entry in Table(file).entries(check=True):
-        _count(entry, entries)
+        _count(entries, entry.value)
         entries[entry.key] = entry.value
     header = entries.pop(b"", None)
     if header is None:
@@ -146,7 +146,7 @@ def read_old(file: File) -> Variables:
     table = Table(file)
     entries: dict[bytes, Entry] = {}
     for entry in table.entries(check=False):
-        _count(entry, entries)
+        _count(entries, entry.value)
         entries[entry.key] = entry
     header = entries.pop(b"", None)
     found = header.value.last(1) if header else None
@@ -157,6 +157,7 @@ def read_old(file: File) -> Variables:
     skipped: dict[str, str] = {}
     for meta in found.inside(1):
         (name,) = meta.texts(1)
+        _count(stored, meta)
         dtype = dtype_of(meta.integer(3))
         if name in stored or name in skipped:
             raise meta.error(f"the variable {name!r} is there twice")
@@ -201,9 +202,10 @@ class OldSlice:
         return Tensor(data, self._dtype, self.shape).read()
 
 
-def _count(entry: Entry, entries: Sized) -> None:
-    if len(entries) > MOST_VARIABLES:
-        raise entry.value.error(f"there are more than {MOST_VARIABLES} variables", "no checkpoint has so many")
+def _count(found: Sized, message: Message) -> None:
+    most = MOST_VARIABLES + len(message.file) // 200
+    if len(found) > most:
+        raise message.error(f"there are more than {most} variables", "no checkpoint has so many")
 
 
 def _name(key: bytes, message: Message) -> str:

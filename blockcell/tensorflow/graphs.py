@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from ..errors import FormatError
@@ -18,9 +18,9 @@ from .mapped import File
 from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, values_of
 from .wire import BYTES, VARINT, Message, signed, varint
 
-MOST_NODES = 2**18
+MOST_NODES = 2**17  # in a file, besides one for each 100 bytes
 MOST_REGIONS = 2**16
-MOST_ITEMS = 2**16  # in a list that is an attribute
+MOST_ITEMS = 2**16  # inputs, attributes and such of one node, or in a list that is an attribute
 PACKAGE = "memmapped_package://"  # what names in a memory-mapped package begin with
 
 
@@ -49,7 +49,7 @@ class Node:
     @property
     def inputs(self) -> tuple[str, ...]:
         """As they stand there: ``"name"``, ``"name:1"``, ``"^name"``; in a function ``"name:output:0"`` or an input."""
-        return tuple(each.text() for each in self._message.inside(3))
+        return tuple(each.text() for each in _few(self._message, 3))
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Graph:
         self.nodes = _nodes(message.inside(1), others)
         """In the file's order, which may be any."""
         self.functions: dict[str, Function] = {}
-        self.size = len(self.nodes)
+        self.size = len(self.nodes) + 8  # with what takes as much memory
         self._regions = regions or {}
         for library in message.inside(2):
             for each in library.inside(1):
@@ -129,7 +129,8 @@ class Graph:
                 if function.name in self.functions:
                     raise each.error(f"the function {function.name!r} is there twice")
                 self.functions[function.name] = function
-                self.size += len(function.nodes) + sum(map(len, function[1:])) + 4
+                self.size += sum(map(len, function[1:])) + 4
+                _count(each, others + self.size)
 
     def constant(self, node: Node) -> Stored | None:
         """The tensor of a Const or ImmutableConst; None of another node."""
@@ -171,8 +172,10 @@ def read_meta(file: File) -> Graph:
 def read_saved_model(file: File) -> list[Graph]:
     """The graphs of a SavedModel."""
     graphs: list[Graph] = []
+    others = 0
     for message in Message(file, 0, len(file)).inside(2):
-        graphs.append(_meta(message, sum(graph.size for graph in graphs)))
+        graphs.append(_meta(message, others))
+        others += graphs[-1].size
     if not graphs:
         raise file.error(0, "it has no graphs", "expected a saved_model.pb")
     return graphs
@@ -188,9 +191,10 @@ def read_package(file: File) -> Graph:
 
 def _meta(message: Message, others: int) -> Graph:
     found, info = message.last(2), message.last(1)
+    _count(message, others)
     if found is None:
         raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
-    return Graph(found, tags=[each.text() for each in info.inside(4)] if info else (), others=others)
+    return Graph(found, tags=[each.text() for each in _few(info, 4)] if info else (), others=others)
 
 
 def _regions(file: File) -> dict[str, Message]:
@@ -226,23 +230,36 @@ def _nodes(messages: Iterable[Message], others: int) -> dict[str, Node]:
         if node.name in nodes:
             raise message.error(f"the node {node.name!r} is there twice")
         nodes[node.name] = node
-        if len(nodes) + others > MOST_NODES:
-            raise message.error(f"there are more than {MOST_NODES} nodes", "no graph has so many")
+        _count(message, len(nodes) + others)
     return nodes
+
+
+def _count(message: Message, nodes: int) -> None:
+    most = MOST_NODES + len(message.file) // 100
+    if nodes > most:
+        raise message.error(f"there are more than {most} nodes", "no graph has so many")
 
 
 def _function(message: Message, others: int) -> Function:
     signature = message.last(1)
     if signature is None:
         raise message.error("a function has no signature")
-    inputs, outputs = (tuple(each.texts(1)[0] for each in signature.inside(number)) for number in (2, 3))
-    returned = dict(cast("tuple[str, str]", each.texts(1, 2)) for each in message.inside(4))
+    inputs, outputs = (tuple(each.texts(1)[0] for each in _few(signature, number)) for number in (2, 3))
+    returned = dict(cast("tuple[str, str]", each.texts(1, 2)) for each in _few(message, 4))
     return Function(signature.texts(1)[0], inputs, outputs, _nodes(message.inside(3), others), returned)
+
+
+def _few(message: Message, number: int) -> Iterator[Message]:
+    """What the fields of a number hold, if they are as few as in any graph."""
+    for k, each in enumerate(message.inside(number)):
+        if k == MOST_ITEMS:
+            raise each.error(f"a node or function has more than {MOST_ITEMS} inputs or such", "no graph has so many")
+        yield each
 
 
 def _attrs(message: Message, number: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for entry in message.inside(number):
+    for entry in _few(message, number):
         value = entry.last(2)
         found[entry.texts(1)[0]] = _value(value) if value else None
     return found
