@@ -220,8 +220,10 @@ def test_slices_that_are_not_the_whole(tmp_path, slices, words):
     lengths = [(starts, [min(length, 10) for length in lengths]) for starts, lengths in slices]
     data = np.zeros(10, np.float32).tobytes()
     entries = {
-        Slice(tuple(starts), tuple(its)).key("v"): entry("float32", its, data[: 4 * its[0]]) if its[0] > 0 else b""
-        for starts, its in lengths
+        Slice(tuple(starts), tuple(its)).key("v"): entry("float32", its, data[: 4 * its[0]], 40 * k)
+        if its[0] > 0
+        else b""
+        for k, (starts, its) in enumerate(lengths)
     }
     protos = b"".join(
         field(7, field(1, field(1, starts[0]) + (b"" if its[0] == FULL else field(2, its[0]))))
@@ -229,7 +231,7 @@ def test_slices_that_are_not_the_whole(tmp_path, slices, words):
     )
     entries[b"v"] = field(1, 1) + field(2, shape(10)) + protos
     with pytest.raises(FormatError, match=words):
-        opened(write_checkpoint(tmp_path / "c", entries, data)).variables["v"]
+        opened(write_checkpoint(tmp_path / "c", entries, data * 2)).variables["v"]
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -299,11 +301,23 @@ def test_too_many_variables(tmp_path, monkeypatch):
         opened(write_checkpoint(tmp_path / "model", entries, ONE))
 
 
+def test_tensors_do_not_overlap(tmp_path):
+    """All that is read together is no more than the files, then."""
+    entries = {b"a": entry("float32", (2,), ONE * 2), b"b": entry("float32", (1,), ONE, 4)}
+    with pytest.raises(FormatError, match=r"overlap in data file 0, at byte 4"):
+        opened(write_checkpoint(tmp_path / "model", entries, ONE * 3))
+    entries[b"b"] = entry("float32", (1,), ONE, 8)
+    entries[b"c"] = entry("float32", (0,), b"", 4)
+    assert opened(
+        write_checkpoint(tmp_path / "model", entries | {b"c": entry("float32", (0,), b"", 8)}, ONE * 3)
+    ).variables
+
+
 def test_slices_cannot_multiply(tmp_path):
     """Each has the bytes of all, so the variable would be larger than the file by as many times."""
     data, count = bytes(2**20), 64
     slices = [Slice((k * 2**18,), (2**18,)) for k in range(count)]
-    entries = {each.key("v"): entry("float32", (2**18,), data, stored=0) for each in slices}
+    entries = {each.key("v"): entry("float32", (2**18,), data, k * 2**20, stored=0) for k, each in enumerate(slices)}
     protos = b"".join(field(7, slice_proto((k * 2**18, 2**18))) for k in range(count))
     entries[b"v"] = field(1, 1) + field(2, shape(count * 2**18)) + protos
     model = opened(write_checkpoint(tmp_path / "model", entries, data))
@@ -539,7 +553,7 @@ def test_what_is_no_text(tmp_path, text, words):
 # ---------------------------------------------------------------------------------------------------------------- paths
 def test_missing_files(golden, tmp_path):
     folder, _ = golden
-    for name in ("nothing", "nothing.pb", "nothing.index", "nothing.meta", "a/b.pbmm"):
+    for name in ("nothing", "nothing.pb", "saved_model.pb", "nothing.index", "nothing.meta", "a/b.pbmm"):
         with pytest.raises(FileNotFoundError, match=re.escape(name)):
             opened(tmp_path / name)
     (tmp_path / "model.index").write_bytes((folder / "v2" / "model.ckpt.index").read_bytes())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Sized
+from itertools import pairwise
 
 from ..errors import FormatError
 from ..optable import Array
@@ -33,6 +34,8 @@ class Shards:
     def __init__(self, prefix: str, count: int) -> None:
         self._prefix, self._count = prefix, count
         self._files: dict[int, File] = {}
+        self.taken: list[tuple[int, int, int]] = []
+        """Data file, first byte and the one past the last, of each tensor."""
 
     def __len__(self) -> int:
         return self._count
@@ -65,6 +68,7 @@ class Whole:
         if self._size != math.prod(shape) * dtype.stored.itemsize or self._offset < 0:
             found = f"a tensor of {dtype.name} and shape {shape} is said to be {self._size} bytes at {self._offset}"
             raise message.error(found)
+        shards.taken.append((self._shard, self._offset, self._offset + self._size))
 
     @property
     def dtype(self) -> str:
@@ -138,6 +142,10 @@ def read(prefix: str) -> Variables:
                 skipped[name] = dtype.name
             else:
                 stored[name] = _tensor(name, message, dtype, entries, shards)
+    shards.taken.sort()
+    for (shard, _, end), (other, start, _) in pairwise(shards.taken):
+        if shard == other and start < end:
+            raise file.error(0, f"two tensors overlap in data file {shard}, at byte {start}")
     return Variables(stored, skipped)
 
 

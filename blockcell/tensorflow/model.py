@@ -20,7 +20,7 @@ _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
     " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
-_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE)
+_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*+)\1""", re.MULTILINE)
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
 
 
@@ -85,7 +85,7 @@ def open(path: str | os.PathLike[str]) -> Model:
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
-    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt"):
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
         return Model(name, *_in_folder(os.path.dirname(name)))
     if name.endswith(".meta"):
         return Model(name, [graphs.read_meta(File(name))], _variables_of(name.removesuffix(".meta")))

@@ -60,6 +60,7 @@ class Table:
             size, at = varint(file, at, len(file) - len(MAGIC))
         self._index = self._block(footer, offset, size, 0)
         self._key_bytes = 0  # read so far
+        self._checked: set[Block] = set()
 
     def entries(self, *, check: bool) -> Iterator[Entry]:
         """All entries. The index is checked, what comes of a block only if that is asked for, or later by `check`."""
@@ -80,9 +81,12 @@ class Table:
                 yield entry
 
     def check(self, block: Block) -> None:
-        """Raise a FormatError unless the block is what was written."""
+        """Raise a FormatError unless the block is what was written. Looks at each but once."""
+        if block in self._checked:
+            return
         stored = int.from_bytes(self.file.buffer[block.end + 1 : block.end + TRAILER], "little")
         self.file.check(block.start, block.end + 1, stored, f"the block of {block.end - block.start} bytes")
+        self._checked.add(block)
 
     def _block(self, at: int, offset: int, size: int, first: int) -> Block:
         """The block at a place, which stands at a byte; blocks do not overlap, so it does not begin before `first`."""

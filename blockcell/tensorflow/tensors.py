@@ -171,7 +171,9 @@ class Tensor:
             raise message.error(f"a tensor of shape {self.shape} has {len(values)} numbers")
         if len(values) < count:  # the last one stands for all that follow, zero for none
             check_size(count * values.itemsize, len(message.file), message)
-            filled = np.full(count, values[-1] if len(values) else 0, values.dtype)
+            if len(values) < 2:
+                return np.broadcast_to(values[0] if len(values) else values.dtype.type(0), self.shape)
+            filled = np.full(count, values[-1])
             filled[: len(values)] = values
             values = filled
         return values.reshape(self.shape)

@@ -8,10 +8,8 @@ are skipped, and of several that should be one the last counts, as in protobuf.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from .mapped import File
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 LONGEST = 10  # bytes in a varint
-PIECE = 2**16
+PIECE, FEW = 2**16, 2**8
 MOST_UNPACKED = 2**25  # bytes of numbers that were varints, besides 4 times those of the message
 
 
@@ -130,24 +128,32 @@ class Message:
 
     def integers(self, number: int, dtype: np.dtype[Any]) -> Array:
         """All varints of a number, one by one or packed, as integers of a dtype, modulo what it holds."""
-        parts: list[tuple[array[int], memoryview]] = [(array("Q"), self.file.buffer[:0])]  # single ones, then packed
-        count = 0
+        written = bytearray()
+        for run in self._runs(number):
+            written += run.astype(dtype).tobytes()
+            if len(written) > MOST_UNPACKED + 4 * len(self):
+                found = f"it has more than {len(written) // dtype.itemsize} numbers"
+                raise self.error(found, "no tensor of a graph has so many small ones")
+        return np.frombuffer(written, dtype)
+
+    def _runs(self, number: int) -> Iterator[Array]:
+        """Those that follow one another, as many as are handy."""
+        few = array("Q")
         for found, kind, start, end in self.fields():
             if found == number and kind == VARINT:
-                parts[-1][0].append(start)
-                count += 1
+                few.append(start)
+            elif found == number and kind == BYTES and end - start < FEW:
+                while start < end:
+                    value, start = varint(self.file, start, end)
+                    few.append(value)
             elif found == number and kind == BYTES:
-                parts[-1] = parts[-1][0], self.file.buffer[start:end]
-                parts.append((array("Q"), self.file.buffer[:0]))
-                count += sum(int(np.count_nonzero(piece < 0x80)) for piece in _pieces(parts[-2][1]))
-        if count * dtype.itemsize > MOST_UNPACKED + 4 * len(self):
-            raise self.error(f"it has {count} numbers", "no tensor of a graph has so many small ones")
-        values, done = np.empty(count, dtype), 0
-        for single, packed in parts:
-            for piece in chain([np.array(single, np.uint64)], _unpacked(self, packed)):
-                values[done : done + len(piece)] = piece.astype(dtype)
-                done += len(piece)
-        return values
+                yield np.array(few, np.uint64)
+                few = array("Q")
+                yield from _unpacked(self, self.file.buffer[start:end])
+            if len(few) > PIECE:
+                yield np.array(few, np.uint64)
+                few = array("Q")
+        yield np.array(few, np.uint64)
 
     def fixed(self, number: int, width: int) -> memoryview:
         """The bytes of all numbers of 4 or 8 bytes of a field, one by one or packed; in place if that is possible."""
@@ -163,28 +169,17 @@ class Message:
         joined += whole
         return memoryview(joined).toreadonly()
 
-    def float32(self, number: int) -> float:
-        """The last number of 4 bytes as a float; 0 where there is none."""
-        value: float = struct.unpack("<f", self.integer(number, FIXED32).to_bytes(4, "little"))[0]
-        return value
-
 
 def signed(value: int) -> int:
     """A varint's value as an int64."""
     return value - 2**64 if value >> 63 else value
 
 
-def _pieces(data: memoryview) -> Iterator[Array]:
-    """The bytes, so few at a time that numbers made of them need no memory to speak of."""
-    for start in range(0, len(data), PIECE):
-        yield np.frombuffer(data[start : start + PIECE], np.uint8)
-
-
 def _unpacked(message: Message, data: memoryview) -> Iterator[Array]:
     """The varints that stand behind one another in a part of a message."""
     rest = np.empty(0, np.uint8)
-    for piece in _pieces(data):
-        piece = np.concatenate([rest, piece])
+    for start in range(0, len(data), PIECE):  # so few at a time that they need no memory to speak of
+        piece = np.concatenate([rest, np.frombuffer(data[start : start + PIECE], np.uint8)])
         ends = np.flatnonzero(piece < 0x80)
         starts = np.concatenate([[0], ends + 1])
         lengths, rest = np.diff(starts), piece[starts[-1] :]
