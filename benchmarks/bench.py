@@ -1,15 +1,20 @@
 """blockcell beside TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
 
     python benchmarks/bench.py --quick                          # a few sizes, under 4 minutes: make bench
-    python benchmarks/bench.py --csv FILE                       # the whole grid, an hour
+    python benchmarks/bench.py --csv FILE                       # every size, an hour
+    python benchmarks/bench.py --grid --csv FILE                # LSTMs, everybody with one thread, then with all
     python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
+    python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
 
 Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
-all, and its better median counts.  A round goes through all points, so that the rounds of a point are minutes apart and
-a neighbour's busy minute spoils one of them; the ratio of a point is the median of the rounds' ratios.  The CSV has a
-line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks of
-them.
+all, and its better median counts; with --threads or --grid everybody has the same number.  A round goes through all
+points, so that the rounds of a point are minutes apart and a neighbour's busy minute spoils one of them.  Rounds in
+which the machine was disturbed (turns.py) are marked and, but for --quick, repeated at the end; they count only where
+fewer than three have no mark.  The ratio of a point is the median of the rounds' ratios, and its spread their
+quartiles.  A point falls short if the upper quartile is below 1: the peer was faster in three of four rounds.  The CSV
+has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks
+of them.
 """
 
 from __future__ import annotations
@@ -26,22 +31,28 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from candidates import CANDIDATES, DOES, LAYERS, RAW, STREAMS
 from ceiling import multiply_adds
-from turns import Worker
+from turns import Worker, counted, spread, watch
 
+ONE_AND_ALL = sorted({1, len(os.sched_getaffinity(0))})
 WORKER = str(Path(__file__).with_name("candidates.py"))
-COLUMNS = ["task", "dtype", "T", "B", "I", "H", "candidate", "threads", "microseconds", "ratio"]
+POINT = ["task", "dtype", "T", "B", "I", "H"]
+COLUMNS = [*POINT, "candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked"]
 WIDTHS, BATCHES, STEPS = (16, 40, 64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (1, 20, 100)
 OTHERS = ((100, 100), (300, 300), (40, 300), (300, 64))  # I and H that are unequal or no multiple of a vector
 QUICK = {"widths": (16, 128, 512), "batches": (1, 16, 256), "steps": (1, 20)}
-HEAVY = 1e10  # operations of a call that is left out: nothing is learnt from seconds of it
+EVERYTHING = {"widths": WIDTHS, "batches": BATCHES, "steps": STEPS}
+GRID = {"widths": (16, 40, 64, 100, 128, 256, 300, 512), "batches": (1, 4, 16, 64), "steps": (20, 100)}
+HEAVY = 1e10  # operations of a call that is left out, but of the grid: nothing is learnt from seconds of it
 PACKAGES = {"tensorflow": ("tensorflow-cpu", "tensorflow")}  # where a candidate is not the name of its package
 Who = tuple[str, int]  # a candidate and its number of threads
-Times = dict[Who, list[float]]  # of a point: each round's, none where it does not run
+Times = dict[Who, float]  # of a round
+Row = dict[str, Any]  # a line of the CSV
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
@@ -75,7 +86,7 @@ def machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, A
 
 def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
     widths = [(H, H) for H in options.widths]
-    if not options.quick and options.widths == WIDTHS:
+    if options.widths == WIDTHS:
         widths += OTHERS
     for task in options.tasks:
         if task in STREAMS:
@@ -85,104 +96,215 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
         steps = (1,) if task in RAW and not task.startswith("Block") else options.steps
         for T, (I, H), B in itertools.product(steps, widths, options.batches):  # noqa: E741
             sizes = {"T": T, "B": B, "I": I, "H": H}
-            if operations(task, sizes) <= HEAVY:
+            if options.grid or operations(task, sizes) <= HEAVY:
                 yield task, sizes
 
 
-def ask(workers: dict[Who, Worker], task: str, dtype: str, sizes: dict[str, int], budget: float, times: Times) -> None:
-    """A round of a point: everybody's time joins `times`; a peer whose process ends is left out of this point."""
-    question = {"task": task, "dtype": dtype, "sizes": sizes, "budget": budget}
-    for who, worker in workers.items():
-        if task not in DOES[who[0]][0] or dtype not in DOES[who[0]][1] or times.get(who, [0]) == []:
-            continue
-        try:
-            times.setdefault(who, []).append(worker.ask(question))
-        except RuntimeError as error:
-            if who[0] == "blockcell":
-                raise
-            print(f"{who[0]} with {who[1]} thread(s) is left out here: {error}")
-            worker.start()
-            times[who] = []
+class Point:
+    """A task, its sizes and the numbers of threads that candidates are asked with; its rounds, each with its mark."""
+
+    def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int]) -> None:
+        self.task, self.dtype, self.sizes, self.teams = task, dtype, sizes, teams
+        self.rounds: list[tuple[Times, bool]] = []
+        self.ended: set[Who] = set()
+
+    def ask(self, workers: dict[Who, Worker], budget: float) -> Times:
+        """Everybody's time; a peer whose process ends is left out of this point."""
+        question = {"task": self.task, "dtype": self.dtype, "sizes": self.sizes, "budget": budget}
+        times = {}
+        for who, worker in workers.items():
+            tasks, dtypes = DOES[who[0]]
+            if self.task not in tasks or self.dtype not in dtypes or who[1] not in self.teams or who in self.ended:
+                continue
+            try:
+                times[who] = worker.ask(question)
+            except RuntimeError as error:
+                if who[0] == "blockcell":
+                    raise
+                print(f"{who[0]} with {who[1]} thread(s) is left out here: {error}")
+                worker.start()
+                self.ended.add(who)
+        return times
+
+    def marked(self) -> int:
+        return sum(mark for _, mark in self.rounds)
+
+    def rows(self) -> list[Row]:
+        """The lines of the CSV."""
+        rounds = counted(self.rounds)
+        medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
+        best: dict[str, Who] = {}
+        for who in sorted(medians, key=lambda who: medians[who]):
+            best.setdefault(who[0], who)
+        rows = []
+        for who in (best[name] for name in CANDIDATES if name in best):
+            ratio = spread([r[who] / r[best["blockcell"]] for r in rounds])
+            figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
+            line = [self.task, self.dtype, *self.sizes.values(), *who, *figures, len(self.rounds), self.marked()]
+            rows.append(dict(zip(COLUMNS, line, strict=True)))
+        return rows
 
 
-def summary(task: str, dtype: str, sizes: dict[str, int], times: Times) -> list[list[Any]]:
-    """The lines of a point."""
-    found = {who: rounds for who, rounds in times.items() if rounds}
-    best: dict[str, Who] = {}
-    for who in sorted(found, key=lambda who: statistics.median(found[who])):
-        best.setdefault(who[0], who)
-    lines = []
-    for candidate in (name for name in CANDIDATES if name in best):
-        pairs = zip(found[best[candidate]], found[best["blockcell"]], strict=True)
-        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-        us = statistics.median(found[best[candidate]]) * 1e6
-        lines.append([task, dtype, *sizes.values(), candidate, best[candidate][1], round(us, 2), round(ratio, 3)])
-    return lines
+def in_turn(todo: list[Point], rounds: int, more: int) -> Iterator[Point]:
+    """All points in each round; then, in some more rounds, those of which fewer than `rounds` have no mark."""
+    for _ in range(rounds):
+        yield from todo
+    for _ in range(more):
+        yield from [point for point in todo if len(point.rounds) - point.marked() < rounds]
 
 
-def main() -> None:
+# ----------------------------------------------------------------------------------------------------------- the files
+def read(path: Path) -> tuple[list[Row], Row]:
+    """The lines of a CSV file and what its JSON file says; older files lack spread and marks."""
+    with path.open(newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row.get(name, 0)) for name in ("T", "B", "I", "H", "threads", "rounds", "marked")}
+        row |= {name: float(row.get(name, row["ratio"])) for name in ("microseconds", "ratio", "low", "high")}
+    return rows, json.loads(path.with_suffix(".json").read_text())
+
+
+def write(path: Path, rows: list[Row], about: Row) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def groups(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows by what they have in these columns."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return found
+
+
+def by_point(rows: list[Row], same_threads: bool) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows of each point, to which the number of threads belongs where all have the same."""
+    return groups(rows, *POINT, *(["threads"] if same_threads else []))
+
+
+def short(row: Row) -> bool:
+    """Whether a peer is faster, in three of four rounds."""
+    return row["high"] < 1
+
+
+def short_points(rows: list[Row], same_threads: bool) -> list[Point]:
+    """What `--again` measures."""
+    return [
+        Point(task, dtype, {"T": T, "B": B, "I": I, "H": H}, threads or ONE_AND_ALL)
+        for (task, dtype, T, B, I, H, *threads), mine in by_point(rows, same_threads).items()  # noqa: E741
+        if any(map(short, mine))
+    ]
+
+
+def merged(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
+    """The old rows, with those of points that are among the new ones replaced."""
+    return list(itertools.chain(*(by_point(old, same_threads) | by_point(new, same_threads)).values()))
+
+
+# -------------------------------------------------------------------------------------------------------- the measuring
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = RAW + LAYERS + STREAMS
     parser.add_argument("--quick", action="store_true", help="a few sizes in short rounds")
-    parser.add_argument("--tasks", nargs="+", default=every, choices=every, metavar="TASK", help=", ".join(every))
+    parser.add_argument("--grid", action="store_true", help="LSTM layers, everybody with one thread, then with all")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="the points of FILE that fall short, in more rounds")
+    parser.add_argument("--tasks", nargs="+", choices=every, metavar="TASK", help=", ".join(every))
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, help="B")
     parser.add_argument("--steps", nargs="+", type=int, help="T")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each point (5)")
-    parser.add_argument("--budget", type=float, help="seconds of a round of one candidate (0.1; quick: 0.03)")
+    parser.add_argument("--threads", nargs="+", type=int, help="everybody has so many, one number after the other")
+    parser.add_argument("--rounds", type=int, help="rounds of each point (5; again: 15)")
+    parser.add_argument("--budget", type=float, help="seconds of a round of one candidate (0.1; quick, grid: 0.03)")
     parser.add_argument("--peers", nargs="*", choices=[*CANDIDATES], help="only these")
     parser.add_argument("--level", help="blockcell's CPU level; with v3, peers are limited to AVX2 as well")
-    parser.add_argument("--csv", help="write the points to this file")
+    parser.add_argument("--csv", type=Path, help="write the points to this file")
     options = parser.parse_args()
-    grid = QUICK if options.quick else {"widths": WIDTHS, "batches": BATCHES, "steps": STEPS}
-    for name, values in grid.items():
+    sizes = QUICK if options.quick else GRID if options.grid else EVERYTHING
+    for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
-    budget = options.budget or (0.03 if options.quick else 0.1)
+    options.tasks = options.tasks or (["LSTM inference", "LSTM training"] if options.grid else every)
+    options.threads = options.threads or (ONE_AND_ALL if options.grid else None)
+    options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
+    options.rounds = options.rounds or (15 if options.again else 5)
+    return options
+
+
+def progress(point: Point, rows: list[Row]) -> str:
+    sizes = " ".join(f"{letter}{size:<4}" for letter, size in point.sizes.items())
+    figures = (
+        f"{row['candidate']} {row['microseconds']:.6g} us"
+        + f" ({row['ratio']:.2f}x, {row['low']:.2f} to {row['high']:.2f})" * (row["candidate"] != "blockcell")
+        for row in rows
+    )
+    threads = f"{point.teams[0]} thread(s) " if len(point.teams) == 1 else ""
+    marked = f"  {point.marked()} of {len(point.rounds)} rounds marked" if point.marked() else ""
+    return f"{point.task:17} {sizes} {threads}{'  '.join(figures)}{marked}"
+
+
+def summary(rows: list[Row]) -> None:
+    for (task, candidate), mine in groups(rows, "task", "candidate").items():
+        if candidate != "blockcell":
+            ratios = [row["ratio"] for row in mine]
+            mean, behind = statistics.geometric_mean(ratios), sum(map(short, mine))
+            figures = f"lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(mine)} points, {behind} short"
+            print(f"{task:17} {candidate:12} {figures}")
+
+
+def main() -> None:
+    options = arguments()
+    if options.again:
+        old, before = read(options.again)
+        options.level, options.dtype = before["level"], before["dtype"]
+        options.peers = {row["candidate"] for row in old}
+        same_threads = before.get("same_threads", False)
+        todo = short_points(old, same_threads)
+        if not todo:
+            sys.exit(f"no point of {options.again} falls short")
+    else:
+        same_threads = options.threads is not None
+        teams = [[threads] for threads in options.threads] if same_threads else [ONE_AND_ALL]
+        todo = [Point(task, options.dtype, sizes, team) for task, sizes in points(options) for team in teams]
 
     environment = {"BLOCKCELL_LEVEL": options.level} if options.level else {}
     environment |= {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would wait busily after making the weights
     environment |= AVX2 if options.level == "v3" else {}
-    cores = len(os.sched_getaffinity(0))
     names = [n for n in CANDIDATES if n == "blockcell" or options.peers is None or n in options.peers]
     if options.level == "v3":
-        names = [n for n in names if n not in ("onnxruntime", "tensorflow")]  # take no such limit
+        names = [n for n in names if n != "tensorflow"]  # takes no such limit
     with ExitStack() as stack:
         workers = {}
         for name in names:
-            for threads in sorted({1, cores}):
+            for threads in sorted({threads for point in todo for threads in point.teams}):
                 worker = stack.enter_context(closing(Worker(WORKER, name, str(threads), **environment)))
                 if worker.missing:
                     print(f"{name} is left out: {worker.missing}")
                     break
                 workers[name, threads] = worker
-        if ("blockcell", 1) not in workers:
-            sys.exit("blockcell does not run here")
+        missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
+        if missing:
+            sys.exit(f"{', '.join(missing)} must run here")
         about = machine(options.level, options.dtype, list(dict.fromkeys(name for name, _ in workers)))
+        about |= {"same_threads": True} if same_threads else {}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-        start, todo = time.time(), list(points(options))
-        times: list[Times] = [{} for _ in todo]
-        lines: list[list[Any]] = []
-        for done in range(options.rounds * len(todo)):
-            number = done % len(todo)
-            (task, sizes), found = todo[number], times[number]
-            ask(workers, task, options.dtype, sizes, budget, found)
-            new = summary(task, options.dtype, sizes, found)
-            if done >= (options.rounds - 1) * len(todo):
-                lines += new
-            us = "  ".join(f"{line[6]} {line[8]:.6g} us" + f" ({line[9]:.2f}x)" * (line[9] != 1) for line in new)
-            point = " ".join(f"{letter}{size:<4}" for letter, size in sizes.items())
-            left = (time.time() - start) / (done + 1) * (options.rounds * len(todo) - done - 1) / 60
-            at = f"[{number + 1}/{len(todo)} of round {done // len(todo) + 1}, {left:.0f} min left]"
-            print(f"{at} {task:17} {point} {us}", flush=True)
-    for task, candidate in dict.fromkeys((line[0], line[6]) for line in lines if line[6] != "blockcell"):
-        ratios = [line[9] for line in lines if (line[0], line[6]) == (task, candidate)]
-        mean = statistics.geometric_mean(ratios)
-        print(f"{task:17} {candidate:12} lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(ratios)} points")
-    if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *lines])
-        Path(options.csv).with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+        if options.again and before["cpu"] != about["cpu"]:
+            sys.exit(f"{options.again} was measured on {before['cpu']}")
+        guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
+        more = 0 if options.quick else options.rounds
+        for done, point in enumerate(in_turn(todo, options.rounds, more), 1):
+            point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
+            left = (time.time() - start) / done * (all_ - done) / 60
+            at = f"{done} of {all_}, {left:.0f} min left" if done <= all_ else "marked, again"
+            print(f"[{at}] {progress(point, point.rows())}", flush=True)
+    rows = [row for point in todo for row in point.rows()]
+    summary(rows)
+    if options.again:
+        write(options.again, merged(old, rows, same_threads), before | {"again": about["date"]})
+    elif options.csv:
+        write(options.csv, rows, about)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,15 @@ its own one in both: the amount of arithmetic is the same.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,8 +137,34 @@ def native(task: str, dtype: str, sizes: Sizes) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
+@contextmanager
+def without_avx512() -> Iterator[None]:
+    """At level v3, onnxruntime is imported from a copy that takes the CPU for one without AVX-512; it has no switch.
+
+    Its library asks for AVX-512F, bit 16 of an answer of CPUID's, and then for the registers, bits 5 to 7 of XCR0.  In
+    the copy the first question asks for no bit at all.
+    """
+    if os.environ.get("BLOCKCELL_LEVEL") != "v3":
+        yield
+        return
+    package = Path(importlib.util.find_spec("onnxruntime").origin).parent
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(package, Path(folder, package.name), copy_function=os.symlink)
+        [library] = Path(folder).glob("*/capi/onnxruntime_pybind11_state*.so")
+        question = rb"(\xf7[\xc0-\xc7])\x00\x00\x01\x00(?=.{0,16}?\xa8\xe0)"  # test $0x10000, %e..; test $0xe0, %al
+        code, count = re.subn(question, lambda found: found[1] + bytes(4), library.read_bytes(), flags=re.DOTALL)
+        if not count:
+            raise ImportError("this onnxruntime cannot be limited to AVX2")
+        library.unlink()
+        library.write_bytes(code)
+        sys.path.insert(0, folder)
+        yield
+        sys.path.remove(folder)
+
+
 def onnxruntime(threads: int) -> Callable[[str, str, Sizes], Call]:
-    import onnxruntime as ort
+    with without_avx512():
+        import onnxruntime as ort
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
         options = ort.SessionOptions()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import subprocess
 import tempfile
@@ -70,6 +71,7 @@ CHAINS = 14
 ROUNDS = 9
 
 
+@functools.cache
 def compiled(level: str) -> ctypes.CDLL:
     flags, width = LEVELS[level]
     with tempfile.TemporaryDirectory() as folder:
@@ -82,24 +84,29 @@ def compiled(level: str) -> ctypes.CDLL:
     return loaded
 
 
-def together(call: Callable[[int], object], threads: int) -> float:
-    """The seconds that all threads need for a call each, in the best round."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        with ThreadPoolExecutor(threads) as team:
+def together(call: Callable[[int], object], threads: int, tries: int = ROUNDS) -> float:
+    """The seconds that all threads need for a call each, in the best round; several have a CPU of their own each."""
+    best, cpus = float("inf"), sorted(os.sched_getaffinity(0))
+
+    def pinned(k: int) -> None:
+        if threads > 1:  # else both may wake on one CPU, and stay there for milliseconds
+            os.sched_setaffinity(0, {cpus[k % len(cpus)]})
+        call(k)
+
+    with ThreadPoolExecutor(threads) as team:
+        for _ in range(tries):
             began = time.perf_counter()
-            list(team.map(call, range(threads)))
+            list(team.map(pinned, range(threads)))
             best = min(best, time.perf_counter() - began)
     return best
 
 
-def multiply_adds(level: str, dtype: str, threads: int) -> float:
+def multiply_adds(level: str, dtype: str, threads: int, rounds: int = 10_000_000, tries: int = ROUNDS) -> float:
     """GF/s of multiply-adds between registers; an addition and a multiplication are two."""
     library, width = compiled(level), LEVELS[level][1]
     function, itemsize = (library.fma_double, 8) if dtype == "float64" else (library.fma_float, 4)
-    rounds = 10_000_000
     operations = 2 * CHAINS * width // itemsize * rounds
-    return threads * operations / together(lambda _: function(ctypes.c_long(rounds)), threads) / 1e9
+    return threads * operations / together(lambda _: function(ctypes.c_long(rounds)), threads, tries) / 1e9
 
 
 def reading(level: str, size: int, threads: int) -> float:

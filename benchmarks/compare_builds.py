@@ -4,8 +4,9 @@
     python benchmarks/compare_builds.py . /elsewhere [--tasks "LSTM training"]
 
 The arguments are two checkouts, built in place.  Each runs in a process of its own and the two are asked in turn, as in
-bench.py.  A ratio, the first one's time over the second one's, is the median of the rounds'; where it is below 0.95 the
-point is measured once more.  BLOCKCELL_LEVEL picks the CPU level of both.
+bench.py.  A ratio, the first one's time over the second one's, is the median of the rounds', followed by their
+quartiles; where it is below 0.95 the point is measured once more.  Rounds on a disturbed machine are repeated; see
+turns.py.  BLOCKCELL_LEVEL picks the CPU level of both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from candidates import LAYERS, RAW, STREAMS
-from turns import Worker
+from turns import Watch, Worker, counted, spread, watch
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
 STEPS, BATCHES, CELLS = (1, 20, 100), (1, 16, 64), (40, 128, 256, 512)
@@ -27,11 +28,14 @@ ROUNDS = 7
 SLOWER = 0.95
 
 
-def compare(workers: list[Worker], question: dict[str, Any]) -> tuple[float, float, float]:
-    """Microseconds of the first and the second, and their ratio."""
-    rounds = [[worker.ask(question) for worker in workers] for _ in range(ROUNDS)]
+def compare(guard: Watch, threads: int, workers: list[Worker], question: dict[str, Any]) -> tuple[float, str]:
+    """The ratio, and a line with microseconds of the first and the second, the ratio and its spread."""
+    found = guard.rounds(threads, lambda: [worker.ask(question) for worker in workers], ROUNDS)
+    rounds, marked = counted(found), sum(mark for _, mark in found)
     first, second = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
-    return first, second, statistics.median(a / b for a, b in rounds)
+    ratio, low, high = spread([a / b for a, b in rounds])
+    marks = f"   {marked} of {len(found)} rounds marked" if marked else ""
+    return ratio, f"{first:11.1f} us{second:11.1f} us{ratio:9.2f} ({low:.2f} to {high:.2f}){marks}"
 
 
 def main() -> None:
@@ -51,15 +55,13 @@ def main() -> None:
         if worker.missing:
             sys.exit(f"{folder} does not run: {worker.missing}")
     print(f"{'task':18}{'T':>4}{'B':>4}{'I, H':>6}{'first':>14}{'second':>14}   first / second")
-    ratios = []
+    ratios, guard = [], watch(workers)
     for task, T, B, H in itertools.product(options.tasks, options.steps, options.batches, options.cells):
         question = {"task": task, "dtype": options.dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05}
-        first, second, ratio = compare(workers, question)
-        again = ""
-        if ratio < SLOWER:
-            again = f"   again {compare(workers, question)[2]:.2f}"
+        ratio, line = compare(guard, options.threads, workers, question)
+        again = f"   again {compare(guard, options.threads, workers, question)[0]:.2f}" if ratio < SLOWER else ""
         ratios.append(ratio)
-        print(f"{task:18}{T:4}{B:4}{H:6}{first:11.1f} us{second:11.1f} us{ratio:9.2f}{again}", flush=True)
+        print(f"{task:18}{T:4}{B:4}{H:6}{line}{again}", flush=True)
     print(f"geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.3f}")
 
 

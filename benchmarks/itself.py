@@ -3,7 +3,7 @@
     python benchmarks/itself.py [--rounds 7]
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
-Prints Markdown.  Nothing else should run on the machine.
+Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from candidates import LAYERS
-from turns import Worker
+from turns import Worker, counted, watch
 
 import blockcell
 
@@ -68,18 +68,20 @@ def peak_of_steps(step: Callable[[], object]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = range(parser.parse_args().rounds)
+    rounds = parser.parse_args().rounds
     cores = len(os.sched_getaffinity(0))
     one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
+    guard = watch([one, all_])
+
+    def ask(task: str, *size: int) -> list[float]:
+        times = [asked(one, task, "float32", *size)]
+        return times + [asked(all_, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
+
     row(["T", "B", "I = H", "task", "one thread, us", f"{cores} threads", "float64 / float32", "float16 / float32"])
     row(["---"] * 8)
     for size in SIZES:
         for task in LAYERS:
-            times = [
-                [asked(one, task, "float32", *size)]
-                + [asked(all_, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
-                for _ in rounds
-            ]
+            times = counted(guard.rounds(cores, partial(ask, task, *size), rounds))
             single = statistics.median(t[0] for t in times) * 1e6
             gain, double, half = (
                 statistics.median(ratios)

@@ -4,7 +4,8 @@
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table README.md has too (`python
-tests/test_readme.py` copies it), and torch.md there is written of what torch_modules.py has measured.
+tests/test_readme.py` copies it), and torch.md there is written of what torch_modules.py has measured.  Files of
+`bench.py --grid` get tables of their own: per task, peer and number of threads.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import statistics
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
-from bench import QUICK, operations
+import bench
+from bench import QUICK, Row, groups, operations, short
 from candidates import LAYERS, RAW, STREAMS
 from matplotlib.figure import Figure
+from turns import ENOUGH
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
+FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
@@ -39,7 +42,6 @@ SUMMARY = [  # the rows of the first table, of the first two files: what, the ta
     ("`GRU(reset_after=True)`, inference", ("GRU(reset_after) inference",), "onnxruntime"),
     ("`GRU(reset_after=True)`, training step", ("GRU(reset_after) training",), "torch"),
 ]
-Row = dict[str, Any]
 
 
 # ---------------------------------------------------------------------------------------------------- what was aimed at
@@ -63,15 +65,15 @@ def aim(row: Row) -> float:
 # ------------------------------------------------------------------------------------------------------------- the rows
 def read(path: Path) -> tuple[list[Row], Row]:
     """The lines of a CSV file, each with its share of the ceiling, and what the JSON file says of the machine."""
-    with path.open(newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
-    about = json.loads(path.with_suffix(".json").read_text())
+    rows, about = bench.read(path)
     for row in rows:
-        row |= {letter: int(row[letter]) for letter in "TBIH"}
-        row |= {"microseconds": float(row["microseconds"]), "ratio": float(row["ratio"])}
         done = operations(row["task"], {letter: row[letter] for letter in "TBIH"})
         row["share"] = done / row["microseconds"] / 1e3 / about["ceiling"] if about["ceiling"] else 0.0
     return rows, about
+
+
+def is_grid(path: Path) -> bool:
+    return "same_threads" in json.loads(path.with_suffix(".json").read_text())
 
 
 def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -99,7 +101,17 @@ def microseconds(value: float) -> str:
 
 
 def slower(rows: list[Row]) -> str:
-    return f"{sum(r['ratio'] < 1 for r in rows)} of {len(rows)}"
+    return f"{sum(map(short, rows))} of {len(rows)}"
+
+
+def geometric_mean(rows: list[Row]) -> str:
+    return f"{statistics.geometric_mean(r['ratio'] for r in rows):.2f}x"
+
+
+def faster(row: Row) -> str:
+    """The ratio, and the quartiles of its rounds where the file has them."""
+    spread = f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] < row["high"] else ""
+    return f"{row['ratio']:.2f}x{spread}"
 
 
 def sizes(row: Row) -> str:
@@ -143,7 +155,7 @@ def ratios(rows: list[Row]) -> list[str]:
         worst = min(mine, key=lambda r: r["ratio"])
         median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
         span = f"{low:.2f}x to {high:.2f}x"
-        lines.append([task, PEERS[peer], median, span, slower(mine), f"{worst['ratio']:.2f}x", sizes(worst)])
+        lines.append([task, PEERS[peer], median, span, slower(mine), faster(worst), sizes(worst)])
     return table(lines) if len(lines) > 1 else []
 
 
@@ -153,11 +165,9 @@ def aims(paths: list[Path]) -> list[str]:
     for path in paths:
         for (task, peer), mine in pairs(read(path)[0]).items():
             each, mean = target(task, peer, 1)
-            short = [r for r in mine if r["ratio"] < aim(r)]
-            far = str(sum(r["ratio"] < 0.9 * aim(r) for r in short))
-            reached = f"{statistics.geometric_mean(r['ratio'] for r in mine):.2f}x"
-            counted = f"{len(short)} of {len(mine)}"
-            lines.append([path.stem, task, PEERS[peer], f"{each:g}x", counted, far, f"{mean:g}x", reached])
+            below, far = (sum(r["high"] < part * aim(r) for r in mine) for part in (1, 0.9))
+            counts = [f"{below} of {len(mine)}", str(far)]
+            lines.append([path.stem, task, PEERS[peer], f"{each:g}x", *counts, f"{mean:g}x", geometric_mean(mine)])
     return table(lines)
 
 
@@ -196,7 +206,7 @@ def times(rows: list[Row]) -> list[str]:
         for H, B in sorted({(r["H"], r["B"]) for r in mine}):
             found = {r["candidate"]: r for r in mine if (r["H"], r["B"]) == (H, B)}
             ours = microseconds(found["blockcell"]["microseconds"])
-            lines.append([str(H), str(B), ours, *(f"{found[p]['ratio']:.2f}x" if p in found else "" for p in peers)])
+            lines.append([str(H), str(B), ours, *(faster(found[p]) if p in found else "" for p in peers)])
         page += [f"### {task}, T = {T}", "", *table(lines)]
     return page
 
@@ -215,6 +225,22 @@ def streams(rows: list[Row]) -> list[str]:
     return [f"### Streams of {kinds}, microseconds a step", "", about, "", *table(lines)]
 
 
+def grid(rows: list[Row]) -> list[str]:
+    """What holds per task, peer and number of threads, and every size that is short."""
+    lines = [["task", "peer", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
+    behind = [["task", "peer", "threads", "short at", "ratio", "rounds"]]
+    for (task, peer), both in pairs(rows).items():
+        for (threads,), mine in sorted(groups(both, "threads").items()):
+            what = [task, PEERS[peer], str(threads)]
+            disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
+            worst = min(mine, key=lambda r: r["ratio"])
+            counts = [slower(mine), str(disturbed)]
+            lines.append([*what, geometric_mean(mine), *counts, faster(worst), sizes(worst)])
+            for row in sorted(filter(short, mine), key=lambda r: r["ratio"]):
+                behind.append([*what, sizes(row), faster(row), str(row["rounds"])])
+    return [GRID, *table(lines), *(table(behind) if len(behind) > 1 else [])]
+
+
 HEAD = """# Speed on one CPU: every task beside every peer
 
 How many times faster is blockcell than TensorFlow, PyTorch, onnxruntime and OpenVINO?
@@ -224,12 +250,21 @@ benchmarks/bench.py` measured them.
 
 * A ratio of 2.00x means that blockcell takes half of the peer's time. Below 1.00x the peer is faster.
 * T is the number of time steps, B of batch rows, I of inputs, H of cells.
-* Each candidate, blockcell too, counts with the better of one thread and all.
+* Each candidate, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
+  number of threads.
 * TensorFlow's ops are called eagerly.
 * "GRU" resets before the product, as TensorFlow's and onnxruntime's. PyTorch's resets after it: another function, with
   the same amount of arithmetic. Against "GRU(reset_after)" all peers compute that one.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
+* A ratio is the median of several rounds. Behind it stand the quartiles, as in 1.12x (1.08 to 1.15): half of the rounds
+  lie between them. blockcell counts as slower at a size if the upper quartile is below 1.00x, so that the peer was
+  faster in three of four rounds, and as short of another aim likewise. Older files have no quartiles; there the median
+  counts.
 * A single size may be off by much: the machine is [noisy](../performance.md#how-it-was-measured). Trust the medians.
+"""
+GRID = """Everybody has the same number of threads. "Short" are the sizes at which the peer is faster in three of four
+rounds. "Disturbed" are those at which rounds count although [the machine was
+disturbed](../performance.md#how-it-was-measured), since fewer than three others are left.
 """
 AIMS = """## What was aimed at
 
@@ -245,6 +280,9 @@ def page(paths: list[Path]) -> str:
     for path in paths:
         rows, about = read(path)
         lines += [f"## {path.stem}", "", machine(about), ""]
+        if is_grid(path):
+            lines += grid(rows)
+            continue
         lines += [*(summary(paths[:2]) if path == paths[0] else []), *ratios(rows), *shares(rows)]
         if path == paths[0]:
             for name, (_, caption) in PICTURES.items():
@@ -252,7 +290,8 @@ def page(paths: list[Path]) -> str:
             lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
         if path in paths[:2]:
             lines += [*times(rows), *streams(rows)]
-    return "\n".join([*lines, AIMS, *aims(paths)[:-1]]) + "\n"
+    others = [path for path in paths if not is_grid(path)]
+    return "\n".join([*lines, *([AIMS, *aims(others)] if others else [])][:-1]) + "\n"
 
 
 # ------------------------------------------------------------------------------------- blockcell.torch beside torch.nn
@@ -277,16 +316,13 @@ def read_torch(path: Path) -> tuple[list[Row], Row]:
     for row in rows:
         row |= {name: int(row[name]) for name in ("T", "B", "H", "layers", "directions")}
         row |= {name: float(row[name]) for name in ("torch_us", "blockcell_us", "ratio", "lowest", "highest")}
+        row |= {"low": row["ratio"], "high": row["ratio"]}  # three rounds have no quartiles
         row["stack"] = f"{row['layers']}x{row['directions']}"
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
 def torch_sizes(row: Row) -> str:
     return f"T = {row['T']}, B = {row['B']}, H = {row['H']}, {row['stack']}"
-
-
-def times_of(row: Row) -> str:
-    return f"{row['ratio']:.2f}x"
 
 
 def means(rows: list[Row], heading: str) -> list[str]:
@@ -296,8 +332,8 @@ def means(rows: list[Row], heading: str) -> list[str]:
     for task in dict.fromkeys(r["task"] for r in rows):
         line = [task]
         for each in sizes:
-            found = [r["ratio"] for r in rows if r["task"] == task and heading.format(**r) == each]
-            line.append(f"{statistics.geometric_mean(found):.2f}x" if found else "")
+            found = [r for r in rows if r["task"] == task and heading.format(**r) == each]
+            line.append(geometric_mean(found) if found else "")
         lines.append(line)
     return table(lines)
 
@@ -310,9 +346,8 @@ def torch_summary(path: Path) -> list[str]:
         mine = [r for r in rows if r["task"] == task]
         low, high = tenths(mine)
         worst = min(mine, key=lambda r: r["ratio"])
-        mean = f"{statistics.geometric_mean(r['ratio'] for r in mine):.2f}x"
         span = f"{low:.2f}x to {high:.2f}x"
-        lines.append([task, mean, span, slower(mine), f"{worst['ratio']:.2f}x", torch_sizes(worst)])
+        lines.append([task, geometric_mean(mine), span, slower(mine), faster(worst), torch_sizes(worst)])
     measured = (
         f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level"
         f" {about['level']}; {about['compiler']}, PyTorch {about['torch'].partition('+')[0]}, as many threads as cores."
@@ -332,14 +367,14 @@ def torch_page(path: Path) -> str:
         page += ["## The price of a call", "", "T = 1, B = 1, H = 32, one layer in one direction, microseconds:", ""]
         lines = [["task", "torch.nn", "blockcell.torch", ""]]
         for r in small:
-            lines.append([r["task"], *(microseconds(r[f"{who}_us"]) for who in ("torch", "blockcell")), times_of(r)])
+            lines.append([r["task"], *(microseconds(r[f"{who}_us"]) for who in ("torch", "blockcell")), faster(r)])
         page += table(lines)
     slow = sorted((r for r in rows if r["ratio"] < 1), key=lambda r: r["ratio"])
     page += ["## Where torch.nn is faster", ""]
     page += ["The median of the rounds' ratios, and their lowest and highest:", ""] if slow else ["At no size.", ""]
     if slow:
         lines = [["task", "sizes", "ratio", "rounds"]]
-        lines += [[r["task"], torch_sizes(r), times_of(r), f"{r['lowest']:.2f}x to {r['highest']:.2f}x"] for r in slow]
+        lines += [[r["task"], torch_sizes(r), faster(r), f"{r['lowest']:.2f}x to {r['highest']:.2f}x"] for r in slow]
         page += table(lines)
     return "\n".join(page[:-1]) + "\n"
 
@@ -434,14 +469,15 @@ def main() -> None:
     (paths[0].parent / "cpu.md").write_text(page(paths))
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
-    for name, (plot, _) in PICTURES.items():
+    paths = [path for path in paths if not is_grid(path)]
+    for name, (plot, _) in PICTURES.items() if paths else ():
         plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")
     for path in paths:
         for (task, peer), mine in pairs(read(path)[0]).items():
-            below = sorted((r for r in mine if r["ratio"] < aim(r)), key=lambda r: r["ratio"] / aim(r))
+            below = sorted((r for r in mine if r["high"] < aim(r)), key=lambda r: r["ratio"] / aim(r))
             for row in below:
                 share = f", {100 * row['share'] * row['ratio']:.0f} % of the ceiling" if row["share"] else ""
-                print(f"{path.stem}: {task} beside {PEERS[peer]}: {sizes(row)}: {row['ratio']:.2f}x{share}")
+                print(f"{path.stem}: {task} beside {PEERS[peer]}: {sizes(row)}: {faster(row)}{share}")
 
 
 if __name__ == "__main__":

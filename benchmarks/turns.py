@@ -2,7 +2,9 @@
 
 A worker is a Python script that prints "ready" and then answers every line of its standard input, JSON, with a line of
 JSON.  A round of `seconds` gives the median time of a call; a figure is the median of rounds, a ratio the median of the
-rounds' ratios.  Nothing else should run on the machine.
+rounds' ratios, and its spread their quartiles.  A `Watch` marks a round in which the machine was disturbed: cores were
+shared or slowed down just before or just after it, or threads of a candidate waited for a CPU.  Nothing else should run
+on the machine.
 """
 
 from __future__ import annotations
@@ -14,19 +16,44 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from ceiling import multiply_adds
+
+SHARED = 1.6  # two threads with less than so many times the multiply-adds of one have no core each
+SLOWED = 0.75  # of the best rate seen: a shared core has half of it, the clock alone moves by a fifth
+WAITED = 0.05  # of a candidate's time
+ENOUGH = 3  # rounds without a mark, for those with one to be left out
+Round = TypeVar("Round")
+waited = 0.0  # of the time of the last `seconds`, while threads of this process were ready to run and had no CPU
+
+
+def waiting() -> float:
+    """Seconds that the threads of this process have waited for a CPU; none where the system does not count them."""
+    return sum(int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat")) / 1e9
 
 
 def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
     """The median time of single calls within the budget."""
-    times = []
-    end = time.perf_counter() + budget
-    while not times or time.perf_counter() < end:
+    global waited
+    times, before = [], waiting()
+    begin = time.perf_counter()
+    while not times or time.perf_counter() < begin + budget:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
+    waited = (waiting() - before) / (time.perf_counter() - begin)
     return statistics.median(times)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and the quartiles, between which half of the values lie."""
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return median, low, high
 
 
 def rest() -> None:
@@ -38,17 +65,71 @@ def rest() -> None:
             return
 
 
+class Watch:
+    """Tells rounds in which the machine was disturbed.
+
+    Parameters
+    ----------
+    workers
+        Who is asked in a round.
+    rate : callable
+        Multiply-adds a second of so many threads at once, each on a CPU of its own.
+    """
+
+    def __init__(self, workers: Collection[Worker], rate: Callable[[int], float]) -> None:
+        self.workers, self.rate = workers, rate
+        self.best = max(rate(1) for _ in range(9))
+
+    def disturbed(self, threads: int) -> bool:
+        """Whether a core is slow, or two are one: the host made them its hyperthreads, or a neighbour has taken one."""
+        one = self.rate(1)
+        self.best = max(self.best, one)
+        return one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * one)
+
+    def round(self, threads: int, measure: Callable[[], Round]) -> tuple[Round, bool]:
+        """A round of so many threads, and its mark."""
+        before = self.disturbed(threads)
+        for worker in self.workers:
+            worker.waited = 0.0
+        found = measure()
+        waited = any(worker.waited > WAITED for worker in self.workers)
+        return found, before or waited or self.disturbed(threads)
+
+    def rounds(self, threads: int, measure: Callable[[], Round], wanted: int) -> list[tuple[Round, bool]]:
+        """As many rounds without a mark as are wanted, but never more than twice as many in all."""
+        found: list[tuple[Round, bool]] = []
+        while len(found) < 2 * wanted and sum(not marked for _, marked in found) < wanted:
+            found.append(self.round(threads, measure))
+        return found
+
+
+def watch(workers: Collection[Worker]) -> Watch:
+    """On this machine, in 5 ms before and after a round; without a C compiler it does not see shared cores."""
+    try:
+        multiply_adds("base", "float32", 1, rounds=1, tries=1)
+    except (OSError, subprocess.CalledProcessError):
+        print("no C compiler: whether cores are shared or slowed down is not known")
+        return Watch(workers, float)
+    return Watch(workers, partial(multiply_adds, "base", "float32", rounds=500_000, tries=3))
+
+
+def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
+    """The rounds that figures are made of: those without a mark if they are enough, else all."""
+    unmarked = [found for found, marked in rounds if not marked]
+    return unmarked if len(unmarked) >= ENOUGH else [found for found, _ in rounds]
+
+
 def answer(reply: Callable[[Any], Any]) -> None:
     """Be a worker."""
     print("ready", flush=True)
     for line in sys.stdin:
         result = reply(json.loads(line))
         rest()
-        print(json.dumps(result), flush=True)
+        print(json.dumps([result, waited]), flush=True)
 
 
 class Worker:
-    """A process that answers; ``missing`` says why it does not run, or is None."""
+    """A process that answers.  ``missing`` says why it does not run, or is None; ``waited`` comes with each answer."""
 
     def __init__(self, script: str, *arguments: str, **environment: str) -> None:
         self.command, self.environment = [sys.executable, script, *arguments], os.environ | environment
@@ -68,7 +149,8 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{question} ended a worker: {self.process.stderr.read()[-500:]}")
-        return json.loads(line)
+        result, self.waited = json.loads(line)
+        return result
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -4,5 +4,6 @@ FLAGS: str
 CYTHON: str
 SOURCES: dict[str, str]
 LEVELS: tuple[str, ...]
+CACHES: dict[str, int]
 
 def supported_levels() -> tuple[str, ...]: ...

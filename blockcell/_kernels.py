@@ -116,7 +116,8 @@ def build_info() -> dict[str, Any]:
         ``version``; ``level``, the CPU level in use; ``levels``, those that were built; ``supported_levels``, those
         that this CPU runs (BLOCKCELL_LEVEL may name what is in both); ``openmp``, whether calls can use several
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
-        ``cpu``.
+        ``cpu``; ``caches``, bytes of the data caches of each level, by which work is divided (usual sizes where the
+        processor does not tell).
     """
     return {
         "version": __version__,
@@ -130,6 +131,7 @@ def build_info() -> dict[str, Any]:
         "cython": _cpu.CYTHON,
         "numpy": np.__version__,
         "cpu": _cpu_name(),
+        "caches": dict(_cpu.CACHES),
     }
 
 

@@ -1,5 +1,6 @@
 """What this CPU can run and how the kernels were compiled; itself compiled for the oldest CPU, so that any can ask."""
 cimport cython
+from cpython.pycapsule cimport PyCapsule_New
 
 cdef extern from *:
     """
@@ -20,6 +21,26 @@ cdef extern from *:
         static int runs_v4(void) { return 0; }
     #endif
 
+    /* In bytes, of the data caches of each level; 0 for a level that there is not, or that nobody tells of. */
+    static Py_ssize_t cache_sizes[3];
+    #if defined(__x86_64__)
+        #include <cpuid.h>
+        static void read_cache_sizes(void) {
+            unsigned a, b, c, d, leaf = 4;
+            /* AMD's processors tell by a leaf of their own, in the form of Intel's. */
+            if (__get_cpuid(0x80000001, &a, &b, &c, &d) && c >> 22 & 1)
+                leaf = 0x8000001D;
+            for (unsigned k = 0; k < 16 && __get_cpuid_count(leaf, k, &a, &b, &c, &d) && (a & 31); k++) {
+                unsigned level = a >> 5 & 7;
+                if ((a & 31) != 2 && level >= 1 && level <= 3)
+                    cache_sizes[level - 1] =
+                        ((Py_ssize_t) (b >> 22) + 1) * ((b >> 12 & 1023) + 1) * ((b & 4095) + 1) * ((Py_ssize_t) c + 1);
+            }
+        }
+    #else
+        static void read_cache_sizes(void) {}
+    #endif
+
     #ifdef _OPENMP
         enum { HAS_OPENMP = 1 };
     #else
@@ -36,6 +57,8 @@ cdef extern from *:
     """
     bint runs_v3()
     bint runs_v4()
+    Py_ssize_t cache_sizes[3]
+    void read_cache_sizes()
     bint HAS_OPENMP
     const char *COMPILER_NAME
     const char *BLOCKCELL_FLAGS  # these two are defined by setup.py
@@ -52,3 +75,14 @@ LEVELS = ("base", "v3", "v4")
 def supported_levels():
     """The levels whose instructions this CPU has, from the oldest."""
     return LEVELS[: 1 + runs_v3() + runs_v4()]
+
+
+cdef list USUAL = [32 << 10, 1 << 20, 32 << 20]  # where the processor does not tell
+cdef int _level
+read_cache_sizes()
+for _level in range(3):
+    if cache_sizes[_level] == 0:
+        cache_sizes[_level] = USUAL[_level]
+cache_sizes[2] = max(cache_sizes[1], cache_sizes[2])
+CACHE_SIZES = PyCapsule_New(cache_sizes, "blockcell._cpu.CACHE_SIZES", NULL)  # for the kernels
+CACHES = {"L1": cache_sizes[0], "L2": cache_sizes[1], "L3": cache_sizes[2]}

@@ -3,8 +3,9 @@
 The equations, the phases and the plan of scratch are in dense.pxd.  `..._work` returns the bytes of scratch that a
 kernel needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
 """
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
+from caches cimport use_cache_sizes
 from dense cimport (
     Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
     take_batch_first
@@ -14,6 +15,7 @@ from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
 
 
 cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):

@@ -4,9 +4,10 @@ The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward
 with the names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a
 kernel needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
 """
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward
+from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_stream
 from gru_reset_after cimport reset_after_of
 from operands cimport (
@@ -20,6 +21,7 @@ from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ops

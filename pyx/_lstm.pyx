@@ -4,10 +4,11 @@ The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  A ke
 names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
 needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
 """
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward
+from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_stream
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
@@ -26,6 +27,7 @@ from team cimport Team, barrier, gather, join, lost, share
 from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward

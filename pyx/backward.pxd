@@ -105,6 +105,13 @@ cdef inline const real *h_panel(
     return panel
 
 
+cdef inline const real *next_panel(const Backward *p, const real *panel, int n) noexcept nogil:
+    """What to fetch during a product with a panel of matrix n: NULL for nothing."""
+    if p.fetches:
+        return panel + p.panel[n]
+    return <const real *> NULL
+
+
 cdef inline void state_grad_rows(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, const real *panel,
     const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
@@ -131,10 +138,11 @@ cdef inline void state_grad_rows(
                 for l in range(L):
                     carry[l] = d_h[l]
         if k < p.steps.T - 1:
-            product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], panel + p.panel[0], first)
+            product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], next_panel(p, panel, 0),
+                    first)
             if cell is ResetAfter:
-                product(acc, m, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1], panel2 + p.panel[1],
-                        first)
+                product(acc, m, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1],
+                        next_panel(p, panel2, 1), first)
         for q in range(m):
             r = b + q
             d = work + p.d + (t * p.B + r) * p.Ns
@@ -185,7 +193,7 @@ cdef inline void reset_grad_rows(
     while b < b1:
         m = row_group(b1 - b, TILES * ROWS)
         clear(acc, m * LINES * L)
-        product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], panel + p.panel[1], first)
+        product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
                 before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b + q)

@@ -18,6 +18,7 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
 
 from activations cimport scaled_exp, sigmoid, tanh
+from caches cimport L2, cache_sizes, outgrow_caches
 from gradients cimport (
     PLAIN, add_columns, backward_threads, input_grads, pack_inputs, pack_transposed, plain_panels, tiles_of,
     weight_grad_rows
@@ -152,7 +153,8 @@ cdef inline Forward forward_of(
     p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
     p.w = panels_with(I, O, p.L, 1)
-    p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= 1 << 20)
+    p.w.fetches = outgrow_caches(I * O * itemsize)
+    p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value
         p.threads = 1
     else:

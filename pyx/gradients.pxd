@@ -5,12 +5,13 @@ Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero i
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
 """
+from caches cimport outgrow_caches
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, input_row, place
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_of, lines_in, load_line, narrow,
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_at, line_of, lines_in, load_line, narrow,
     pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
     vecd, vecf, widen
 )
@@ -31,12 +32,13 @@ cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PLAIN - 1) // PLAIN
 
 
-cdef inline void load_state(real *state, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    """Load line j, of n values, of the state that a row started from; NULL stands for zeros."""
-    cdef Py_ssize_t L = line_of(state)
-    clear(state, L)
-    if row is not NULL:
-        load_line(state, row + j * L, n)
+cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
+    cdef Py_ssize_t L = line_of(room)
+    if row is NULL:
+        clear(room, L)
+        return room
+    return line_at(room, row + j * L, n)
 
 
 cdef inline void pack_transposed(
@@ -60,6 +62,7 @@ cdef inline void input_grad(
     cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
+    cdef bint fetches = outgrow_caches((K + K2) * I * sizeof(real))
     cdef store *row
     if r0 == r1:
         return
@@ -67,9 +70,10 @@ cdef inline void input_grad(
     while r < r1:
         m = row_group(r1 - r, TILES * ROWS)
         clear(acc, m * LINES * L)
-        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K, 0)
+        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K if fetches else <const real *> NULL, 0)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2, panel2 + n * L * K2, 0)
+            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
+                    panel2 + n * L * K2 if fetches else <const real *> NULL, 0)
         for q in range(m):
             row = x_grad + place(layout, t, b)
             for g in range(n):
@@ -179,7 +183,7 @@ cdef inline void weight_grad_tiles(
         for g in range(tiles):
             product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
                              inputs + g * stride + k0 * ROWS, 1, ROWS, panel + k0 * n * L, b,
-                             inputs + (g + TILES) * stride + k0 * ROWS)
+                             inputs + (g + TILES) * stride + k0 * ROWS, 0)
         k0 += b
     for q in range(M):
         if columns >= n * L:
@@ -204,30 +208,31 @@ cdef inline void weight_grad_rows(
 
 
 cdef inline void add_columns(
-    double *sums, const real *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+    double *restrict sums, const real *restrict rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
-    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order."""
-    cdef double[LF] block
-    cdef double[LF] chain
-    cdef real[LF] line
-    cdef Py_ssize_t L = line_of(rows), g, k0, k, b, l
-    for g in range(lines_in(rows, n)):
-        for l in range(L):
+    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order.  Many columns at once, as
+    each waits for its own additions."""
+    cdef double[PLAIN * LF] block
+    cdef double[PLAIN * LF] chain
+    cdef Py_ssize_t c0 = 0, k0, k, b, l, m
+    while c0 < n:
+        m = min(<Py_ssize_t> PLAIN * line_of(rows), n - c0)
+        for l in range(m):
             block[l] = 0
         k0 = 0
         while k0 < kb:
             b = min(<Py_ssize_t> BLOCK, kb - k0)
-            for l in range(L):
+            for l in range(m):
                 chain[l] = 0
             for k in range(k0, k0 + b):
-                load_line(line, rows + k * ld + g * L, n - g * L)
-                for l in range(L):
-                    chain[l] = chain[l] + line[l]
-            for l in range(L):
+                for l in range(m):
+                    chain[l] = chain[l] + rows[k * ld + c0 + l]
+            for l in range(m):
                 block[l] = block[l] + chain[l]
             k0 += b
-        for l in range(L):
-            sums[g * L + l] = sums[g * L + l] + block[l]
+        for l in range(m):
+            sums[c0 + l] = sums[c0 + l] + block[l]
+        c0 += m
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes

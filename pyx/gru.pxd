@@ -14,14 +14,14 @@ Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport sigmoid, tanh
-from gradients cimport load_state
+from gradients cimport state_line
 from half cimport half
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
 from panels cimport units_in
 from plan cimport Backward, Forward, Gru
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, for_writing, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C
@@ -165,10 +165,8 @@ cdef inline void candidate_grad_line(
     load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + d_h[l]
-    load_line(u, inputs[OUT_U] + at, n)
-    load_line(c, inputs[OUT_C] + at, n)
-    load_state(h, h_prev, j, n)
-    candidate_grad(u, c, h, d_h, d_u_bar, d_c_bar)
+    candidate_grad(line_at(&u[0], inputs[OUT_U] + at, n), line_at(&c[0], inputs[OUT_C] + at, n),
+                   state_line(&h[0], h_prev, j, n), d_h, d_u_bar, d_c_bar)
     store_line(d + U_BAR * p.H + j * L, d_u_bar, n)
     store_line(d + C_BAR * p.H + j * L, d_c_bar, n)
 
@@ -184,8 +182,6 @@ cdef inline void gates_grad_line(
     cdef real[LF] h
     cdef real[LF] d_r_bar
     cdef Py_ssize_t at = r * p.H + j * L, n = p.H - j * L
-    load_line(gate_r, inputs[OUT_R] + at, n)
-    load_line(u, inputs[OUT_U] + at, n)
-    load_state(h, h_prev, j, n)
-    gates_grad(gate_r, u, h, d_hr, d_h, d_r_bar)
+    gates_grad(line_at(&gate_r[0], inputs[OUT_R] + at, n), line_at(&u[0], inputs[OUT_U] + at, n),
+               state_line(&h[0], h_prev, j, n), d_hr, d_h, d_r_bar)
     store_line(d + R_BAR * p.H + j * L, d_r_bar, n)

@@ -15,14 +15,14 @@ Its gradient, from d_h:
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport sigmoid, tanh
-from gradients cimport load_state
+from gradients cimport state_line
 from half cimport half
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from outputs cimport store_output
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC
@@ -56,20 +56,20 @@ cdef inline called new_state(
 
 
 cdef inline called bars_grad(
-    const real *restrict y, const real *restrict h_prev, real *restrict d_h, real *restrict d
+    const real *restrict r, const real *restrict u, const real *restrict c, const real *restrict hc,
+    const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """From the saved y to the gradients of the pre-activations; d_h becomes the part of d_h_prev that is not a
+    """From what was saved to the gradients of the pre-activations; d_h becomes the part of d_h_prev that is not a
     product."""
     cdef Py_ssize_t l, L = line_of(d)
-    cdef real r, u, c, d_c_bar, one = 1  # a literal 1 would make all of it double
+    cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
     for l in range(L):
-        r, u, c = y[OUT_R * L + l], y[OUT_U * L + l], y[OUT_C * L + l]
-        d_c_bar = d_h[l] * (one - u) * (one - c * c)
-        d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c) * u * (one - u)
+        d_c_bar = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
+        d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
         d[D_C_BAR * L + l] = d_c_bar
-        d[D_R_BAR * L + l] = d_c_bar * y[OUT_HC * L + l] * r * (one - r)
-        d[D_HC * L + l] = d_c_bar * r
-        d_h[l] = d_h[l] * u
+        d[D_R_BAR * L + l] = d_c_bar * hc[l] * r[l] * (one - r[l])
+        d[D_HC * L + l] = d_c_bar * r[l]
+        d_h[l] = d_h[l] * u[l]
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
@@ -114,16 +114,14 @@ cdef inline void bars_grad_line(
     the incoming one; d_h becomes the carried one.  `h_prev` is the state that the step started from, or NULL for
     zeros."""
     cdef Py_ssize_t L = line_of(d)
-    cdef real[OUTS * LF] y
+    cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
-    cdef real[LF] h
     cdef Py_ssize_t out, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
-    for out in range(OUT_R, OUTS):
-        load_line(y + out * L, inputs[out] + at, n)
     load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + d_h[l]
-    load_state(h, h_prev, j, n)
-    bars_grad(y, h, d_h, bars)
+    bars_grad(line_at(&room[OUT_R * L], inputs[OUT_R] + at, n), line_at(&room[OUT_U * L], inputs[OUT_U] + at, n),
+              line_at(&room[OUT_C * L], inputs[OUT_C] + at, n), line_at(&room[OUT_HC * L], inputs[OUT_HC] + at, n),
+              state_line(&room[OUT_H * L], h_prev, j, n), d_h, bars)
     for out in range(4):
         store_line(d + out * p.H + j * L, bars + out * L, n)

@@ -19,7 +19,7 @@ Its gradient, from h_grad and cs_grad to dicfo = [d_i_bar, d_ci_bar, d_f_bar, d_
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport sigmoid, tanh
-from gradients cimport load_state, peephole_sum
+from gradients cimport peephole_sum, state_line
 from half cimport half
 from operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
@@ -29,7 +29,7 @@ from outputs cimport store_output
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -96,27 +96,26 @@ cdef inline called cell_output(
 
 
 cdef inline called cell_grad(
-    const Lstm *c, const real *restrict y, const real *restrict cs_prev, const real *restrict peep,
-    const real *restrict h_grad, real *restrict cs_grad, real *restrict dicfo
+    const Lstm *c, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
+    const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
+    real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
     """From the saved y and the gradients of h and cs to dicfo; cs_grad becomes that of cs_prev.  The clip counts as the
     identity, as in TensorFlow."""
     cdef Py_ssize_t l, L = line_of(dicfo)
-    cdef real i, f, o, ci, co, one = 1  # a literal 1 would make them double
+    cdef real one = 1  # a literal 1 would make it double
     cdef real[LF] d_cs
     for l in range(L):
-        o, co = y[OUT_O * L + l], y[OUT_CO * L + l]
-        dicfo[O_BAR * L + l] = h_grad[l] * co * o * (one - o)
-        d_cs[l] = h_grad[l] * o * (one - co * co) + cs_grad[l]
+        dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o[l] * (one - o[l])
+        d_cs[l] = h_grad[l] * o[l] * (one - co[l] * co[l]) + cs_grad[l]
     if c.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
     for l in range(L):
-        i, f, ci = y[OUT_I * L + l], y[OUT_F * L + l], y[OUT_CI * L + l]
-        dicfo[I_BAR * L + l] = d_cs[l] * ci * i * (one - i)
-        dicfo[CI_BAR * L + l] = d_cs[l] * i * (one - ci * ci)
-        dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f * (one - f)
-        cs_grad[l] = d_cs[l] * f
+        dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])
+        dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
+        dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f[l] * (one - f[l])
+        cs_grad[l] = d_cs[l] * f[l]
     if c.peephole:
         for l in range(L):
             cs_grad[l] = (
@@ -189,22 +188,22 @@ cdef inline void lstm_grad_line(
     """Line j of row (t, b) of dicfo, to row d, from the carried gradients of h and cs and the incoming ones.
     d_cs becomes the gradient of `cs_prev`, the row that the step started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
-    cdef real[OUTS * LF] y
+    cdef real[OUTS * LF] room  # for lines that cannot be read where they are; OUT_H is not needed otherwise
     cdef real[GATES * LF] dicfo
-    cdef real[LF] value
     cdef real[LF] d_h
-    cdef Py_ssize_t out, gate, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
-    for out in range(OUT_I, OUTS):
-        load_line(y + out * L, inputs[out] + at, n)
-    load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
+    cdef const real *value
+    cdef Py_ssize_t gate, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
+    value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + value[l]
     if inputs[CS_GRAD] is not NULL:
-        load_line(value, inputs[CS_GRAD] + at, n)
+        value = line_at(&room[0], inputs[CS_GRAD] + at, n)
         for l in range(L):
             d_cs[l] = d_cs[l] + value[l]
-    load_state(value, cs_prev, j, n)
-    cell_grad(c, y, value, peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
+    value = state_line(&room[0], cs_prev, j, n)
+    cell_grad(c, line_at(&room[OUT_I * L], inputs[OUT_I] + at, n), line_at(&room[OUT_F * L], inputs[OUT_F] + at, n),
+              line_at(&room[OUT_O * L], inputs[OUT_O] + at, n), line_at(&room[OUT_CI * L], inputs[OUT_CI] + at, n),
+              line_at(&room[OUT_CO * L], inputs[OUT_CO] + at, n), value, peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
     for gate in range(GATES):
         store_line(d + c.column[gate] * p.H + j * L, dicfo + gate * L, n)
 

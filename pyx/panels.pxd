@@ -13,6 +13,7 @@ last gate first, and the product with its rows for h goes to z one line further 
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
 """
+from caches cimport L1, L2, cache_sizes
 from half cimport half
 from real cimport real
 from tile cimport (
@@ -38,7 +39,10 @@ cdef inline bint splits_rows(
     """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
     tiles and the recurrent weights fit into each core's second-level cache, or nearly into its first."""
     cdef Py_ssize_t w = gates * H * H * itemsize
-    return B >= 16 * threads or (B >= 4 * threads and w <= 1 << 20) or (B >= 2 * threads and w <= 1 << 16)
+    return (
+        B >= 16 * threads or (B >= 4 * threads and w <= cache_sizes[L2])
+        or (B >= 2 * threads and w <= 2 * cache_sizes[L1])
+    )
 
 
 cdef inline bint packs_all(
@@ -47,7 +51,7 @@ cdef inline bint packs_all(
     """Whether all of w is packed before any of it is used: for several steps, or for many rows if it fits into each
     core's cache, since each thread can then keep to its own rows."""
     cdef Py_ssize_t w = gates * H * (I + H) * itemsize
-    return T > 1 or (w <= 1 << 20 and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
+    return T > 1 or (w <= cache_sizes[L2] and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
 
 
 cdef inline Py_ssize_t forward_threads(
@@ -75,6 +79,7 @@ cdef struct Panels:
     Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
+    bint fetches  # the panel that comes next, ahead of its product
     Py_ssize_t I  # rows of w for x
     Py_ssize_t K  # rows of a packed panel; its bias follows as row K
     Py_ssize_t size  # reals from one panel to the next
@@ -97,7 +102,7 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
     p.count = (p.J + p.units - 1) // p.units
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.width[0], p.apart, p.transposed = gates, False, False
+    p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
     p.I = p.K = K
     p.size = (p.K + 1) * p.gates * p.units * L
     return p
@@ -233,7 +238,9 @@ cdef inline void add_product(
     """z += a @ (K rows of panel j, from row `at` on), for `rows` rows.  `first` is the number of the first tile."""
     cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
-    cdef const real *next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
+    cdef const real *next = NULL
+    if p.fetches:
+        next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
         m = row_group(rows - r, TILES * ROWS)
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)

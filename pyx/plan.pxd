@@ -4,6 +4,7 @@ Each thread has one part of the work.  If there are enough batch rows, the parts
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
 before.  A call may have fewer parts than its plan was made for, but never more.
 """
+from caches cimport outgrow_caches
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from panels cimport (
     MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, keep_apart, packs_all, panels_of, splits_rows, stride_of
@@ -125,6 +126,7 @@ cdef inline Forward forward_of(
     p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
     p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
+    p.w[0].fetches = p.w[1].fetches = outgrow_caches(gates * H * H * itemsize)
     p.thread_gap = THREAD_GAP * p.L if p.by_rows else 0
     p.total = 0 if packed else p.panels
     rows = B * p.Hs + (p.threads - 1) * p.thread_gap
@@ -203,6 +205,7 @@ cdef struct Backward:
     Py_ssize_t threads  # that are of use
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
     bint by_rows  # parts are of the batch, not of the hidden units
+    bint fetches  # as in Panels
     bint adds  # x_grad is added to what is there
     bint transposed  # as in the cell
     Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
@@ -238,6 +241,7 @@ cdef inline Backward backward_of(
     else:
         p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
     p.threads = backward_threads(4.0 * gates * B * H * (I + H), T, p.by_rows, threads)
+    p.fetches = outgrow_caches(gates * H * H * itemsize)
     p.total = 0
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H

@@ -197,6 +197,18 @@ cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssi
         dst[l] = 0
 
 
+cdef inline const real *line_at(real *room, const store *src, Py_ssize_t n) noexcept nogil:
+    """Where a line of n values is: in the array if it can be read there, else in `room`, padded with zeros."""
+    if store is half:
+        load_line(room, src, n)
+        return room
+    else:
+        if n >= line_of(room):
+            return <const real *> src
+        load_line(room, src, n)
+        return room
+
+
 cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """The first n lanes of a line to an array, rounded once."""
     cdef Py_ssize_t l, lanes = line_of(src)
@@ -468,10 +480,10 @@ cdef inline void product_of_one(
 
 cdef inline void product_of_block(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *block,
-    Py_ssize_t kb, const real *ahead
+    Py_ssize_t kb, const real *ahead, Py_ssize_t step
 ) noexcept nogil:
     """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ a panel's block of kb values of k, for at most
-    ROWS rows.  Meanwhile kb lines from `ahead` on are fetched."""
+    ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
     cdef Py_ssize_t g = 0, n, lanes = line_of(acc)
     while g < lines:
         n = min(<Py_ssize_t> SUB, lines - g)
@@ -481,6 +493,7 @@ cdef inline void product_of_block(
         else:
             tile_rows(rows, n, <vecd *> (acc + g * lanes), a, rs, ks, <const vecd *> (block + g * lanes * kb), kb,
                       <const char *> ahead)
+        ahead += step
         g += n
 
 
@@ -489,18 +502,24 @@ cdef inline void product(
     const real *next, Py_ssize_t first
 ) noexcept nogil:
     """acc (rows x lines) += a (rows of `stride`) @ panel, all rows with one block before the next.  These are the tiles
-    of rows from number `first` on; each fetches another part of the panel that comes next."""
-    cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc)
+    of rows from number `first` on; each fetches another part of the panel that comes next, unless that is NULL."""
+    cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc), subs = (lines + SUB - 1) // SUB
+    cdef const real *block
+    cdef const real *ahead
     if rows == 1 and lines >= 3 and LINES * VECTORS <= 8:  # where the registers hold them
         product_of_one(1, lines, acc, 0, a, panel, 0, K)
         return
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
+        block = panel + k0 * lines * lanes
         r, part = 0, first
         while r < rows:
             m = row_group(rows - r, ROWS)
-            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, 1,
-                             panel + k0 * lines * lanes, kb, next + (part % lines * K + k0) * lanes)
+            ahead = block  # is here already
+            if next is not NULL and part * subs < lines:
+                ahead = next + (k0 * lines + part * subs * kb) * lanes
+            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, 1, block, kb, ahead,
+                             kb * lanes)
             r += m
             part += 1
         k0 += kb

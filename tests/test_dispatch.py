@@ -88,6 +88,7 @@ def test_build_info():
     assert info["numpy"] == np.__version__
     assert info["cython"][0].isdigit()
     assert info["cpu"]
+    assert 4096 <= info["caches"]["L1"] <= info["caches"]["L2"] <= info["caches"]["L3"]
 
 
 @pytest.mark.parametrize("value", [1, 2, np.int64(2), np.array(2), True])
