@@ -2,8 +2,8 @@
 
 A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
 what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
-TensorFlow's files, none of which has 64 KB, may take 64 MB and 2 s of the CPU. A mutant follows from the seed and its
-number, which is in the file that stands last on the command line, if one does.
+TensorFlow's files, none of which has 64 KB, may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed
+and its number, which is in the file that stands last on the command line, if one does.
 """
 
 from __future__ import annotations
@@ -508,7 +508,7 @@ def run(target: str, seed: int, numbers: range, note: int | None) -> Counter[str
     for number in numbers:
         if note is not None:
             os.pwrite(note, f"{number:10}".encode(), 0)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if small else SECONDS)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if small else 0)
         try:
             counts["taken" if one(np.random.default_rng([seed, number])) else "refused"] += 1
