@@ -9,6 +9,7 @@ from . import convert, loss, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
+from .errors import FormatError
 from .layers import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
 from .layers.loading import load
 
@@ -17,6 +18,7 @@ __all__ = [
     "LSTM",
     "Bidirectional",
     "Dense",
+    "FormatError",
     "GRUState",
     "LSTMState",
     "Stack",

@@ -1,8 +1,9 @@
 """Damages files, models and weights, and gives them to their readers: ``python -W error tests/fuzz.py npz 20 1000``.
 
 A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
-what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process. A mutant
-follows from the seed and its number, which is in the file that stands last on the command line, if one does.
+what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
+TensorFlow's files, none of which has 64 KB, may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed
+and its number, which is in the file that stands last on the command line, if one does.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert, files
 from blockcell.optable import WEIGHT_STORAGES
 
 MEMORY, SECONDS = 2**28, 30
+SMALL_MEMORY, CPU_SECONDS = 2**26, 2
 Generator = np.random.Generator
 
 # ------------------------------------------------------------------------------------------------------ bytes and JSON
@@ -466,6 +468,12 @@ def session() -> Callable[[Generator], bool]:
     return models(read, originals)
 
 
+def tensorflow(kind: str) -> Callable[[Generator], bool]:
+    from fuzz_tensorflow import target
+
+    return target(kind, bytes_changed)
+
+
 # ------------------------------------------------------------------------------------------------------------- running
 TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "npz": lambda: saved(".npz", npz_changed),
@@ -476,6 +484,8 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "from_onnx": nodes,
     "link": link,
     "session": session,
+    "tf_checkpoint": lambda: tensorflow("tf_checkpoint"),
+    "tf_graph": lambda: tensorflow("tf_graph"),
 }
 
 
@@ -496,17 +506,20 @@ def run(target: str, seed: int, numbers: range, note: int | None) -> Counter[str
     one(np.random.default_rng(seed))  # whatever is loaded once
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
+    small = target.startswith("tf_")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (SMALL_MEMORY if small else MEMORY), resource.RLIM_INFINITY))
     for number in numbers:
         if note is not None:
             os.pwrite(note, f"{number:10}".encode(), 0)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if small else SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if small else 0)
         try:
             counts["taken" if one(np.random.default_rng([seed, number])) else "refused"] += 1
         except BaseException:
             print(f"{target}: mutant {number} of seed {seed}", file=sys.stderr)
             raise
     signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return counts
 
 

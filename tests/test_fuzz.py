@@ -1,6 +1,6 @@
 """Damaged files, models and weights are refused in words, or read as what they were: `fuzz` makes and reads them.
 
-`make test-fuzz`: 100,000 of them; takes less than a minute.
+`make test-fuzz`: 100,000 of them, and 100,000 of TensorFlow's files; takes less than ten minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tf_files
+from tf_files import field, graph, node
+from traced import peak
+
+from blockcell import FormatError
+from blockcell.tensorflow import open as opened
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 SEED = int(os.environ.get("BLOCKCELL_SEED", 22))
@@ -25,6 +32,7 @@ BUDGET = {
     "link": 7_500,
     "session": 7_500,
 }
+TENSORFLOW = {"tf_checkpoint": 60_000, "tf_graph": 40_000}
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such limits")
 
@@ -44,15 +52,64 @@ def fuzzed(target: str, count: int, folder: Path) -> None:
 
 
 def test_budget():
-    assert sum(BUDGET.values()) == 100_000
+    assert sum(BUDGET.values()) == sum(TENSORFLOW.values()) == 100_000
 
 
-@pytest.mark.parametrize("target", BUDGET)
+@pytest.mark.parametrize("target", BUDGET | TENSORFLOW)
 def test_some(target, tmp_path):
     fuzzed(target, 300, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", BUDGET)
+@pytest.mark.parametrize("target", BUDGET | TENSORFLOW)
 def test_many(target, tmp_path):
-    fuzzed(target, BUDGET[target], tmp_path)
+    fuzzed(target, (BUDGET | TENSORFLOW)[target], tmp_path)
+
+
+NAMES = [f"{k:x}" for k in range(2**18)]
+ARGUMENTS = b"".join(field(2, field(1, name)) for name in NAMES[: 2**15])
+EMPTY = field(1, 1) + field(2, tf_files.shape(0))
+TINY = {  # what takes few bytes in a file, and more in memory, as often as a file may have it or more
+    "nodes.pb": lambda: graph(*(node(name, "A") for name in NAMES)),
+    "constants.pb": lambda: graph(*(tf_files.constant(name, field(1, 1)) for name in NAMES)),
+    "functions.pb": lambda: graph(node("a", "A")) + field(2, b"".join(field(1, field(1, field(1, k))) for k in NAMES)),
+    "arguments.pb": lambda: graph(node("a", "A")) + field(2, b"".join(
+        field(1, field(1, field(1, name) + ARGUMENTS)) for name in NAMES[:8])),
+    "inputs.pb": lambda: graph(node("a", "A", [""] * 2**20)),
+    "attributes.pb": lambda: graph(node("a", "A") + b"".join(field(5, field(1, name)) for name in NAMES)),
+    "lists.pb": lambda: graph(node("a", "A", list=field(1, field(9, b"") * 2**16))),
+    "fields.pb": lambda: graph(node("a", "A")) + field(15, b"") * 2**20,
+    "varints.pb": lambda: graph(tf_files.constant("a", tf_files.tensor("int64", (2**22,), field(10, bytes(2**22))))),
+    "floats.pb": lambda: graph(tf_files.constant("a", tf_files.tensor("float32", (2**20,), field(5, 0.0) * 2**20))),
+    "saved_model.pb": lambda: field(2, field(2, b"")) * 2**20,
+    "regions.pbmm": lambda: b"".join(field(1, field(2, name)) for name in NAMES) + bytes(8),
+    "text.pbtxt": lambda: b"".join(b"node{name:'%s'op:'A'}" % name.encode() for name in NAMES),
+    "entries.index": lambda: tf_files.table(
+        {b"": field(1, 1)} | {name.encode(): EMPTY for name in sorted(NAMES[: 2**16])}, 2**20),
+    "old": lambda: tf_files.table({b"": field(1, b"".join(field(1, field(1, name) + field(3, 1)) for name in NAMES))}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_memory_is_bounded_by_the_file(name, tmp_path, monkeypatch):
+    """Four times the file and 64 MB, whatever of it is asked for."""
+    from blockcell.tensorflow.crc32c import crc32c, masked
+
+    monkeypatch.setattr(tf_files, "masked", lambda data: masked(crc32c(data)))  # which takes less than a minute
+    content = TINY[name]()
+    (tmp_path / name).write_bytes(content)
+
+    def read():
+        try:
+            model = opened(tmp_path / name)
+            for each in model.graphs:
+                for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
+                    for found in nodes.values():
+                        assert found.inputs is not None and found.attrs is not None
+            assert np.sum([model.variables[key].size for key in model.variables]) >= 0 and repr(model)
+        except (FormatError, FileNotFoundError) as error:
+            return error
+        return model
+
+    assert peak(read)[1] < 4 * len(content) + 2**26

@@ -1,0 +1,28 @@
+"""What TensorFlow saved, read without TensorFlow.
+
+=====================================  ===============================================================
+``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or one file, of format V1
+a folder with ``checkpoint``           the checkpoint that it names
+a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
+``.meta``                              the graph of the checkpoint beside it
+``.pb``, ``.pbtxt``                    a graph, frozen: its variables are constants
+``.pbmm``                              such a graph in a memory-mapped package, as DeepSpeech has them
+=====================================  ===============================================================
+
+.. code-block:: python
+
+    import blockcell.tensorflow
+
+    model = blockcell.tensorflow.open("model.ckpt")
+    model.variables["rnn/lstm_cell/kernel"]
+
+Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
+`blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
+"""
+
+from .graphs import Function, Graph, Node
+from .model import Model, open
+from .tensors import Tensor
+from .variables import Variables
+
+__all__ = ["Function", "Graph", "Model", "Node", "Tensor", "Variables", "open"]

@@ -1,0 +1,239 @@
+"""Checkpoints: ``PREFIX.index``, a table of what there is, and ``PREFIX.data-00000-of-00001``, the bytes.
+
+The table's first key is empty; its value, a BundleHeaderProto, says how many data files (shards) there are. Other keys
+are names of variables; their values, BundleEntryProtos, have dtype, shape and place. A partitioned variable's entry
+lists its slices, each of which has an entry of its own, under `Slice.key`.
+
+`read_old` is for the checkpoints before those, "V1": one file, a table, that holds all, slices of variables as
+TensorProtos; `read` makes of both what `Variables` takes.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Sized
+from itertools import pairwise
+
+from ..errors import FormatError
+from ..optable import Array
+from .mapped import File
+from .slices import Slice, joined, size_of
+from .table import Entry, Table
+from .tensors import Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
+from .variables import Variables
+from .wire import FIXED32, Message
+
+MOST_VARIABLES = 2**16  # and slices, in a file, besides one for each 200 bytes
+MOST_SHARDS = 10**5  # five digits
+
+
+class Shards:
+    """The data files of a checkpoint, opened when they are needed."""
+
+    def __init__(self, prefix: str, count: int) -> None:
+        self._prefix, self._count = prefix, count
+        self._files: dict[int, File] = {}
+        self.taken: list[tuple[int, int, int]] = []
+        """Data file, first byte and the one past the last, of each tensor."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, k: int) -> File:
+        if k not in self._files:
+            try:
+                self._files[k] = File(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
+            except FileNotFoundError:
+                others = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
+                if others and not any(other.endswith(f"-of-{self._count:05}") for other in others):
+                    found = f"{self._prefix}.index is for {self._count} data files, but there is {others[0]}"
+                    raise FormatError(f"{found}; copy all files of one checkpoint") from None
+                raise
+        return self._files[k]
+
+
+class Whole:
+    """A tensor in a data file."""
+
+    __slots__ = ("_crc", "_dtype", "_message", "_offset", "_shard", "_shards", "_size", "shape")
+
+    def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...], shards: Shards) -> None:
+        self._message, self._dtype, self.shape, self._shards = message, dtype, shape, shards
+        self._shard, self._offset, self._size = (message.integer(number) for number in (3, 4, 5))
+        self._crc = message.integer(6, FIXED32)
+        if not 0 <= self._shard < len(shards):
+            raise message.error(f"a tensor is in data file {self._shard}; there are {len(shards)}")
+        assert dtype.stored is not None
+        if self._size != math.prod(shape) * dtype.stored.itemsize or self._offset < 0:
+            found = f"a tensor of {dtype.name} and shape {shape} is said to be {self._size} bytes at {self._offset}"
+            raise message.error(found)
+        shards.taken.append((self._shard, self._offset, self._offset + self._size))
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    @property
+    def file(self) -> File:
+        return self._shards[self._shard]
+
+    def read(self) -> Array:
+        """The values, once their checksum has been compared."""
+        file, end = self.file, self._offset + self._size
+        if end > len(file):
+            raise file.error(len(file), f"it ends before byte {end}, where a tensor of {self._size} bytes should end")
+        file.check(self._offset, end, self._crc, f"the tensor of {self._size} bytes")
+        return values_of(file.buffer[self._offset : end], self._dtype).reshape(self.shape)
+
+
+class Partitioned:
+    """A tensor in slices."""
+
+    __slots__ = ("_dtype", "_message", "_parts", "_tensors", "shape")
+
+    def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
+        self._message, self._dtype, self.shape = message, dtype, shape
+        self._parts: list[tuple[slice, ...]] = []
+        self._tensors: list[Whole | OldSlice] = []
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    def add(self, part: tuple[slice, ...], tensor: Whole | OldSlice) -> None:
+        if tensor.dtype != self.dtype or tensor.shape != size_of(part):
+            found = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
+            raise self._message.error(f"{found}; its variable has {self.dtype}")
+        self._parts.append(part)
+        self._tensors.append(tensor)
+
+    def read(self) -> Array:
+        """The values, copied together if there are several slices."""
+        assert self._dtype.stored is not None
+        files = {file.name: len(file) for file in (tensor.file for tensor in self._tensors)}
+        check_size(math.prod(self.shape) * self._dtype.stored.itemsize, sum(files.values()), self._message)
+        return joined(self.shape, self._parts, lambda k: self._tensors[k].read(), self._message)
+
+
+def read(prefix: str) -> Variables:
+    """The variables of a checkpoint."""
+    file = File(f"{prefix}.index")
+    entries: dict[bytes, Message] = {}
+    for entry in Table(file).entries(check=True):
+        _count(entries, entry.value)
+        entries[entry.key] = entry.value
+    header = entries.pop(b"", None)
+    if header is None:
+        raise file.error(0, "the table has no header", "open the checkpoint by the name that its .index has without it")
+    count = header.integer(1)
+    if not 0 < count <= MOST_SHARDS:
+        raise header.error(f"there are said to be {count} data files")
+    shards = Shards(prefix, count)
+    if header.integer(2):
+        raise header.error("it is from a big-endian machine", "save it again on another one")
+    stored: dict[str, Stored] = {}
+    skipped: dict[str, str] = {}
+    for key, message in [*entries.items()]:
+        if key[0]:  # others are slices, which belong to variables
+            name = _name(key, message)
+            dtype = dtype_of(message.integer(1))
+            if dtype.stored is None:
+                skipped[name] = dtype.name
+            else:
+                stored[name] = _tensor(name, message, dtype, entries, shards)
+    shards.taken.sort()
+    for (shard, _, end), (other, start, _) in pairwise(shards.taken):
+        if shard == other and start < end:
+            raise file.error(0, f"two tensors overlap in data file {shard}, at byte {start}")
+    return Variables(stored, skipped)
+
+
+def read_old(file: File) -> Variables:
+    """The variables of a checkpoint in V1 format."""
+    table = Table(file)
+    entries: dict[bytes, Entry] = {}
+    for entry in table.entries(check=False):
+        _count(entries, entry.value)
+        entries[entry.key] = entry
+    header = entries.pop(b"", None)
+    found = header.value.last(1) if header else None
+    if header is None or found is None:
+        raise table.file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
+    table.check(header.block)
+    stored: dict[str, Stored] = {}
+    skipped: dict[str, str] = {}
+    for meta in found.inside(1):
+        (name,) = meta.texts(1)
+        _count(stored, meta)
+        dtype = dtype_of(meta.integer(3))
+        if name in stored or name in skipped:
+            raise meta.error(f"the variable {name!r} is there twice")
+        if dtype.stored is None:
+            skipped[name] = dtype.name
+            continue
+        variable = Partitioned(meta, dtype, full_shape(meta.last(2), dtype, table.file))
+        for each in map(Slice.of, meta.inside(4)):
+            part = each.within(variable.shape, meta)
+            slot = each.key(name)
+            if slot not in entries:
+                raise meta.error(f"there is no slice {each} of the variable {name!r}")
+            variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
+        stored[name] = variable
+    return Variables(stored, skipped)
+
+
+class OldSlice:
+    """A slice in a checkpoint of V1 format."""
+
+    __slots__ = ("_block", "_dtype", "_message", "_name", "_table", "shape")
+
+    def __init__(self, table: Table, entry: Entry, name: str, dtype: Dtype, shape: tuple[int, ...]) -> None:
+        self._table, self._message, self._block = table, entry.value, entry.block
+        self._name, self._dtype, self.shape = name, dtype, shape
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    @property
+    def file(self) -> File:
+        return self._table.file
+
+    def read(self) -> Array:
+        """The values, once the checksum of the block that they are in has been compared."""
+        self._table.check(self._block)
+        saved = self._message.last(2)
+        data = saved and saved.last(3)
+        if saved is None or data is None or saved.texts(1) != [self._name]:
+            raise self._message.error(f"there is no slice of the variable {self._name!r}")
+        return Tensor(data, self._dtype, self.shape).read()
+
+
+def _count(found: Sized, message: Message) -> None:
+    most = MOST_VARIABLES + len(message.file) // 200
+    if len(found) > most:
+        raise message.error(f"there are more than {most} variables", "no checkpoint has so many")
+
+
+def _name(key: bytes, message: Message) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise message.error(f"the name {key[:80]!r} is not UTF-8") from None
+
+
+def _tensor(name: str, message: Message, dtype: Dtype, entries: dict[bytes, Message], shards: Shards) -> Stored:
+    shape = full_shape(message.last(2), dtype, message.file)
+    variable: Partitioned | None = None
+    for each in map(Slice.of, message.inside(7)):
+        variable = variable or Partitioned(message, dtype, shape)
+        part = each.within(shape, message)
+        found = entries.pop(each.key(name), None)
+        if found is None:
+            raise message.error(f"there is no slice {each} of the variable {name!r}")
+        its_dtype = dtype_of(found.integer(1))
+        if its_dtype.stored is None:
+            raise found.error(f"a slice of the variable {name!r} is of {its_dtype.name}")
+        variable.add(part, Whole(found, its_dtype, full_shape(found.last(2), its_dtype, found.file), shards))
+    return variable or Whole(message, dtype, shape, shards)

@@ -1,0 +1,329 @@
+"""Graphs: GraphDef (``.pb``), MetaGraphDef (``.meta``) and SavedModel (``saved_model.pb``).
+
+A graph is a dict of nodes by name, and so is the body of each of its functions. What a node has is parsed when it is
+asked for, and tensors are read where they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from ..errors import FormatError
+from ..optable import Array
+from . import wire
+from .mapped import File
+from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, values_of
+from .wire import BYTES, VARINT, Message, signed, varint
+
+MOST_NODES = 2**17  # in a file, besides one for each 100 bytes
+MOST_REGIONS = 2**16
+MOST_ITEMS = 2**16  # inputs, attributes and such of one node, or in a list that is an attribute
+PACKAGE = "memmapped_package://"  # what names in a memory-mapped package begin with
+
+
+class Called(NamedTuple):
+    """A function as an attribute names it."""
+
+    name: str
+    message: Message
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return _attrs(self.message, 2)
+
+
+class Node:
+    """A node of a graph."""
+
+    __slots__ = ("_message", "name", "op")
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self.name, self.op = message.texts(1, 2)
+        if not self.name or not self.op:
+            raise message.error(f"a node has the name {self.name!r} and the op {self.op!r}")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """As they stand there: ``"name"``, ``"name:1"``, ``"^name"``; in a function ``"name:output:0"`` or an input."""
+        return tuple(each.text() for each in _few(self._message, 3))
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes that are there; those that have their default may be missing.
+
+        Numbers, bools and texts are Python's, dtypes TensorFlow's names such as ``"float32"``, shapes tuples with None
+        for an unknown size, or None, tensors `Tensor`, functions `Called`, lists are lists of these.
+        """
+        return _attrs(self._message, 5)
+
+    def error(self, found: str, *mend: str) -> FormatError:
+        """What to raise for something wrong with the node."""
+        return self._message.error(f"the node {self.name!r}: {found}", *mend)
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name!r}>"
+
+
+class Function(NamedTuple):
+    """A function of a graph's library."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: dict[str, Node]
+    returned: dict[str, str]
+    """What each output is: ``"name:output:0"`` or an input."""
+
+
+class Region:
+    """The tensor of an ImmutableConst, which is a region of a memory-mapped package."""
+
+    __slots__ = ("_dtype", "_region", "shape")
+
+    def __init__(self, region: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
+        size = math.prod(shape) * (dtype.stored.itemsize if dtype.stored else 0)
+        if size > len(region):
+            raise region.error(f"a region of {len(region)} bytes is for a tensor of {dtype.name} and shape {shape}")
+        self._region, self._dtype, self.shape = Message(region.file, region.start, region.start + size), dtype, shape
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype} {self.shape}>"
+
+    def read(self) -> Array:
+        """The values, where they lie."""
+        if self._dtype.stored is None:
+            raise self._region.error(f"a tensor is of {self.dtype}", "only numbers are read")
+        return values_of(self._region.view, self._dtype).reshape(self.shape)
+
+
+class Graph:
+    """A graph, with the functions that its nodes call."""
+
+    def __init__(
+        self,
+        message: Message,
+        *,
+        tags: Sequence[str] = (),
+        regions: Mapping[str, Message] | None = None,
+        others: int = 0,
+    ) -> None:
+        """`regions` are those of a memory-mapped package, `others` the nodes of other graphs in the file."""
+        self.tags = tuple(tags)
+        """Of a SavedModel's graph, such as ``"serve"``."""
+        self.nodes = _nodes(message.inside(1), others)
+        """In the file's order, which may be any."""
+        self.functions: dict[str, Function] = {}
+        self.size = len(self.nodes) + 8  # with what takes as much memory
+        self._regions = regions or {}
+        for library in message.inside(2):
+            for each in library.inside(1):
+                function = _function(each, others + self.size)
+                if function.name in self.functions:
+                    raise each.error(f"the function {function.name!r} is there twice")
+                self.functions[function.name] = function
+                self.size += sum(map(len, function[1:])) + 4
+                _count(each, others + self.size)
+
+    def constant(self, node: Node) -> Stored | None:
+        """The tensor of a Const or ImmutableConst; None of another node."""
+        if node.op not in ("Const", "ImmutableConst"):
+            return None
+        attrs = node.attrs
+        if node.op == "Const":
+            if not isinstance(attrs.get("value"), Tensor):
+                raise node.error("a Const has no value")
+            return cast(Tensor, attrs["value"])
+        region, dtype = self._regions.get(str(attrs.get("memory_region_name"))), dtype_named(attrs.get("dtype"))
+        shape = attrs.get("shape")
+        if region is None:
+            mend = "open the .pbmm file that it is in"
+            raise node.error(f"the memory region {attrs.get('memory_region_name')!r} is not in this file", mend)
+        if dtype is None or not isinstance(shape, tuple) or None in shape:
+            raise node.error(f"an ImmutableConst has dtype {attrs.get('dtype')!r} and shape {shape!r}")
+        return Region(region, dtype, shape)
+
+    def __repr__(self) -> str:
+        tags = f" {', '.join(self.tags)}:" if self.tags else ""
+        return f"<graph:{tags} {len(self.nodes)} nodes, {len(self.functions)} functions>"
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def read(file: File) -> Graph:
+    """The graph that is a file, a frozen one or another."""
+    graph = Graph(Message(file, 0, len(file)))
+    if not graph.nodes:
+        raise file.error(0, "it has no nodes", "expected a graph of TensorFlow's, a GraphDef")
+    return graph
+
+
+def read_meta(file: File) -> Graph:
+    """The graph beside a checkpoint."""
+    return _meta(Message(file, 0, len(file)), 0)
+
+
+def read_saved_model(file: File) -> list[Graph]:
+    """The graphs of a SavedModel."""
+    graphs: list[Graph] = []
+    others = 0
+    for message in Message(file, 0, len(file)).inside(2):
+        graphs.append(_meta(message, others))
+        others += graphs[-1].size
+    if not graphs:
+        raise file.error(0, "it has no graphs", "expected a saved_model.pb")
+    return graphs
+
+
+def read_package(file: File) -> Graph:
+    """The graph of a memory-mapped package, as DeepSpeech's ``.pbmm`` are."""
+    regions = _regions(file)
+    if PACKAGE + "." not in regions:
+        raise file.error(len(file), "its directory names no graph")
+    return Graph(regions[PACKAGE + "."], regions=regions)
+
+
+def _meta(message: Message, others: int) -> Graph:
+    found, info = message.last(2), message.last(1)
+    _count(message, others)
+    if found is None:
+        raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
+    return Graph(found, tags=[each.text() for each in _few(info, 4)] if info else (), others=others)
+
+
+def _regions(file: File) -> dict[str, Message]:
+    """What there is in a package. Its last 8 bytes say where its directory begins."""
+    end = len(file) - 8
+    start = int.from_bytes(file.buffer[max(0, end) :], "little")
+    if end < 0 or start > end:
+        found = f"its directory is said to be at byte {start}"
+        raise file.error(max(0, end), found, "expected a memory-mapped package, complete")
+    elements: list[tuple[int, int, str]] = []
+    for element in Message(file, start, end).inside(1):
+        elements.append((element.integer(1), element.integer(3), element.texts(2)[0]))
+        if len(elements) > MOST_REGIONS:
+            raise element.error(f"it has more than {MOST_REGIONS} parts", "no package has so many")
+    regions: dict[str, Message] = {}
+    past = start
+    for offset, length, name in sorted(elements, reverse=True):
+        stop = offset + length if length else past  # older files have no length
+        if not 0 <= offset <= stop <= start:
+            raise file.error(start, f"{name!r} is said to be at byte {offset}, of {length} bytes")
+        if name in regions:
+            raise file.error(start, f"{name!r} is there twice")
+        regions[name] = Message(file, offset, stop)
+        past = offset
+    return regions
+
+
+# ---------------------------------------------------------------------------------------------------- nodes, attributes
+def _nodes(messages: Iterable[Message], others: int) -> dict[str, Node]:
+    nodes: dict[str, Node] = {}
+    for message in messages:
+        node = Node(message)
+        if node.name in nodes:
+            raise message.error(f"the node {node.name!r} is there twice")
+        nodes[node.name] = node
+        _count(message, len(nodes) + others)
+    return nodes
+
+
+def _count(message: Message, nodes: int) -> None:
+    most = MOST_NODES + len(message.file) // 100
+    if nodes > most:
+        raise message.error(f"there are more than {most} nodes", "no graph has so many")
+
+
+def _function(message: Message, others: int) -> Function:
+    signature = message.last(1)
+    if signature is None:
+        raise message.error("a function has no signature")
+    inputs, outputs = (tuple(each.texts(1)[0] for each in _few(signature, number)) for number in (2, 3))
+    returned = dict(cast("tuple[str, str]", each.texts(1, 2)) for each in _few(message, 4))
+    return Function(signature.texts(1)[0], inputs, outputs, _nodes(message.inside(3), others), returned)
+
+
+def _few(message: Message, number: int) -> Iterator[Message]:
+    """What the fields of a number hold, if they are as few as in any graph."""
+    for k, each in enumerate(message.inside(number)):
+        if k == MOST_ITEMS:
+            raise each.error(f"a node or function has more than {MOST_ITEMS} inputs or such", "no graph has so many")
+        yield each
+
+
+def _attrs(message: Message, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in _few(message, number):
+        value = entry.last(2)
+        found[entry.texts(1)[0]] = _value(value) if value else None
+    return found
+
+
+def _value(message: Message) -> Any:
+    """Of an AttrValue, the last of its fields."""
+    value = None
+    for number, kind, start, end in message.fields():
+        if (number, kind) == (1, BYTES):
+            value = _list(Message(message.file, start, end))
+        else:
+            value = _single(message.file, 9 if number == 10 else number, kind, start, end)
+    return value
+
+
+def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
+    """One value, with the number that it has in a list."""
+    inside = Message(file, start, end)
+    match number, kind:
+        case 2, wire.BYTES:
+            data = bytes(inside.view)
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                return data
+        case 3, wire.VARINT:
+            return signed(start)
+        case 4, wire.FIXED32:
+            return struct.unpack("<f", inside.view)[0]
+        case 5, wire.VARINT:
+            return bool(start)
+        case 6, wire.VARINT:
+            return dtype_of(start).name
+        case 7, wire.BYTES:
+            return shape_of(inside)
+        case 8, wire.BYTES:
+            return Tensor(inside)
+        case 9, wire.BYTES:
+            return Called(inside.texts(1)[0], inside)
+    return None
+
+
+def _list(message: Message) -> list[Any]:
+    found: list[Any] = []
+    for number, kind, start, end in message.fields():
+        if kind == BYTES and number in (3, 4, 5, 6):
+            found += _packed(number, Message(message.file, start, end))
+        else:
+            found.append(_single(message.file, number, kind, start, end))
+        if len(found) > MOST_ITEMS:
+            raise message.error(f"an attribute has more than {MOST_ITEMS} items", "no graph has so many")
+    return found
+
+
+def _packed(number: int, inside: Message) -> list[Any]:
+    if len(inside) > 10 * MOST_ITEMS:
+        raise inside.error(f"an attribute has {len(inside)} bytes of numbers", "no graph has so many")
+    if number == 4:
+        if len(inside) % 4:
+            raise inside.error(f"{len(inside)} bytes hold numbers of 4 bytes each")
+        return [value for (value,) in struct.iter_unpack("<f", inside.view)]
+    numbers, at = [], inside.start
+    while at < inside.end:
+        value, at = varint(inside.file, at, inside.end)
+        numbers.append(_single(inside.file, number, VARINT, value, at))
+    return numbers

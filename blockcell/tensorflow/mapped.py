@@ -1,0 +1,44 @@
+"""Files in memory: mapped, not read, so that only what is looked at comes in."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+
+from ..errors import FormatError
+from .crc32c import crc32c, masked
+
+DAMAGED = "the file is damaged: copy or save it again"
+
+
+class File:
+    """The bytes of a file, and its name for messages."""
+
+    __slots__ = ("buffer", "name")
+
+    def __init__(self, path: str | os.PathLike[str], data: bytes | None = None) -> None:
+        """With `data`, what would be in the file; there need be none."""
+        self.name = os.fspath(path)
+        if data is not None:
+            self.buffer = memoryview(data)
+            return
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
+            raise FormatError(f"{self.name} is no regular file; expected a file of TensorFlow's")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self.buffer = memoryview(mapping)
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def error(self, at: int, found: str, mend: str = DAMAGED) -> FormatError:
+        """What to raise for something wrong at a byte."""
+        return FormatError(f"{self.name}, byte {at}: {found}; {mend}")
+
+    def check(self, start: int, end: int, stored: int, what: str) -> None:
+        """Raise a FormatError unless the bytes have the CRC that is stored for them."""
+        found = masked(crc32c(self.buffer[start:end]))
+        if found != stored:
+            raise self.error(start, f"the checksum of {what} is {found:#010x}; expected {stored:#010x}")

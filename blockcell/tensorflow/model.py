@@ -1,0 +1,166 @@
+"""`open`: which of TensorFlow's formats a path is, and what all of them become."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from ..errors import FormatError
+from . import checkpoint, graphs
+from .graphs import Graph
+from .mapped import File
+from .table import is_table
+from .tensors import Stored, is_number
+from .text import binary, unescaped
+from .variables import Variables
+
+_EXPECTED = (
+    "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
+    " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
+)
+_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*+)\1""", re.MULTILINE)
+_LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
+
+
+class Model:
+    """What TensorFlow saved.
+
+    Attributes
+    ----------
+    path : str
+        What was opened.
+    graphs : list of Graph
+        None of a checkpoint without a ``.meta`` beside it; one of each of a SavedModel's sets of tags; else one.
+    variables : Variables
+        Names and arrays, read when they are asked for. Of a frozen graph these are its constants, by their nodes'
+        names.
+    """
+
+    def __init__(self, path: str, graphs: Sequence[Graph], variables: Variables | None) -> None:
+        self.path = path
+        self.graphs = list(graphs)
+        self.frozen = variables is None
+        """Whether the variables are constants of the graph."""
+        self._variables = variables
+
+    @cached_property
+    def variables(self) -> Variables:
+        return _constants(self.graphs) if self._variables is None else self._variables
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<model {self.path}>", *(f"  {graph!r}" for graph in self.graphs), f"  {self.variables!r}"])
+
+
+def open(path: str | os.PathLike[str]) -> Model:
+    """Open what TensorFlow saved.
+
+    Parameters
+    ----------
+    path : path_like
+        A checkpoint, by its name without suffix, by that of one of its files or as a folder with a file
+        ``checkpoint``; a SavedModel's folder; a frozen graph (``.pb``, ``.pbtxt``); a ``.meta``; a ``.pbmm``. The
+        graph of a checkpoint is taken from the ``.meta`` beside it, if there is one.
+
+    Returns
+    -------
+    Model
+        Its files are mapped into memory: do not change them while it is in use.
+
+    Raises
+    ------
+    FormatError
+        A file is damaged, or none of these. Some damage shows when what is damaged is read.
+    OSError
+        A file is missing or cannot be read.
+    """
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
+    if os.path.isdir(name):
+        return Model(name, *_in_folder(name))
+    prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
+    if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
+        return Model(name, _graph_of(prefix), checkpoint.read(prefix))
+    if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
+        raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
+        return Model(name, *_in_folder(os.path.dirname(name)))
+    if name.endswith(".meta"):
+        return Model(name, [graphs.read_meta(File(name))], _variables_of(name.removesuffix(".meta")))
+    file = File(name)
+    if is_table(file):
+        return Model(name, _graph_of(name), checkpoint.read_old(file))
+    if name.endswith(".pbmm"):
+        return Model(name, [graphs.read_package(file)], None)
+    if name.endswith((".pb", ".pbtxt")):
+        return Model(name, [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None)
+    raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
+
+
+def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
+    saved, text, state = (os.path.join(folder, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
+    if os.path.exists(saved) or os.path.exists(text):
+        file = File(saved) if os.path.exists(saved) else binary(File(text), "SavedModel")
+        prefix = os.path.join(folder, "variables", "variables")
+        found = checkpoint.read(prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
+        return graphs.read_saved_model(file), found
+    if os.path.exists(state):
+        prefix = _last(folder, state)
+        return _graph_of(prefix), _checkpoint(prefix)
+    raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {_EXPECTED}")
+
+
+def _checkpoint(prefix: str) -> Variables:
+    """The variables of a checkpoint of either version."""
+    if not os.path.exists(f"{prefix}.index") and os.path.isfile(prefix):
+        return checkpoint.read_old(File(prefix))
+    return checkpoint.read(prefix)
+
+
+def _variables_of(prefix: str) -> Variables:
+    """Those of the checkpoint with this name, if there is one."""
+    if os.path.exists(f"{prefix}.index") or (os.path.isfile(prefix) and is_table(File(prefix))):
+        return _checkpoint(prefix)
+    return Variables({}, {})
+
+
+def _graph_of(prefix: str) -> list[Graph]:
+    """That of the checkpoint with this name, if it has one."""
+    name = f"{prefix}.meta"
+    return [graphs.read_meta(File(name))] if os.path.exists(name) else []
+
+
+def _last(folder: str, state: str) -> str:
+    """The last checkpoint in a folder, by what the file 'checkpoint' says."""
+    file = File(state)
+    if len(file) > _LONGEST_STATE:
+        raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
+    found = _STATE.search(file.buffer)
+    if found is None:
+        raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
+    name = unescaped(found[2]).decode("utf-8", "replace")
+    if os.path.isabs(name) or "\\" in name:  # of the machine that wrote it: the folder may have moved since
+        name = re.split(r"[/\\]", name)[-1]
+    if not name or "\0" in name or ".." in name.split("/"):
+        raise file.error(found.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
+    prefix = os.path.join(folder, name)
+    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix):
+        raise file.error(found.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
+    return prefix
+
+
+def _constants(graphs: Sequence[Graph]) -> Variables:
+    stored: dict[str, Stored] = {}
+    skipped: dict[str, str] = {}
+    for graph in graphs:
+        for node in graph.nodes.values():
+            tensor = graph.constant(node)
+            if tensor is None:
+                continue
+            if is_number(tensor.dtype):
+                stored[node.name] = tensor
+            else:
+                skipped[node.name] = tensor.dtype
+    return Variables(stored, skipped)

@@ -1,0 +1,190 @@
+"""Tensors as TensorFlow stores them: dtypes, shapes, and the values of a TensorProto."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..optable import Array
+from .mapped import File
+from .wire import Message
+
+LARGEST = 2**48  # bytes of a tensor
+MOST_DIMENSIONS = 32
+MOST_FILLED = 2**24  # bytes of a tensor for which the file has fewer numbers, besides twice the file's size
+
+
+class Dtype(NamedTuple):
+    """One of TensorFlow's types."""
+
+    name: str
+    stored: np.dtype[Any] | None = None
+    """What it is in a file; None is not read."""
+    field: int = 0
+    """Of a TensorProto: where numbers are, one by one."""
+
+
+def _dtype(name: str, field: int, stored: str | None = None) -> Dtype:
+    return Dtype(name, np.dtype(stored or name).newbyteorder("<"), field)
+
+
+DTYPES = {
+    1: _dtype("float32", 5),
+    2: _dtype("float64", 6),
+    3: _dtype("int32", 7),
+    4: _dtype("uint8", 7),
+    5: _dtype("int16", 7),
+    6: _dtype("int8", 7),
+    7: Dtype("string"),
+    8: Dtype("complex64"),
+    9: _dtype("int64", 10),
+    10: _dtype("bool", 11),
+    11: Dtype("qint8"),
+    12: Dtype("quint8"),
+    13: Dtype("qint32"),
+    14: _dtype("bfloat16", 13, "uint16"),
+    15: Dtype("qint16"),
+    16: Dtype("quint16"),
+    17: _dtype("uint16", 7),
+    18: Dtype("complex128"),
+    19: _dtype("float16", 13),
+    20: Dtype("resource"),
+    21: Dtype("variant"),
+    22: _dtype("uint32", 16),
+    23: _dtype("uint64", 17),
+}
+_REFERENCE = 100  # added for a reference to such a tensor
+
+
+def dtype_of(number: int) -> Dtype:
+    """The type with a number."""
+    found = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
+    return found or Dtype(f"type {number}")
+
+
+def dtype_named(name: Any) -> Dtype | None:
+    """The type with a name; None if there is none."""
+    return next((dtype for dtype in DTYPES.values() if dtype.name == name), None)
+
+
+def check_size(size: int, room: int, message: Message) -> None:
+    """Raise a FormatError where a tensor of `size` bytes would be made of files of `room` bytes, if that is absurd."""
+    if size > MOST_FILLED + 2 * room:
+        raise message.error(f"a tensor is said to have {size} bytes, in a file of {room} bytes")
+
+
+def is_number(name: str) -> bool:
+    """Whether a dtype is one of those that are read."""
+    return any(dtype.name == name for dtype in DTYPES.values() if dtype.stored is not None)
+
+
+class Stored(Protocol):
+    """A tensor in a file, which `read` reads."""
+
+    @property
+    def dtype(self) -> str:
+        """TensorFlow's name of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self) -> Array:
+        """The values, as they lie in the file where that is possible; bfloat16 as float32."""
+
+
+def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
+    """The shape that a TensorShapeProto tells; None for what it leaves open."""
+    if message is None:
+        return ()
+    if message.integer(3):
+        return None
+    sizes: list[int | None] = []
+    for dimension in message.inside(2):
+        size = dimension.integer(1)
+        if size < -1:
+            raise dimension.error(f"a dimension has the size {size}")
+        sizes.append(size if size >= 0 else None)
+        if len(sizes) > MOST_DIMENSIONS:
+            raise message.error(f"a shape has more than {MOST_DIMENSIONS} dimensions", "no weights have so many")
+    return tuple(sizes)
+
+
+def full_shape(message: Message | None, dtype: Dtype, file: File) -> tuple[int, ...]:
+    """The shape of a tensor that exists."""
+    shape = shape_of(message)
+    at = message.start if message else 0
+    if shape is None or None in shape:
+        raise file.error(at, f"a tensor has the shape {shape}; expected one without unknown sizes")
+    sizes = tuple(size for size in shape if size is not None)
+    itemsize = dtype.stored.itemsize if dtype.stored else 1
+    if math.prod(max(1, size) for size in sizes) * itemsize > LARGEST:
+        raise file.error(at, f"a tensor has the shape {shape}, more than {LARGEST} bytes")
+    return sizes
+
+
+def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
+    """The numbers in these bytes, which cannot be changed."""
+    assert dtype.stored is not None
+    stored: Array = np.frombuffer(data, np.uint8 if dtype.name == "bool" else dtype.stored)
+    if dtype.name == "bool":
+        return stored.view(bool) if stored.max(initial=0) <= 1 else stored != 0
+    return widened(stored) if dtype.name == "bfloat16" else stored
+
+
+def widened(stored: Array) -> Array:
+    """bfloat16, as uint16, in float32."""
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+class Tensor:
+    """A TensorProto that is read when it is asked for."""
+
+    __slots__ = ("_dtype", "_message", "shape")
+
+    def __init__(self, message: Message, dtype: Dtype | None = None, shape: tuple[int, ...] | None = None) -> None:
+        """The dtype and the shape are those that the message has, if they are not given."""
+        self._message = message
+        self._dtype = dtype or dtype_of(message.integer(1))
+        self.shape = shape if shape is not None else full_shape(message.last(2), self._dtype, message.file)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype} {self.shape}>"
+
+    def read(self) -> Array:
+        """The values: as they lie in the file if that has all of them."""
+        message, dtype = self._message, self._dtype
+        if dtype.stored is None:
+            raise message.error(f"a tensor is of {dtype.name}", "only numbers are read")
+        count, content = math.prod(self.shape), message.last(4)
+        if content:
+            if len(content) != count * dtype.stored.itemsize:
+                raise content.error(f"a tensor of {self.dtype} and shape {self.shape} has {len(content)} bytes")
+            return values_of(content.view, dtype).reshape(self.shape)
+        values = self._numbers()
+        if len(values) > count:
+            raise message.error(f"a tensor of shape {self.shape} has {len(values)} numbers")
+        if len(values) < count:  # the last one stands for all that follow, zero for none
+            check_size(count * values.itemsize, len(message.file), message)
+            if len(values) < 2:
+                return np.broadcast_to(values[0] if len(values) else values.dtype.type(0), self.shape)
+            filled = np.full(count, values[-1])
+            filled[: len(values)] = values
+            values = filled
+        return values.reshape(self.shape)
+
+    def _numbers(self) -> Array:
+        """Those that stand in a field of their own."""
+        message, dtype = self._message, self._dtype
+        assert dtype.stored is not None
+        if dtype.name in ("float32", "float64"):
+            return values_of(message.fixed(dtype.field, dtype.stored.itemsize), dtype)
+        if dtype.name in ("float16", "bfloat16"):
+            bits = message.integers(dtype.field, np.dtype(np.uint16))
+            return widened(bits) if dtype.name == "bfloat16" else bits.view(np.float16)
+        return message.integers(dtype.field, dtype.stored)

@@ -1,0 +1,173 @@
+"""Protobuf's text format (``.pbtxt``): graphs in it become the bytes that they are in binary, to be read as those are.
+
+Fields that no reader here asks for are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import numpy as np
+
+from .mapped import File
+from .tensors import DTYPES
+from .wire import BYTES, FIXED32, FIXED64, VARINT
+
+TEXT, INTEGER, FLOAT, DOUBLE = "a text", "an integer", "a number", "a double"
+DEEPEST = 100  # as in protobuf
+
+_VALUES = {
+    "s": (2, TEXT), "i": (3, INTEGER), "f": (4, FLOAT), "b": (5, INTEGER), "type": (6, INTEGER), "shape": (7, "Shape"),
+    "tensor": (8, "Tensor"),
+}  # fmt: skip
+_FIELDS: dict[str, dict[str, tuple[int, str]]] = {  # of each message: number, and type or message
+    "SavedModel": {"meta_graphs": (2, "MetaGraph")},
+    "MetaGraph": {"meta_info_def": (1, "MetaInfo"), "graph_def": (2, "Graph")},
+    "MetaInfo": {"tags": (4, TEXT)},
+    "Graph": {"node": (1, "Node"), "library": (2, "Library")},
+    "Library": {"function": (1, "Function")},
+    "Function": {"signature": (1, "Signature"), "node_def": (3, "Node"), "ret": (4, "Returned")},
+    "Signature": {"name": (1, TEXT), "input_arg": (2, "Argument"), "output_arg": (3, "Argument")},
+    "Argument": {"name": (1, TEXT)},
+    "Returned": {"key": (1, TEXT), "value": (2, TEXT)},
+    "Node": {"name": (1, TEXT), "op": (2, TEXT), "input": (3, TEXT), "attr": (5, "Attribute")},
+    "Attribute": {"key": (1, TEXT), "value": (2, "Value")},
+    "Value": _VALUES | {"list": (1, "List"), "func": (10, "Called")},
+    "List": _VALUES | {"func": (9, "Called")},
+    "Called": {"name": (1, TEXT), "attr": (2, "Attribute")},
+    "Shape": {"dim": (2, "Dimension"), "unknown_rank": (3, INTEGER)},
+    "Dimension": {"size": (1, INTEGER)},
+    "Tensor": {
+        "dtype": (1, INTEGER), "tensor_shape": (2, "Shape"), "tensor_content": (4, TEXT), "float_val": (5, FLOAT),
+        "double_val": (6, DOUBLE), "int_val": (7, INTEGER), "string_val": (8, TEXT), "int64_val": (10, INTEGER),
+        "bool_val": (11, INTEGER), "half_val": (13, INTEGER), "uint32_val": (16, INTEGER), "uint64_val": (17, INTEGER),
+    },
+}  # fmt: skip
+_TOKEN = re.compile(
+    rb"""(?:[\s,;]++|\#[^\n]*+)*+(?:
+    (?P<open>[{<])|(?P<close>[}>])|(?P<colon>:)|(?P<list>\[)|(?P<listed>\])
+    |(?P<text>"(?:[^"\\\n]++|\\.)*+"|'(?:[^'\\\n]++|\\.)*+')
+    |(?P<word>[-+]?[\w./]++(?:(?<=[eE])[-+]\w++)?)
+    |(?P<end>\Z))""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+_ENUM = {f"DT_{dtype.name.upper()}": number for number, dtype in DTYPES.items()}
+_ENUM |= {"DT_FLOAT": 1, "DT_DOUBLE": 2, "DT_HALF": 19, "true": 1, "false": 0, "True": 1, "False": 0, "t": 1, "f": 0}
+_ENUM |= {f"{name}_REF": number + 100 for name, number in _ENUM.items() if name.startswith("DT_")}
+
+
+def unescaped(text: bytes) -> bytes:
+    """What is between the quotation marks of a text."""
+
+    def value(found: re.Match[bytes]) -> bytes:
+        octal, hexadecimal, other = found.groups()
+        if other:
+            return bytes([_ESCAPES.get(other[0], other[0])])
+        return bytes([int(octal, 8) & 0xFF if octal else int(hexadecimal, 16)])
+
+    return _ESCAPE.sub(value, text)
+
+
+def binary(file: File, message: str) -> File:
+    """A message in text, "Graph" or "SavedModel", in binary."""
+    return File(f"{file.name}, in binary", bytes(_Reader(file).message(_FIELDS[message], "end", DEEPEST)))
+
+
+class _Reader:
+    """A text, and the word in it that is next."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._past = 0
+        self._next()
+
+    def _next(self) -> None:
+        found = _TOKEN.match(self._file.buffer, self._past)
+        if found is None:
+            raise self._file.error(self._past, "what follows is no text of protobuf's")
+        self._kind = found.lastgroup or ""
+        self._text: bytes = found[self._kind]
+        self._at, self._past = found.start(self._kind), found.end()
+
+    def _unexpected(self, expected: str) -> NoReturn:
+        found = self._text[:40].decode("utf-8", "replace") or "the end"
+        raise self._file.error(self._at, f"there is {found!r}; expected {expected}")
+
+    def message(self, known: dict[str, tuple[int, str]], closing: str, depth: int) -> bytearray:
+        """The fields up to the one that closes the message, in binary."""
+        written = bytearray()
+        while self._kind != closing:
+            number, form = 0, ""
+            if self._kind == "word":
+                number, form = known.get(self._text.decode("utf-8", "replace"), (0, ""))
+            elif self._kind == "list":  # the name of an extension
+                while self._kind not in ("listed", "end"):
+                    self._next()
+            else:
+                self._unexpected("a field")
+            self._next()
+            if self._kind == "colon":
+                self._next()
+            if self._kind != "list":
+                written += self._value(number, form, depth)
+                continue
+            self._next()
+            while self._kind != "listed":
+                written += self._value(number, form, depth, listed=True)
+            self._next()
+        return written
+
+    def _value(self, number: int, form: str, depth: int, listed: bool = False) -> bytes:
+        """A value, as a field in binary; nothing if nobody asks for it."""
+        if self._kind == "open" and (not number or form in _FIELDS):
+            if not depth:
+                raise self._file.error(self._at, f"messages are nested more than {DEEPEST} deep")
+            self._next()
+            inside = self.message(_FIELDS.get(form, {}), "close", depth - 1)
+            self._next()
+            return _field(number, bytes(inside)) if number else b""
+        if self._kind == "text" and (not number or form == TEXT):
+            whole = bytearray()
+            while self._kind == "text":
+                whole += unescaped(self._text[1:-1])
+                self._next()
+                if listed:
+                    break
+            return _field(number, bytes(whole)) if number else b""
+        if self._kind == "word" and (not number or form in (INTEGER, FLOAT, DOUBLE)):
+            written = self._number(number, form) if number else b""
+            self._next()
+            return written
+        self._unexpected("a message, in braces" if form in _FIELDS else form or "a value")
+
+    def _number(self, number: int, form: str) -> bytes:
+        word = self._text.decode("utf-8", "replace")
+        try:
+            if form == INTEGER:
+                octal = re.fullmatch("[-+]?0[0-7]+", word)
+                value = _ENUM[word] if word in _ENUM else int(word, 8 if octal else 0)
+                if -(2**63) <= value < 2**64:
+                    return _varint(number * 8 + VARINT) + _varint(value % 2**64)
+            else:
+                real = float(word if word.lower().endswith("inf") else word.removesuffix("f"))
+                dtype, kind = ("<f4", FIXED32) if form == FLOAT else ("<f8", FIXED64)
+                with np.errstate(over="ignore"):
+                    return _varint(number * 8 + kind) + np.array(real).astype(dtype).tobytes()
+        except ValueError:
+            pass
+        self._unexpected("an integer of 64 bits" if form == INTEGER else "a number")
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number * 8 + BYTES) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])

@@ -1,0 +1,195 @@
+"""Protobuf's wire format, as much of it as TensorFlow's files need, in place and without recursion.
+
+A message is a sequence of fields: a varint, number * 8 + kind, and then what the kind says, a varint (0), 8 bytes (1),
+a varint and as many bytes (2), or 4 bytes (5). What is inside a field of kind 2, such as another message, is looked at
+when somebody asks for it, so that no depth of nesting matters. Fields of other numbers or kinds than those asked for
+are skipped, and of several that should be one the last counts, as in protobuf.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError
+from ..optable import Array
+from .mapped import File
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+LONGEST = 10  # bytes in a varint
+PIECE, FEW = 2**16, 2**8
+MOST_UNPACKED = 2**25  # bytes of numbers that were varints, besides 4 times those of the message
+
+
+def varint(file: File, at: int, end: int) -> tuple[int, int]:
+    """A varint, and where it ends."""
+    buffer, start, value, shift = file.buffer, at, 0, 0
+    while at < end:
+        byte = buffer[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, at
+        shift += 7
+        if at == start + LONGEST:
+            break
+    else:
+        raise file.error(start, "a number goes on past the end of what holds it")
+    raise file.error(start, "a number has more than 64 bits")
+
+
+class Message:
+    """Bytes in a file: a message, a text or what else a field of kind 2 holds."""
+
+    __slots__ = ("end", "file", "start")
+
+    def __init__(self, file: File, start: int, end: int) -> None:
+        self.file, self.start, self.end = file, start, end
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    @property
+    def view(self) -> memoryview:
+        return self.file.buffer[self.start : self.end]
+
+    def error(self, found: str, *mend: str) -> FormatError:
+        return self.file.error(self.start, found, *mend)
+
+    def fields(self) -> Iterator[tuple[int, int, int, int]]:
+        """Number and kind of every field, its first byte and the one past its last; a varint's value for its first."""
+        file, buffer, at, end = self.file, self.file.buffer, self.start, self.end
+        while at < end:
+            tag, first = buffer[at], at + 1
+            if tag >= 0x80:
+                tag, first = varint(file, at, end)
+            kind = tag & 7
+            if kind == BYTES:
+                if first < end and buffer[first] < 0x80:
+                    length, first = buffer[first], first + 1
+                else:
+                    length, first = varint(file, first, end)
+                past = first + length
+            elif kind == VARINT:
+                first, past = varint(file, first, end)
+            elif kind == FIXED32:
+                past = first + 4
+            elif kind == FIXED64:
+                past = first + 8
+            else:
+                raise file.error(at, f"a field has the kind {kind}, which TensorFlow does not use")
+            if past > end:
+                raise file.error(at, f"a field ends at byte {past}, past what holds it, which ends at byte {end}")
+            if not 0 < tag >> 3 < 2**29:
+                raise file.error(at, f"a field has the number {tag >> 3}")
+            yield tag >> 3, kind, first, past
+            at = past
+
+    def inside(self, number: int) -> Iterator[Message]:
+        """What the fields of a number hold."""
+        for found, kind, start, end in self.fields():
+            if found == number and kind == BYTES:
+                yield Message(self.file, start, end)
+
+    def last(self, number: int) -> Message | None:
+        """What the last field of a number holds."""
+        found = None
+        for found in self.inside(number):  # noqa: B007
+            pass
+        return found
+
+    def texts(self, *numbers: int) -> list[str]:
+        """A text for each number; an empty one where there is none."""
+        found: list[Message | None] = [None] * len(numbers)
+        for number, kind, start, end in self.fields():
+            if kind == BYTES and number in numbers:
+                found[numbers.index(number)] = Message(self.file, start, end)
+        return [each.text() if each else "" for each in found]
+
+    def text(self) -> str:
+        """The bytes themselves, as a text."""
+        try:
+            return str(self.view, "utf-8")
+        except UnicodeDecodeError:
+            raise self.error("a text is not UTF-8") from None
+
+    def integer(self, number: int, kind: int = VARINT) -> int:
+        """The last number of a kind, signed if it is a varint; 0 where there is none."""
+        value = 0
+        for found, its_kind, start, end in self.fields():
+            if found == number and its_kind == kind:
+                value = start if kind == VARINT else int.from_bytes(self.file.buffer[start:end], "little")
+        return signed(value) if kind == VARINT else value
+
+    def integers(self, number: int, dtype: np.dtype[Any]) -> Array:
+        """All varints of a number, one by one or packed, as integers of a dtype, modulo what it holds."""
+        written = bytearray()
+        for run in self._runs(number):
+            written += run.astype(dtype).tobytes()
+            if len(written) > MOST_UNPACKED + 4 * len(self):
+                found = f"it has more than {len(written) // dtype.itemsize} numbers"
+                raise self.error(found, "no tensor of a graph has so many small ones")
+        return np.frombuffer(written, dtype)
+
+    def _runs(self, number: int) -> Iterator[Array]:
+        """Those that follow one another, as many as are handy."""
+        few = array("Q")
+        for found, kind, start, end in self.fields():
+            if found == number and kind == VARINT:
+                few.append(start)
+            elif found == number and kind == BYTES and end - start < FEW:
+                while start < end:
+                    value, start = varint(self.file, start, end)
+                    few.append(value)
+            elif found == number and kind == BYTES:
+                yield np.array(few, np.uint64)
+                few = array("Q")
+                yield from _unpacked(self, self.file.buffer[start:end])
+            if len(few) > PIECE:
+                yield np.array(few, np.uint64)
+                few = array("Q")
+        yield np.array(few, np.uint64)
+
+    def fixed(self, number: int, width: int) -> memoryview:
+        """The bytes of all numbers of 4 or 8 bytes of a field, one by one or packed; in place if that is possible."""
+        whole, joined = self.file.buffer[:0], bytearray()
+        for found, kind, start, end in self.fields():
+            if found == number and kind == BYTES and (end - start) % width:
+                raise self.file.error(start, f"{end - start} bytes hold numbers of {width} bytes each")
+            if found == number and kind in (BYTES, FIXED32 if width == 4 else FIXED64):
+                joined += whole
+                whole = self.file.buffer[start:end]
+        if not joined:
+            return whole
+        joined += whole
+        return memoryview(joined).toreadonly()
+
+
+def signed(value: int) -> int:
+    """A varint's value as an int64."""
+    return value - 2**64 if value >> 63 else value
+
+
+def _unpacked(message: Message, data: memoryview) -> Iterator[Array]:
+    """The varints that stand behind one another in a part of a message."""
+    rest = np.empty(0, np.uint8)
+    for start in range(0, len(data), PIECE):  # so few at a time that they need no memory to speak of
+        piece = np.concatenate([rest, np.frombuffer(data[start : start + PIECE], np.uint8)])
+        ends = np.flatnonzero(piece < 0x80)
+        starts = np.concatenate([[0], ends + 1])
+        lengths, rest = np.diff(starts), piece[starts[-1] :]
+        longest = max(len(rest) + 1, lengths.max(initial=0))
+        if longest > LONGEST or np.any(piece[ends[lengths == LONGEST]] > 1):
+            raise message.error("one of its numbers has more than 64 bits")
+        values = np.zeros(len(ends), np.uint64)
+        for k in range(lengths.max(initial=0)):
+            longer = lengths > k
+            values[longer] |= (piece[starts[:-1][longer] + k] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * k)
+        yield values
+    if len(rest):
+        raise message.error("the last of its numbers goes on past its end")

@@ -1,0 +1,214 @@
+"""Damaged files of TensorFlow's, for fuzz.py: bytes changed anywhere, and files that are well-formed and say nonsense.
+
+Whatever a checkpoint with changed bytes still gives must be what was saved, bit for bit: its checksums tell.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tf_files
+from tf_files import field, varint
+
+from blockcell import FormatError
+from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.mapped import File
+from blockcell.tensorflow.table import Table
+
+Generator = np.random.Generator
+Change = Callable[[Generator, bytes], bytes]
+NUMBERS = [0, 1, 2, 3, 4, 7, 14, 19, 63, 127, 128, 255, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1,
+           2**63, 2**64 - 1]  # fmt: skip
+TEXTS = [b"{", b"}", b"[", b"]", b"<", b":", b'"', b"'", b"#", b"\n", b"-inf", b"nan", b"1e999", b"DT_STRING",
+         b"{" * 200, b"9" * 5000, b"value {", b"list: [1, 2]", b"\\377", b"-1", b""]  # fmt: skip
+DATA = [b"", b"\0", b"a", b"\xff", b"kernel", b"Const", b"f", b"\x08\x01", b"\x12\x00" * 40, b"\x80" * 11, bytes(64),
+        b"memmapped_package://.", b"../x", "\u00e4".encode()]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+def fields_of(data: bytes) -> list[tuple[int, int | bytes]] | None:
+    """The fields of a message, 4 and 8 bytes as varints; None if it is none."""
+    found: list[tuple[int, int | bytes]] = []
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    try:
+        while at < len(data):
+            tag = number()
+            if tag & 7 == 0:
+                found.append((tag >> 3, number()))
+            elif tag & 7 == 2:
+                length = number()
+                if at + length > len(data):
+                    return None
+                found.append((tag >> 3, data[at : at + length]))
+                at += length
+            elif tag & 7 in (1, 5):
+                at += 8 if tag & 7 == 1 else 4
+                found.append((tag >> 3, -1 if at > len(data) else data[at - 4 : at]))
+            else:
+                return None
+    except IndexError:
+        return None
+    return found if all(number for number, _ in found) else None
+
+
+def message_changed(g: Generator, data: bytes) -> bytes:
+    """With one field changed, in it or in what is in it."""
+    found = fields_of(data)
+    if not found:
+        return DATA[g.integers(len(DATA))]
+    k = int(g.integers(len(found)))
+    number, value = found[k]
+    if isinstance(value, bytes) and len(value) > 1 and fields_of(value) and g.integers(8):
+        found[k] = number, message_changed(g, value)
+        return joined(found)
+    match g.integers(8):
+        case 0:
+            del found[k]
+        case 1:
+            found.insert(k, found[g.integers(len(found))])
+        case 2:
+            found[k] = int(g.integers(1, 18)), value
+        case 3:
+            found[k] = found[k][0], NUMBERS[g.integers(len(NUMBERS))]
+        case 4:
+            deep = b"" if isinstance(value, int) else value
+            for _ in range(g.integers(1, 300)):
+                deep = field(number, deep)
+            found[k] = number, deep
+        case 5 if isinstance(value, bytes) and value:
+            found[k] = number, value[: g.integers(len(value))] * int(g.integers(1, 3))
+        case _:
+            found[k] = (
+                number,
+                NUMBERS[g.integers(len(NUMBERS))] if isinstance(value, int) else DATA[g.integers(len(DATA))],
+            )
+    return joined(found)
+
+
+def joined(fields: list[tuple[int, int | bytes]]) -> bytes:
+    return b"".join(field(number, value) for number, value in fields)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+def table_changed(g: Generator, data: bytes) -> bytes:
+    """Well-formed, with checksums that are right, and another entry."""
+    with tempfile.NamedTemporaryFile() as kept:
+        kept.write(data)
+        kept.flush()
+        items = [(each.key, bytes(each.value.view)) for each in Table(File(kept.name)).entries(check=True)]
+    k = int(g.integers(len(items)))
+    key, value = items[k]
+    match g.integers(6):
+        case 0:
+            del items[k]
+        case 1:
+            items[k] = items[g.integers(len(items))][0], value
+        case 2:
+            items[k] = key + DATA[g.integers(len(DATA))], value
+        case _:
+            items[k] = key, message_changed(g, value)
+    if g.integers(10):
+        items = sorted(dict(items).items())
+    return tf_files.table(dict(items), int(g.integers(1, 30)), int(g.integers(1, 20)))
+
+
+def package_changed(g: Generator, data: bytes) -> bytes:
+    start = int.from_bytes(data[-8:], "little")
+    changed = message_changed(g, data[start:-8])
+    return data[:start] + changed + (start if g.integers(4) else NUMBERS[g.integers(20)]).to_bytes(8, "little")
+
+
+def text_changed(g: Generator, data: bytes) -> bytes:
+    """With words in other places."""
+    words = data.split(b" ")
+    for _ in range(g.integers(1, 4)):
+        k, other = g.integers(len(words), size=2)
+        words[k] = words[other] if g.integers(3) else TEXTS[g.integers(len(TEXTS))]
+    return b" ".join(words)
+
+
+def blob_changed(g: Generator, data: bytes) -> bytes:
+    """Packed varints and such, inside an otherwise good graph."""
+    number = int(g.integers(4, 18))
+    values = b"".join(varint(NUMBERS[g.integers(len(NUMBERS))]) for _ in range(g.integers(40)))
+    sizes = [int(each) for each in g.choice([0, 1, 2, 3, 2**10, 2**20, 2**31, 2**40, 2**62], g.integers(4))]
+    value = field(1, int(g.integers(26))) + field(2, tf_files.shape(*sizes)) + field(number, values)
+    return data + tf_files.graph(tf_files.constant("blob", value))
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+def everything(path: Path) -> dict[str, Any]:
+    """All that can be read, or the error."""
+    model = opened(path)
+    assert repr(model)
+    for each in model.graphs:
+        for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
+            for node in nodes.values():
+                assert node.name and isinstance(node.inputs, tuple) and isinstance(node.attrs, dict)
+    return {name: model.variables[name] for name in model.variables}
+
+
+KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file that is changed, and how
+    "tf_checkpoint": [
+        ("v2", "v2/model.ckpt.index", table_changed),
+        ("v2/model.ckpt", "v2/model.ckpt.index", table_changed),
+        ("v2/model.ckpt.index", "v2/model.ckpt.data-00000-of-00002", table_changed),
+        ("v2", "v2/checkpoint", table_changed),
+        ("v1", "v1/model.ckpt", table_changed),
+        ("objects", "objects/ckpt-1.index", table_changed),
+    ],
+    "tf_graph": [
+        ("graph.pb", "graph.pb", message_changed),
+        ("graph.pb", "graph.pb", blob_changed),
+        ("graph.pbtxt", "graph.pbtxt", text_changed),
+        ("saved", "saved/saved_model.pb", message_changed),
+        ("small.pbmm", "small.pbmm", package_changed),
+    ],
+}
+
+
+def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
+    kept = tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
+    tf_files.unpack(folder)
+    (folder / "v2" / "model.ckpt.meta").unlink()  # graphs are the other kind
+    kernel = np.arange(12, dtype=np.float32)
+    nodes = tf_files.graph(tf_files.immutable("kernel", "float32", (3, 4)))
+    (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
+    cases = [
+        (folder / path, folder / changed, (folder / changed).read_bytes(), how, everything(folder / path))
+        for path, changed, how in KINDS[kind]
+    ]
+
+    def one(g: Generator, kept: object = kept) -> bool:
+        path, changed, content, structured, expected = cases[g.integers(len(cases))]
+        plain = g.integers(2) or not changed.name.endswith((".index", "ckpt", ".pb", ".pbtxt", ".pbmm"))
+        changed.write_bytes((bytes_changed if plain else structured)(g, content))
+        try:
+            found = everything(path)
+        except FormatError as error:
+            assert str(folder) in str(error) and "; " in str(error), error
+            return False
+        finally:
+            changed.write_bytes(content)
+        if plain and kind == "tf_checkpoint":
+            assert all(found[name].tobytes() == expected[name].tobytes() for name in expected), changed
+        return True
+
+    return one
