@@ -219,7 +219,11 @@ ORDERS = {  # the same for the order of summation
     ),
     "stored blocks of 32": (
         "tile.pxd",
-        {"BLOCK, K - k0)\n        block = panel + k0 * lines * LF": "32, K - k0)\n        block = panel + k0 * lines * LF"},
+        {
+            "BLOCK, K - k0)\n        block = panel + k0 * lines * LF": (
+                "32, K - k0)\n        block = panel + k0 * lines * LF"
+            )
+        },
     ),
     "stored in registers: from the last k to the first": (
         "tile.pxd",
