@@ -217,7 +217,14 @@ ORDERS = {  # the same for the order of summation
         "panels.pxd",
         {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
     ),
-    "stored blocks of 32": ("tile.pxd", {"BLOCK, K - k0)\n        block": "32, K - k0)\n        block"}),
+    "stored blocks of 32": (
+        "tile.pxd",
+        {
+            "BLOCK, K - k0)\n        block = panel + k0 * lines * LF": (
+                "32, K - k0)\n        block = panel + k0 * lines * LF"
+            )
+        },
+    ),
     "stored in registers: from the last k to the first": (
         "tile.pxd",
         {
