@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from .blocks import BLOCKS, found_block
+from .composed import found_composed
 from .found import Found
 from .trace import Tracer
 
@@ -50,6 +51,7 @@ def find(model: Model) -> Cells:
     for graph in model.graphs:
         tracer = Tracer(graph, variables)
         found += [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
+        found += found_composed(tracer)
     return Cells(_named(_together(found)))
 
 

@@ -33,7 +33,7 @@ _LOOPS = {"While", "StatelessWhile"}
 _BRANCHES = {"If", "StatelessIf"}
 
 
-class Unknown(Exception):
+class Unknown(ValueError):
     """Something comes from a place that is not understood: the text says from where."""
 
 
@@ -117,6 +117,43 @@ class Tracer:
             left += [each for each in before if each not in seen]
             seen.update(before)
         return found
+
+    def straight(self, place: Place) -> Place:
+        """The place that a value comes from unchanged, as far as that is one place."""
+        seen = {place}
+        while True:
+            self.count()
+            before = self.before(place) if self._plain(place) else None
+            if before is None or len(before) != 1 or before[0] in seen:
+                return place
+            place = before[0]
+            seen.add(place)
+
+    def _plain(self, place: Place) -> bool:
+        """Whether it comes out of a node that passes one value on."""
+        node = self.node(place)
+        return node is not None and node.op in _THROUGH
+
+    def state(self, place: Place) -> tuple[dict[Place, None], bool]:
+        """Where a state may come from, also out of selections by lengths, and whether that goes around a loop."""
+        found: dict[Place, None] = {}
+        seen, left, looped = {place}, [place], False
+        while left:
+            self.count()
+            here = left.pop()
+            node = self.node(here)
+            if node is None:
+                looped = looped or any(carried for *_, carried in self.callers.get(here.body, []))
+            elif node.op in ("NextIteration", "RefNextIteration"):
+                looped = True
+            chosen = node is not None and node.op in ("Select", "SelectV2")
+            before = list(self.inputs(here.body, node)[1:]) if node is not None and chosen else self.before(here)
+            if before is None:
+                found[here] = None
+                continue
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return found, looped
 
     def count(self, steps: int = 1) -> None:
         self._left -= steps
