@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .blocks import BLOCKS, found_block
 from .composed import found_composed
 from .found import Found
+from .named import found_named
 from .trace import Tracer
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ class Cells(Mapping[str, Found]):
 
 
 def find(model: Model) -> Cells:
-    """The cells of a model's graphs."""
+    """The cells of a model's graphs; without any, those that its variables' names tell."""
     variables = None if model.frozen else model.variables
     found: list[Found] = []
     for graph in model.graphs:
         tracer = Tracer(graph, variables)
         found += [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
         found += found_composed(tracer)
+    if not model.graphs:
+        return Cells({each.name: each for each in found_named(model.variables)})
     return Cells(_named(_together(found)))
 
 

@@ -97,6 +97,11 @@ class Found:
         self.input_size, self.hidden_size = inputs, hidden
         return None
 
+    @property
+    def unsaid(self) -> list[str]:
+        """The attributes that the file does not say, and `layer` has to be given."""
+        return [name for name, value in self.attributes.items() if value is None]
+
     # ------------------------------------------------------------------------------------------------------ the layer
     def layer(
         self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
@@ -186,6 +191,10 @@ class Found:
         float
         """
         attributes = self._completed(forget_bias, cell_clip)
+        with np.errstate(all="ignore"):  # weights may be anything
+            return self._error(attributes, average)
+
+    def _error(self, attributes: Mapping[str, Any], average: bool) -> float:
         assert self.input_size is not None and self.hidden_size is not None and self._step is not None
         large = max(math.prod(source.shape) for source in self._sources.values()) > _WHOLE
         arrays = self._arrays(average, _UNITS if large else None)
@@ -211,12 +220,13 @@ class Found:
 
     def __repr__(self) -> str:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
-        says = [f"{name}={_said(value)}" for name, value in self.attributes.items()]
+        says = [f"{name}={said(value)}" for name, value in self.attributes.items()]
         head = " ".join([f"{self.kind}{sizes}", self.dtype, *says]).rstrip()
         return f"<{self.name}: {head}{'' if self.refused is None else f'; refused: {self.refused}'}>"
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
+    """An attribute in short; "?" is what the file does not say."""
     if value is None:
         return "?"
     return f"{value:g}" if isinstance(value, float) else str(value)
