@@ -4,8 +4,8 @@
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table README.md has too (`python
-tests/test_readme.py` copies it), and torch.md there is written of what torch_modules.py has measured.  Files of
-`bench.py --grid` get tables of their own: per task, peer and number of threads.
+tests/test_readme.py` copies it), and torch.md and storage.md there are written of what torch_modules.py and storage.py
+have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import bench
 from bench import QUICK, Row, groups, operations, short
@@ -28,6 +29,7 @@ FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "
 FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
+STORAGE = FOLDER / "storage.csv"
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
@@ -379,6 +381,105 @@ def torch_page(path: Path) -> str:
     return "\n".join(page[:-1]) + "\n"
 
 
+# -------------------------------------------------------------------------------------------- weights in fewer bytes
+STORAGE_HEAD = """# Steps of streams whose weights are stored in fewer bytes
+
+How many times faster is a step of `layer.stream(storage=...)`, and how far is y off?
+[storage.md](../storage.md) has the answer in short. `python benchmarks/report.py` writes this page from storage.csv
+and storage-errors.csv in this directory, which `python benchmarks/storage.py` measured.
+
+* Times are of one step with one thread or with all, whichever is faster.
+* A ratio of 2.00x means half of the time of our float32.
+* A share is that of the rate at which the CPU reads as many bytes again and again, from wherever they fit.
+* "int8" of onnxruntime and torch is what their `quantize_dynamic` makes. It rounds x and h to 8 bits too, at every
+  step; ours rounds weights only.
+"""
+
+
+def read_storage(path: Path) -> tuple[list[Row], Row]:
+    """The lines of storage.py, and what its JSON file says of the machine."""
+    with path.open(newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row[name]) for name in ("B", "I", "H", "threads", "bytes")}
+        row |= {name: float(row[name]) for name in ("microseconds", "ratio", "lowest", "highest", "share")}
+    return rows, json.loads(path.with_suffix(".json").read_text())
+
+
+def storage_points(rows: list[Row]) -> dict[tuple[str, int, int, int], dict[str, Row]]:
+    """The rows of each kind, B, I and H, by candidate; one input before I = H."""
+    found: dict[tuple[str, int, int, int], dict[str, Row]] = {}
+    for r in sorted(rows, key=lambda r: (r["kind"] != "LSTM", r["B"], r["I"] > 1, r["H"])):
+        found.setdefault((r["kind"], r["B"], r["I"], r["H"]), {})[r["candidate"]] = r
+    return found
+
+
+def storage_times(rows: list[Row], wanted: Any = lambda kind, B, I, H: True) -> list[str]:  # noqa: E741
+    """A line for each point: our float32 in microseconds, and the ratios of all others."""
+    others = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != "float32"]
+    lines = [["", "B", "I", "H", "float32, µs", *others]]
+    for (kind, B, I, H), mine in storage_points(rows).items():  # noqa: E741
+        if wanted(kind, B, I, H):
+            ratios = (f"{mine[name]['ratio']:.2f}x" if name in mine else "" for name in others)
+            lines.append([kind, str(B), str(I), str(H), microseconds(mine["float32"]["microseconds"]), *ratios])
+    return table(lines)
+
+
+def storage_shares(rows: list[Row]) -> list[str]:
+    """What a step of one row reads, and at which rate."""
+    names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if " " not in name]
+    lines = [["", "I", "H", *(f"{name}, MB a step" for name in names), *(f"{name}, GB/s" for name in names)]]
+    for (kind, B, I, H), mine in storage_points(rows).items():  # noqa: E741
+        if B == 1:
+            sizes = (f"{mine[name]['bytes'] / 1e6:.2g}" for name in names)
+            rates = (
+                f"{mine[n]['bytes'] / mine[n]['microseconds'] / 1e3:.0f} ({100 * mine[n]['share']:.0f} %)"
+                for n in names
+            )
+            lines.append([kind, str(I), str(H), *sizes, *rates])
+    return table(lines)
+
+
+def storage_summary(path: Path) -> list[str]:
+    """One row, as many inputs as cells, and where it was measured; docs/storage.md has it too."""
+    rows, about = read_storage(path)
+    versions = ", ".join(f"{PEERS[peer]} {about[peer].partition('+')[0]}" for peer in PEERS if peer in about)
+    measured = (
+        f"Measured on {about['date']} on {about['threads']} cores of an {about['cpu']}, CPU level {about['level']};"
+        f" {about['compiler']}, {versions}."
+    )
+    mine = storage_times(rows, lambda kind, B, I, H: B == 1 and I == H)  # noqa: E741
+    return [*mine, *textwrap.wrap(measured, 120), ""]
+
+
+def storage_errors(path: Path) -> list[str]:
+    """How far y is off; docs/storage.md has it too."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [["data", "layer", "weights in", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
+    for r in rows:
+        exact = r["storage"] == "float32"
+        shares = [f"{100 * float(r[name]):.2g} %" for name in ("relative_max", "relative_rms")]
+        kilobytes = f"{int(r['nbytes']) / 1000:,.{0 if int(r['nbytes']) > 10_000 else 1}f}" if r["nbytes"] else ""
+        off = ["", "", ""] if exact else [f"{float(r['max']):.2g}", *shares]
+        lines.append([r["data"], r["layer"], r["storage"], kilobytes, *off, r["score"]])
+    return table(lines)
+
+
+def storage_page(path: Path) -> str:
+    """storage.md."""
+    rows, _ = read_storage(path)
+    spreads = [(r["highest"] - r["lowest"]) / r["ratio"] for r in rows if r["candidate"] != "float32"]
+    spread = (
+        f"The rounds' ratios of a point lie {100 * statistics.median(spreads):.0f} % apart in the median and"
+        f" {100 * max(spreads):.0f} % at most; storage.csv has the lowest and the highest."
+    )
+    page = [STORAGE_HEAD, *storage_summary(path), "## All sizes", "", *textwrap.wrap(spread, 120), ""]
+    page += [*storage_times(rows), "## Bytes a step", "", "One row, ours:", "", *storage_shares(rows)]
+    page += ["## How far y is off", "", *storage_errors(path.with_name(f"{path.stem}-errors.csv"))]
+    return "\n".join(page[:-1]) + "\n"
+
+
 # --------------------------------------------------------------------------------------------------------- the pictures
 def plot_ratios(rows: list[Row], path: Path) -> None:
     """How many times faster than each peer: every size a dot, the middle 80 % a bar, the median in figures."""
@@ -469,6 +570,7 @@ def main() -> None:
     (paths[0].parent / "cpu.md").write_text(page(paths))
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
+        STORAGE.with_name("storage.md").write_text(storage_page(STORAGE))
     paths = [path for path in paths if not is_grid(path)]
     for name, (plot, _) in PICTURES.items() if paths else ():
         plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")

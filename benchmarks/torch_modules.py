@@ -3,13 +3,15 @@
     python benchmarks/torch_modules.py --quick                                    # a few minutes
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
+    python benchmarks/torch_modules.py --tasks "LSTM inference" --steps 100 --batches 64 --lengths short
 
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
-have it: it breaks the graph at torch.nn's modules.  Each candidate is a process of its own, and they are asked in turn
-(turns.py).  A round goes through all points, but the rounds of a compiled one follow each other, since compiling takes
-long.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
-docs/benchmarks/torch.md of it.
+have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
+to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  Each candidate is a process of its own, and
+they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow each other,
+since compiling takes long.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and
+report.py makes docs/benchmarks/torch.md of it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell
 Point = tuple[str, dict[str, int]]
 
 
-def work(candidate: str, threads: int) -> None:
+def work(candidate: str, threads: int, lengths: str) -> None:
     """Answers a task, its sizes and for how many seconds with the seconds of a call."""
     import torch
 
@@ -61,12 +63,19 @@ def work(candidate: str, threads: int) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(self.rnn(x)[0])
 
+    def packed(steps: torch.Tensor, T: int, B: int) -> Any:
+        most = T if lengths == "uniform" else max(1, T // 10)
+        rows = [T, *torch.randint(1, most + 1, (B - 1,), generator=torch.Generator().manual_seed(1)).tolist()]
+        return torch.nn.utils.rnn.pack_padded_sequence(steps, sorted(rows, reverse=True))
+
     def prepare(task: str, T: int, B: int, H: int, layers: int, directions: int) -> Any:
         torch.manual_seed(0)
         *compiled, kind, what = task.split()
         model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2)
         x, y_grad = torch.randn(T, B, H), torch.randn(T, B, directions * H)
         forward = model
+        if lengths:
+            x, y_grad = packed(x, T, B), packed(y_grad, T, B).data
         if compiled:
             torch.compiler.reset()
             model = Model(model, directions * H)
@@ -80,13 +89,14 @@ def work(candidate: str, threads: int) -> None:
 
             return infer
         optimizer = torch.optim.Adam(model.parameters())
-        x.requires_grad_()
+        data = x.data if lengths else x
+        data.requires_grad_()
 
         def train() -> None:
-            x.grad = None
+            data.grad = None
             optimizer.zero_grad()
             y = forward(x)
-            (y if compiled else y[0]).backward(y_grad)
+            (y if compiled else y[0].data if lengths else y[0]).backward(y_grad)
             optimizer.step()
 
         return train
@@ -140,6 +150,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, help="B")
     parser.add_argument("--steps", nargs="+", type=int, help="T")
     parser.add_argument("--stacks", nargs="+", metavar="LAYERSxDIRECTIONS", choices=STACKS, help=", ".join(STACKS))
+    parser.add_argument("--lengths", default="", choices=["uniform", "short"], help="of the rows of PackedSequences")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.1, help="seconds of a round of one candidate (0.1)")
     cores = len(os.sched_getaffinity(0))
@@ -147,9 +158,13 @@ def main() -> None:
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
     threads = str(options.threads)
+    if options.lengths and not set(options.tasks) <= set(EAGER):
+        parser.error(f"--lengths is for some of --tasks {EAGER}")
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(closing(Worker(__file__, "--work", candidate, threads, OPENBLAS_NUM_THREADS="1")))
+            stack.enter_context(
+                closing(Worker(__file__, "--work", candidate, threads, options.lengths, OPENBLAS_NUM_THREADS="1"))
+            )
             for candidate in CANDIDATES
         ]
         for candidate, worker in zip(CANDIDATES, workers, strict=True):
@@ -183,6 +198,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]))
+        work(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         main()

@@ -94,7 +94,9 @@ def load(level: str) -> tuple[Kernels, Work]:
                 f" again, or delete {names['__file__']}"
             )
         for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
-            kernels[name] = tuple(names[name][storage] for storage in STORAGE.values())
+            kernel = names[name]
+            fused = hasattr(kernel, "__signatures__")  # others are of float32 alone
+            kernels[name] = tuple(kernel[storage] if fused else kernel for storage in STORAGE.values())
             work[name] = names[f"{name}_work"]
     return kernels, work
 

@@ -22,6 +22,16 @@ An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, a GRU with ``
 ``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
 where there is none.
 
+A file of weights that are stored in fewer bytes, `blockcell.layers.storage`, has version 2 and says in what:
+
+.. code-block:: text
+
+    {"version": 2, "storage": "int8", "sha256": "...", "layer": {"type": "GRU"}}
+
+The matrices are then codes: float16 (F16 in a ``.safetensors``); the bits of bfloat16 (BF16, and uint16 in an
+``.npz``); or int8 (I8), with a float32 array ``w.scale`` for each matrix ``w``, one number for each column. All other
+arrays are float32.
+
 `checksum` computes "sha256"; files of earlier versions have none.
 
 Reading never unpickles and trusts nothing: names, dtypes, shapes and sizes are checked before an array is read.
@@ -50,9 +60,9 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .optable import ACTIVATIONS, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, sizes_of
+from .optable import ACTIVATIONS, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, WEIGHT_STORAGES, Array, sizes_of
 
-VERSION = 1
+PLAIN, NARROW = 1, 2  # versions of the format
 KEY = "blockcell"
 PARTS = {
     "LSTM": ["cell_clip", "forget_bias", "gate_order"],
@@ -73,6 +83,8 @@ CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
     "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I8": np.dtype("i1"),
 }
 
 StrPath = str | os.PathLike[str]
@@ -96,15 +108,17 @@ class Content(NamedTuple):
     description: Any
     arrays: dict[str, Array]
     sha256: str | None
+    storage: str | None
 
 
-def write(path: StrPath, description: Any, arrays: Mapping[str, Array]) -> None:
+def write(path: StrPath, description: Any, arrays: Mapping[str, Array], storage: str | None = None) -> None:
     """Write the description and the arrays of a layer to a file, or raise and leave what was there."""
     form = _of_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
     try:
         check(description)
         _bounded(len(arrays))
-        text = json.dumps({"version": VERSION, "sha256": checksum(description, arrays), "layer": description})
+        version = {"version": PLAIN} if storage is None else {"version": NARROW, "storage": storage}
+        text = json.dumps(version | {"sha256": checksum(description, arrays), "layer": description})
         with replacing(path) as file:
             form(file, text, arrays)
     except ValueError as error:
@@ -142,9 +156,10 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             text, stored = find(file, size)
-            description, sha256 = _read_document(text)
-            check_arrays(description, stored)
-            yield Content(description, {name: _array(file, name, each) for name, each in stored.items()}, sha256)
+            description, sha256, storage = _read_document(text)
+            check_arrays(description, stored, storage)
+            arrays = {name: _array(file, name, each) for name, each in stored.items()}
+            yield Content(description, arrays, sha256, storage)
         except (RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"{name} cannot be read as a layer of blockcell: {error}") from error
 
@@ -184,7 +199,8 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
     """The SHA-256, in hexadecimal, of a JSON text followed by the arrays' bytes, in C order and little-endian.
 
     The text is ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
-    ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``.
+    ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``; a scale follows its
+    codes.
     """
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
     try:
@@ -266,7 +282,7 @@ def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shapes_of(cell: Any) -> dict[str, str]:
-    """The shapes of the weights of a cell that is described."""
+    """The shapes of the weights of a cell that is described. Those with a space are of matrices."""
     if cell["type"] == "Dense":
         return {"w": "I O", "b": "O"}
     if cell["type"] == "LSTM":
@@ -277,23 +293,27 @@ def shapes_of(cell: Any) -> dict[str, str]:
 
 
 # -------------------------------------------------------------------------------------------- checks, and then an array
-def _read_document(text: str) -> tuple[Any, str | None]:
-    """The layer's description, and the checksum if the file has one."""
+def _read_document(text: str) -> tuple[Any, str | None, str | None]:
+    """The layer's description, the checksum if the file has one, and in what the weights are stored."""
     document = parse(text)
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError(f"its text {KEY!r} is {short(document)}; expected an object with a version")
     version = document["version"]
-    if version != VERSION or not isinstance(version, int) or isinstance(version, bool):
+    if version not in (PLAIN, NARROW) or type(version) is not int:
         found = f"its format version is {short(version)}"
-        raise ValueError(f"{found}; this blockcell reads {VERSION}; a newer one may read it")
-    if "layer" not in document or document.keys() - {"version", "sha256", "layer"}:
-        names = ", ".join(sorted(document))
-        raise ValueError(f"its text {KEY!r} has {short(names)}; expected version, layer and perhaps sha256")
+        raise ValueError(f"{found}; this blockcell reads {PLAIN} and {NARROW}; a newer one may read it")
+    names = ["version", "layer"] if version == PLAIN else ["version", "storage", "layer"]
+    if {*names} - document.keys() or document.keys() - {*names, "sha256"}:
+        found = ", ".join(sorted(document))
+        raise ValueError(f"its text {KEY!r} has {short(found)}; expected {', '.join(names)} and perhaps sha256")
+    storage = document.get("storage")
+    if version == NARROW and (not isinstance(storage, str) or storage not in WEIGHT_STORAGES):
+        raise ValueError(f"its storage is {short(storage)}; expected one of {', '.join(WEIGHT_STORAGES)}")
     expected = document.get("sha256")
     if "sha256" in document and not (isinstance(expected, str) and re.fullmatch("[0-9a-f]{64}", expected)):
         raise ValueError(f"its sha256 is {short(expected)}; expected 64 hexadecimal digits")
     check(document["layer"])
-    return document["layer"], expected
+    return document["layer"], expected, storage
 
 
 def _bounded(arrays: int) -> None:
@@ -301,12 +321,14 @@ def _bounded(arrays: int) -> None:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
 
-def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
+def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | None = None) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
     for prefix, cell in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
         shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in without}
+        if storage == "int8":
+            shapes |= {f"{name}.scale": shape.split()[1] for name, shape in shapes.items() if " " in shape}
         if missing := [prefix + name for name in shapes if prefix + name not in stored]:
             raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {cell['type']}")
         found |= {prefix + name: shape for name, shape in shapes.items()}
@@ -315,10 +337,14 @@ def check_arrays(description: Any, stored: Mapping[str, Stored]) -> None:
     first = next(iter(found))
     for name, shape in found.items():
         dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
-        if dtype not in DTYPES:
+        why = f"that of {first}"
+        if storage is not None:
+            expected = WEIGHT_STORAGES[storage] if " " in shape else np.dtype(np.float32)
+            why = f"as its storage is {storage}"
+        elif dtype not in DTYPES:
             raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")
         if dtype != expected:
-            raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, that of {first}")
+            raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, {why}")
         if shape == "I O":
             sizes = dict(zip("IO", (*stored[name].shape, 0, 0), strict=False))
         elif shape.startswith("I+H "):

@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_stream
+from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
 from gru cimport gru_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
@@ -17,7 +17,7 @@ from operands cimport (
 from plan cimport Backward, Forward, Gru, backward_of, forward_of, take_batch_first, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
-from tile cimport aligned, computed_size, storage_of, store
+from tile cimport FLOAT16, INT8, aligned, bytes_of, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
@@ -192,13 +192,40 @@ def gru_pack(
     run_pack(&p, &c, inputs)
 
 
+def gru_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    """`itemsize` is that of the codes."""
+    cdef Gru c = gru_of()
+    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
+    return p.panels * sizeof(float) + 64, 1
+
+
+def gru_narrow(
+    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, float[::1] scale_ru, float[::1] scale_c,
+    const float[::1] b_ru, const float[::1] b_c, unsigned char[::1] packed, int narrow, bint back
+):
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
+    cdef const float *inputs[INPUTS]
+    cdef unsigned char *codes[2]
+    cdef float *scales[2]
+    cdef Gru c = gru_of()
+    cdef Py_ssize_t H = w_c.shape[1] // bytes_of(narrow)
+    c.narrow = narrow
+    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, sizeof(float), True, 1)
+    codes[0], codes[1], scales[0], scales[1] = &w_ru[0, 0], &w_c[0, 0], &scale_ru[0], &scale_c[0]
+    inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
+    use_panels(&p, aligned(packed))
+    with nogil:
+        run_pack_narrow(&p, &c, inputs, codes, scales, back)
+
+
 def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return forward_work(T, B, I, H, itemsize, True, num_threads)
 
 
 def gru_layer(
     const store[:, :, :] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
-    store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse,
+    store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, int narrow,
     unsigned char[::1] work, int num_threads, int ready
 ):
     """A layer's h goes to y, and r, u, c to `saved`, unless None.  The rows of x and y may lie anywhere."""
@@ -206,6 +233,7 @@ def gru_layer(
     cdef store *outputs[OUTPUTS]
     cdef int k
     cdef Gru c = gru_of()
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
                                 num_threads)
     cdef long long nanoseconds
@@ -278,11 +306,12 @@ def gru_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 def gru_stream(
     const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    bint batch_first, int num_threads
+    bint batch_first, int narrow, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef StreamPlan s
     s.c = gru_of()
+    s.c.narrow = narrow
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b_ru[0]), True, num_threads)
     s.storage = storage_of(&b_ru[0])
     use_panels(&s.p, aligned(packed))

@@ -9,7 +9,7 @@ from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_stream
+from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from operands cimport (
@@ -24,7 +24,9 @@ from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from team cimport Team, barrier, gather, join, lost, share
-from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
+from tile cimport (
+    FLOAT16, INT8, LF, aligned, bytes_of, clear, computed_size, line_of, storage_of, store, store_line, store_row
+)
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
@@ -287,6 +289,32 @@ def lstm_pack(
     run_pack(&p, &c, inputs)
 
 
+def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    """`itemsize` is that of the codes."""
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
+    return p.panels * sizeof(float) + 64, 1
+
+
+def lstm_narrow(
+    unsigned char[:, ::1] w, float[::1] scale, const float[::1] wci, const float[::1] wcf, const float[::1] wco,
+    const float[::1] b, unsigned char[::1] packed, int narrow, bint back, bint use_peephole, bint ifco
+):
+    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
+    cdef const float *inputs[INPUTS]
+    cdef unsigned char *codes = &w[0, 0]
+    cdef float *scales = &scale[0]
+    cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
+    cdef Py_ssize_t H = w.shape[1] // (4 * bytes_of(narrow))
+    c.narrow = narrow
+    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, sizeof(float), True, 1)
+    inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &wci[0], &wcf[0], &wco[0], &b[0]
+    use_panels(&p, aligned(packed))
+    with nogil:
+        run_pack_narrow(&p, &c, inputs, &codes, &scales, back)
+
+
 def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return forward_work(T, B, I, H, itemsize, True, num_threads)
 
@@ -294,14 +322,15 @@ def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 def lstm_layer(
     const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
     store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last, store[:, ::1] h_last,
-    const unsigned char[:, ::1] marks, bint reverse, double forget_bias, double cell_clip, bint use_peephole,
-    unsigned char[::1] work, int num_threads, int ready
+    const unsigned char[:, ::1] marks, bint reverse, int narrow, double forget_bias, double cell_clip,
+    bint use_peephole, unsigned char[::1] work, int num_threads, int ready
 ):
     """A layer's h goes to y; i, cs, f, o, ci, co go to `saved`, unless None.  The rows of x and y may lie anywhere."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef int k
     cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, False)
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
                                 num_threads)
     cdef long long nanoseconds
@@ -468,11 +497,12 @@ def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_
 
 def lstm_stream(
     const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    bint batch_first, double forget_bias, double cell_clip, bint use_peephole, int num_threads
+    bint batch_first, int narrow, double forget_bias, double cell_clip, bint use_peephole, int num_threads
 ):
     """What `_stream` calls for T steps, and the plan that it passes to it."""
     cdef StreamPlan s
     s.c = lstm_of(forget_bias, cell_clip, use_peephole, False)
+    s.c.narrow = narrow
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&b[0]), True, num_threads)
     s.storage = storage_of(&b[0])
     use_panels(&s.p, aligned(packed))

@@ -171,16 +171,19 @@ cdef class Stream:
 
     Attributes
     ----------
-    layer : LSTM, GRU or Dense
+    layer : LSTM, GRU, Dense or Packed
     batch : int
         B, the rows that run side by side.
+    storage : str or None
+        How matrices of weights are kept: "float16", "bfloat16" or "int8"; None for as they are.
     state : LSTMState, GRUState or the empty tuple
         [B,H] each; a copy.  Assigning sets it.
     """
 
-    cdef readonly object layer
+    cdef readonly object layer, storage
     cdef readonly Py_ssize_t batch
-    cdef object dtype, weights
+    cdef object cell  # whose weights they are: the layer, or what a Packed has of it
+    cdef object dtype, given, weights  # what the layer has, and what of it is read
     cdef Plan step_plan, block_plan
     cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
     cdef const void *first[STATES]  # where both are in memory
@@ -189,12 +192,12 @@ cdef class Stream:
     cdef object memory  # scratch, of so much room
     cdef int type_number, in_use
 
-    def __init__(self, layer, batch=1):
+    def __init__(self, layer, batch=1, storage=None):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
         if batch * (layer.input_size + layer.hidden_size + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
-        self.layer, self.batch = layer, batch
+        self.layer, self.cell, self.batch, self.storage = layer, layer, batch, storage
         self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room = None, 0
@@ -204,7 +207,7 @@ cdef class Stream:
 
     cdef list zeros(self):
         cdef list arrays = []  # by a loop: Cython's list comprehensions free an item twice where the list cannot grow
-        for _ in self.layer._state._fields:
+        for _ in self.cell._state._fields:
             array = numpy.zeros((self.batch, self.cells), self.dtype)
             arrays.append(array)
         return arrays
@@ -253,7 +256,7 @@ cdef class Stream:
         """x as the kernel takes it."""
         if is_shaped(x, self.type_number, rank, -1, self.batch, self.inputs):
             return x
-        return self.layer._taken("x", x, (None, self.batch, self.inputs)[3 - rank :])
+        return self.cell._taken("x", x, (None, self.batch, self.inputs)[3 - rank :])
 
     cdef output(self, x, out, int rank, Py_ssize_t T):
         """Where the results go."""
@@ -266,10 +269,10 @@ cdef class Stream:
             shape = (T, self.batch, self.cells)[3 - rank :]
             found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
             expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
-            message = f"{type(self.layer).__name__}.stream: out is {found}; {expected}"
+            message = f"{type(self.cell).__name__}.stream: out is {found}; {expected}"
             raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
         if overlap(x, out):
-            raise ValueError(f"{type(self.layer).__name__}.stream: out overlaps x; give it memory of its own")
+            raise ValueError(f"{type(self.cell).__name__}.stream: out overlaps x; give it memory of its own")
         return out
 
     cdef compute(self, x, y, Py_ssize_t T):
@@ -278,9 +281,9 @@ cdef class Stream:
         if self.cells == 0:
             return
         if T == 1:
-            plan = self.step_plan = plan_of(self.step_plan, self.layer, self.weights, 1, self.batch, False)
+            plan = self.step_plan = plan_of(self.step_plan, self.cell, self.weights, 1, self.batch, False)
         else:
-            plan = self.block_plan = plan_of(self.block_plan, self.layer, self.weights, T, self.batch, False)
+            plan = self.block_plan = plan_of(self.block_plan, self.cell, self.weights, T, self.batch, False)
         if plan.size > self.room:
             self.memory = numpy.empty(plan.size, numpy.uint8)
             self.room = plan.size
@@ -300,14 +303,14 @@ cdef class Stream:
                 arrays.append(array)
         finally:
             release((self,), 1)
-        return self.layer._state._make(arrays)
+        return self.cell._state._make(arrays)
 
     @state.setter
     def state(self, value):
         put((self,), self._state_arrays(value))
 
     def _state_arrays(self, value):
-        return self.layer._taken_state(value, self.batch)
+        return self.cell._taken_state(value, self.batch)
 
     def reset(self, rows=None):
         """Set the state to zero, of all rows or of those given.
@@ -328,25 +331,37 @@ cdef class Stream:
 
     def refresh(self):
         """Take over the weights that the layer has now; the state stays."""
-        refresh((self,), self.layer._shared.weights)
+        refresh((self,), self.cell._shared.weights)
 
     # ---------------------------------------------------------------------------------------------------------- pickles
+    def _belong_to(self, packed):
+        """Of a stream that a `Packed` makes."""
+        self.layer, self.storage = packed, packed.storage
+        return self
+
     def _in_use(self):
         """A layer with the weights that the stream works with, which its own layer may have replaced."""
-        return self.layer._with(self.weights)
+        return self.cell._with(self.weights)
 
     def __reduce__(self):
-        return restored, (self._in_use(), self.batch, self.state)
+        if self.layer is not self.cell:
+            return restored, (self.layer, self.batch, self.state)
+        return restored, (self._in_use(), self.batch, self.state, self.storage)
 
     def __repr__(self):
-        return f"<Stream of {self.layer!r}, batch={self.batch}>"
+        return shown(self.layer, self.batch, self.storage if self.layer is self.cell else None)
 
 
-def restored(layer, batch, state):
+def restored(layer, batch, state, storage=None):
     """A stream from its pickle."""
-    stream = layer.stream(batch)
+    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage)
     stream.state = state
     return stream
+
+
+def shown(layer, batch, storage):
+    """A stream's repr."""
+    return f"<Stream of {layer!r}, batch={batch}{'' if storage is None else f', storage={storage!r}'}>"
 
 
 # --------------------------------------------------------------- streams that stand one above the other change together
@@ -359,7 +374,7 @@ cdef claim(tuple streams):
         if not claim_flag(&stream.in_use):
             release(streams, k)
             raise RuntimeError(
-                f"{type(stream.layer).__name__}.stream: the stream is in use; it is for one thread at a time"
+                f"{type(stream.cell).__name__}.stream: the stream is in use; it is for one thread at a time"
             )
 
 
@@ -432,11 +447,16 @@ def refresh(tuple streams, dict weights):
     """The weights of all become what they are now."""
     cdef Py_ssize_t k
     cdef Stream stream
+    cdef list read = []
     claim(streams)
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            stream.weights = weights[stream.layer]
+            given = weights[stream.cell]
+            read.append(stream.weights if given is stream.given else stream.cell._streamed(given, stream.storage))
+        for k in range(len(streams)):
+            stream = streams[k]
+            stream.given, stream.weights = weights[stream.cell], read[k]
             stream.step_plan = stream.block_plan = None
     finally:
         release(streams, len(streams))

@@ -142,9 +142,10 @@ cdef struct Forward:
 
 
 cdef inline Forward forward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int stored, int activation,
+    Py_ssize_t threads
 ) noexcept nogil:
-    """The plan of a forward pass."""
+    """The plan of a forward pass; `stored`: how packed weights are, as in Panels."""
     cdef Forward p
     cdef Py_ssize_t rows = T * B
     p.rows, p.B, p.I, p.O = rows, B, I, O
@@ -152,7 +153,7 @@ cdef inline Forward forward_of(
     p.L = 64 // itemsize
     p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, O, p.L, 1)
+    p.w = panels_with(I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value

@@ -14,14 +14,15 @@ from half cimport half
 from lstm cimport load_peepholes, lstm_cells
 from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
 from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias, pack_panels
+    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
+    pack_narrow, pack_panels, spread
 )
 from plan cimport Forward, Gru, Lstm, Part, ResetAfter, cell, h_before, part_of, products_of, x_of, z_of
 from real cimport real
 from steps cimport FRESH, load_steps, marked
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
+    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, WIDE, clear, line_of, load_row, row_group, store, store_row
 )
 
 
@@ -48,8 +49,8 @@ cdef inline void load_states(
 cdef inline void pack(
     const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """Pack one part of the panels.  A single step may pack weights when it uses them; then pack biases and peepholes
-    only."""
+    """Pack one part of the panels.  Only biases and peepholes where a single step packs weights when it uses them, or
+    where weights are narrow."""
     cdef const Panels *w
     cdef real *panels
     cdef Py_ssize_t j, j0, j1
@@ -59,7 +60,7 @@ cdef inline void pack(
         panels = <real *> w.base
         j0, j1 = share(w.count, number, parts), share(w.count, number + 1, parts)
         pack_bias(w, panels, &inputs[BIAS + n], j0, j1)
-        if p.packs_all:
+        if p.packs_all and w.narrow == WIDE:
             pack_panels(w, panels, &inputs[W + n], p.I, j0, j1)
         if cell is Lstm:
             if c.peephole:
@@ -130,6 +131,7 @@ cdef inline void step_rows(
             add_bias(w, j, m, a)
             add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
         add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a + w.apart * L, first)
+        spread(w, j, m, a)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
         first += TILES
@@ -162,6 +164,7 @@ cdef inline void step_row(
                 add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
             add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel + w.apart * L, z_panel)
             i += m
+            spread(w, i - 1, 1, panel + (m - 1) * z_panel)
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
         j = end
 
@@ -332,6 +335,17 @@ cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs)
         pack(p, c, inputs, <double *> NULL, 0, 1)
     else:
         pack(p, c, inputs, <float *> NULL, 0, 1)
+
+
+cdef inline void run_pack_narrow(
+    const Forward *p, const cell *c, const float **inputs, unsigned char **codes, float **scales, bint back
+) noexcept nogil:
+    """Pack all weights of a layer, of which matrices are `codes` with `scales`; or copy these `back`."""
+    cdef int n
+    if not back:
+        pack(p, c, inputs, <float *> NULL, 0, 1)
+    for n in range(products_of(c)):
+        pack_narrow(&p.w[n], codes + n, scales + n, back)
 
 
 # -------------------------------------------------------------------------------------------------------------- streams

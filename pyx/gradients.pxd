@@ -11,9 +11,9 @@ from real cimport real
 from steps cimport Layout, Steps, input_row, place
 from team cimport share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_at, line_of, lines_in, load_line, narrow,
-    pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line,
-    vecd, vecf, widen
+    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_at, line_of, lines_in, load_line,
+    narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line, vecd,
+    vecf, widen
 )
 
 cdef enum:

@@ -21,7 +21,9 @@ from panels cimport units_in
 from plan cimport Backward, Forward, Gru
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport (
+    LF, LINES, WIDE, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
+)
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C
@@ -32,7 +34,7 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 
 cdef inline Gru gru_of() noexcept nogil:
     cdef Gru c
-    c.gates[RU], c.gates[C], c.transposed = 2, 1, False
+    c.gates[RU], c.gates[C], c.transposed, c.narrow = 2, 1, False, WIDE
     return c
 
 

@@ -22,7 +22,7 @@ from outputs cimport store_output
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, WIDE, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC
@@ -36,7 +36,7 @@ cdef enum:
 
 cdef inline ResetAfter reset_after_of() noexcept nogil:
     cdef ResetAfter c
-    c.gates[0], c.gates[1], c.transposed = 2, 1, False
+    c.gates[0], c.gates[1], c.transposed, c.narrow = 2, 1, False, WIDE
     return c
 
 

@@ -29,7 +29,7 @@ from outputs cimport store_output
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, WIDE, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -41,7 +41,7 @@ cdef enum:  # the lines of the peepholes
 
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     cdef Lstm c
-    c.gates[0], c.gates[1], c.transposed = GATES, 0, False
+    c.gates[0], c.gates[1], c.transposed, c.narrow = GATES, 0, False, WIDE
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
     return c

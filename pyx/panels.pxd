@@ -4,21 +4,27 @@ w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by
 has it, [gates * H, I] and [gates * H, H]: the rows for x and those for h in an array each, and these transposed.
 
 A panel holds `units` lines of hidden units with all of their gates: its line g is gate g % gates of line of units
-j * units + g // gates, so that the gates of a unit meet in one accumulator tile.
+j * units + g // gates, so that the gates of a unit meet in one accumulator tile.  The last line of units may be short.
+Where all of w is packed its gates then stand one behind the other, in fewer lines, and `spread` parts them in z.
 
 A GRU that resets after the product needs the last gate's product with x `apart` from that with h.  z then has a line
 more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
 last gate first, and the product with its rows for h goes to z one line further on.
 
+Weights may be `narrow`, in fewer bytes than they are computed in: `pack_narrow`.
+
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
 """
+from libc.stdint cimport uint16_t
+
 from caches cimport L1, L2, cache_sizes
 from half cimport half
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROWS, TILES, chain_rows, line_of, load_line, load_lines, load_lines_transposed,
-    most_at_once, pack_line_transposed, packed_at, packed_step, product, product_of_one, row_group, store
+    BLOCK, INT8, LF, LINES, PACK, ROWS, TILES, WIDE, bytes_of, called, chain_rows, clear, line_of, load_line,
+    load_lines, load_lines_transposed, load_part, most_at_once, narrow_product, pack_line_transposed, packed_at,
+    packed_step, place_in_line, product, product_of_one, row_group, store, store_line, widen
 )
 
 cdef enum:
@@ -77,47 +83,78 @@ cdef struct Panels:
     Py_ssize_t gates, units, count  # gates in w, lines of units in a panel, panels
     Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
     Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
+    Py_ssize_t edge  # lines that the gates of the last line of units take
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
+    int narrow  # how packed weights are stored; WIDE: as they are computed
     bint fetches  # the panel that comes next, ahead of its product
     Py_ssize_t I  # rows of w for x
-    Py_ssize_t K  # rows of a packed panel; its bias follows as row K
+    Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
 
 
-cdef inline Panels panels_of(bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+cdef inline Panels panels_of(
+    bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates)
+    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates, narrow)
     p.I = I
     return p
 
 
-cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates) noexcept nogil:
+cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow) noexcept nogil:
     """Panels that hold K rows."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
     p.units = LINES // gates
     p.count = (p.J + p.units - 1) // p.units
+    p.edge = gates
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
     p.I = p.K = K
-    p.size = (p.K + 1) * p.gates * p.units * L
+    p.narrow = narrow
+    p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
     return p
+
+
+cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
+    """Reals that the K rows of a panel of so many lines take: whole cache lines."""
+    return p.K * lines * p.L if p.narrow == WIDE else (p.K * lines * bytes_of(p.narrow) + 3) // 4 * p.L
+
+
+cdef inline int constants_of(const Panels *p) noexcept nogil:
+    """How many numbers each column has besides its weights: a bias and perhaps a scale."""
+    return 2 if p.narrow == INT8 else 1
 
 
 cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
     """The last gate, which has a matrix of its own, beside one of the other `gates`."""
     p.matrix[gates], p.column[gates], p.apart = 1, 0, True
     p.width[0], p.width[1] = gates, 1
-    p.size += p.L  # for one more bias
+    p.size += p.L * constants_of(p)  # for one more bias
+
+
+cdef inline void join_gates(Panels *p) noexcept nogil:
+    """Of the last line of units, where that saves lines."""
+    if p.J > 0 and not p.apart and p.narrow == WIDE:
+        p.edge = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
+
+
+cdef inline bint joins_gates(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
+    """Whether the gates of line u of units of panel j stand one behind the other."""
+    return p.edge < p.gates and j * p.units + u == p.J - 1
 
 
 cdef inline Py_ssize_t units_in(const Panels *p, Py_ssize_t j) noexcept nogil:
     """Lines of units in panel j: the last one may have fewer."""
     return min(p.units, p.J - j * p.units)
+
+
+cdef inline Py_ssize_t lines_in_panel(const Panels *p, Py_ssize_t j) noexcept nogil:
+    return p.gates * units_in(p, j) - (p.gates - p.edge if j == p.count - 1 else 0)
 
 
 cdef inline Py_ssize_t line_in(const Panels *p, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
@@ -129,7 +166,7 @@ cdef inline Py_ssize_t line_in(const Panels *p, Py_ssize_t u, Py_ssize_t gate, b
 
 cdef inline Py_ssize_t lines_of_z(const Panels *p, Py_ssize_t j) noexcept nogil:
     """How many lines panel j's z and biases have."""
-    return p.gates * units_in(p, j) + p.apart
+    return lines_in_panel(p, j) + p.apart
 
 
 cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
@@ -162,6 +199,25 @@ cdef inline const store *weight_at(
     return w[MATRICES + n] + column * p.H + row - p.I
 
 
+cdef inline void pack_joined(
+    const Panels *p, real *panel, Py_ssize_t lines, const store **w, Py_ssize_t row, Py_ssize_t k0, Py_ssize_t count,
+    Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate
+) noexcept nogil:
+    """As below for one gate of a line of units whose gates stand one behind the other: the rows k0 to k0 + count."""
+    cdef Py_ssize_t width = width_of(p, j, u), first = gate * width, end = first + width, k, l, g
+    cdef real *to
+    if gate == p.gates - 1:
+        end = p.edge * p.L
+    for k in range(k0, k0 + count):
+        for l in range(first, end):
+            g = u * p.gates + l // p.L
+            to = packed_at(panel, lines, g, 0, kb) + k * packed_step(panel, lines, g) + l % p.L
+            if l < first + width:
+                widen(to, weight_at(p, w, gate, row + k, column_of(p, j, u, gate) + l - first, of_x))
+            else:
+                to[0] = 0
+
+
 cdef inline void pack_block(
     const Panels *p, real *panels, Py_ssize_t at, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
     Py_ssize_t j0, Py_ssize_t j1
@@ -176,9 +232,12 @@ cdef inline void pack_block(
         for gate in range(p.gates):
             ld = row_stride(p, gate, of_x)
             for j in range(j0, j1):
-                lines = p.gates * units_in(p, j)
+                lines = lines_in_panel(p, j)
                 panel = panels + j * p.size + at * lines * p.L
                 for u in range(units_in(p, j)):
+                    if joins_gates(p, j, u):
+                        pack_joined(p, panel, lines, w, row, k, n, kb, of_x, j, u, gate)
+                        continue
                     g = line_in(p, u, gate, of_x)
                     columns = weight_at(p, w, gate, row, column_of(p, j, u, gate), of_x)
                     if p.transposed:
@@ -204,16 +263,64 @@ cdef inline void pack_bias(
     const Panels *p, real *panels, const store **b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack the biases: one for each matrix, and where the last gate's products are apart one more, for that with h."""
-    cdef Py_ssize_t j, u, gate
+    cdef Py_ssize_t j, u, gate, width
     cdef real *bias
     for j in range(j0, j1):
-        bias = panels + j * p.size + p.K * p.gates * units_in(p, j) * p.L
+        bias = bias_at(p, panels, j)
         for u in range(units_in(p, j)):
+            width = width_of(p, j, u)
+            if joins_gates(p, j, u):
+                clear(bias + u * p.gates * p.L, p.edge * p.L)
+                for gate in range(p.gates):
+                    load_part(bias + u * p.gates * p.L + gate * width, b[p.matrix[gate]] + column_of(p, j, u, gate),
+                              width)
+                continue
             for gate in range(p.gates):
                 load_line(bias + line_in(p, u, gate, True) * p.L, b[p.matrix[gate]] + column_of(p, j, u, gate),
-                          width_of(p, j, u))
+                          width)
         if p.apart:
             load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
+
+
+cdef inline called pack_narrow(
+    const Panels *p, unsigned char **codes, float **scales, bint back
+) noexcept nogil:
+    """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy both `back` from the panels.  A panel
+    holds its lines for one row of w after the other, since a single row of activations reads all of them at once."""
+    cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, at
+    cdef unsigned char *matrix
+    cdef unsigned char *row
+    cdef unsigned char *line
+    cdef float *scale
+    cdef float *given
+    for j in range(p.count):
+        for u in range(units_in(p, j)):
+            count = min(L, width_of(p, j, u))
+            for gate in range(p.gates):
+                matrix = codes[p.matrix[gate]] + column_of(p, j, u, gate) * n
+                for k in range(p.K):
+                    row = matrix + k * row_stride(p, gate, k < p.I) * n
+                    line = <unsigned char *> panel_at(p, scales[0], j)
+                    line += (k * p.gates * units_in(p, j) + line_in(p, u, gate, k < p.I)) * L * n
+                    for l in range(L if not back else count):
+                        at = place_in_line(p.narrow, l)
+                        if n == 1:
+                            if back:
+                                row[l] = line[at]
+                            else:
+                                line[at] = row[l] if l < count else 0
+                        elif back:
+                            (<uint16_t *> row)[l] = (<uint16_t *> line)[at]
+                        else:
+                            (<uint16_t *> line)[at] = (<uint16_t *> row)[l] if l < count else 0
+                if p.narrow == INT8:
+                    scale = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
+                    given = scales[p.matrix[gate]] + column_of(p, j, u, gate)
+                    if back:
+                        store_line(given, scale + line_in(p, u, gate, True) * L, count)
+                    else:
+                        load_line(scale + line_in(p, u, gate, True) * L, given, count)
+                        load_line(scale + (p.apart + line_in(p, u, gate, False)) * L, given, count)
 
 
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
@@ -221,14 +328,31 @@ cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) no
     return <real *> p.base + j * p.size
 
 
+cdef inline real *bias_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
+    return panel_at(p, unused, j) + size_of_rows(p, lines_in_panel(p, j))
+
+
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t L = line_of(z), lines = lines_of_z(p, j), q, g, l
-    cdef const real *bias = panel_at(p, z, j) + p.K * p.gates * units_in(p, j) * L
+    cdef const real *bias = bias_at(p, z, j)
     for q in range(rows):
         for g in range(lines):
             for l in range(L):
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
+
+
+cdef inline void add_narrow_product(
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const float *a, Py_ssize_t stride,
+    Py_ssize_t rows, float *z, Py_ssize_t zs
+) noexcept nogil:
+    """`add_product` or `add_row_product` with narrow weights."""
+    cdef Py_ssize_t lines = p.gates * units_in(p, j)
+    cdef const char *weights = <const char *> panel_at(p, z, j) + at * lines * LF * bytes_of(p.narrow)
+    cdef const float *scales = bias_at(p, z, j) + lines_of_z(p, j) * LF
+    if at >= p.I:
+        scales += p.apart * LF
+    narrow_product(p.narrow, z, zs, rows, panels, lines, a, stride, weights, p.size, K, scales)
 
 
 cdef inline void add_product(
@@ -236,9 +360,13 @@ cdef inline void add_product(
     Py_ssize_t rows, real *z, Py_ssize_t first
 ) noexcept nogil:
     """z += a @ (K rows of panel j, from row `at` on), for `rows` rows.  `first` is the number of the first tile."""
-    cdef Py_ssize_t r = 0, m, lines = p.gates * units_in(p, j)
+    cdef Py_ssize_t r = 0, m, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     cdef const real *next = NULL
+    if real is float:
+        if p.narrow != WIDE:
+            add_narrow_product(p, j, 1, at, K, a, stride, rows, z, 0)
+            return
     if p.fetches:
         next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
@@ -251,7 +379,9 @@ cdef inline void add_product(
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
     """How many panels from j on a single row is multiplied with at once."""
     cdef Py_ssize_t most = most_at_once(p.gates * p.units)
-    return most if j + most <= end and units_in(p, j + most - 1) == p.units else 1
+    if j + most > end or (p.narrow != WIDE and units_in(p, j + most - 1) < p.units):
+        return 1
+    return most
 
 
 cdef inline void add_row_product(
@@ -259,11 +389,34 @@ cdef inline void add_row_product(
     Py_ssize_t zs
 ) noexcept nogil:
     """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
-    cdef Py_ssize_t lines = p.gates * p.units
+    cdef Py_ssize_t lines = p.gates * p.units, last = lines_in_panel(p, j + panels - 1)
+    if real is float:
+        if p.narrow != WIDE:
+            add_narrow_product(p, j, panels, at, K, a, 0, 1, z, zs)
+            return
     if panels > 1:
-        product_of_one(panels, lines, z, zs, a, panel_at(p, z, j) + at * lines * p.L, p.size, K)
+        product_of_one(panels, lines, last, z, zs, a, panel_at(p, z, j) + at * lines * p.L,
+                       p.size - at * (lines - last) * p.L, K)
     else:
         add_product(p, j, at, K, a, 0, 1, z, 0)
+
+
+cdef inline void spread(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
+    """A line of z for each gate, where those of panel j stand one behind the other."""
+    cdef Py_ssize_t L = line_of(z), u = units_in(p, j) - 1, width = width_of(p, j, u), q, gate, l
+    cdef real[LF] line
+    cdef real *row
+    if not joins_gates(p, j, u):
+        return
+    for q in range(rows):
+        row = z + (q * LINES + u * p.gates) * L
+        gate = p.gates - 1
+        while gate >= 0:
+            for l in range(L):
+                line[l] = row[gate * width + l] if l < width else 0
+            for l in range(L):
+                row[gate * L + l] = line[l]
+            gate -= 1
 
 
 cdef inline void add_input_product(

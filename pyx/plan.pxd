@@ -7,7 +7,8 @@ before.  A call may have fewer parts than its plan was made for, but never more.
 from caches cimport outgrow_caches
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from panels cimport (
-    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, keep_apart, packs_all, panels_of, splits_rows, stride_of
+    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
+    stride_of
 )
 from real cimport real
 from steps cimport Layout, Steps, layout_of, steps_of
@@ -23,6 +24,7 @@ cdef enum:
 cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
+    int narrow  # how packed weights are stored
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
@@ -31,11 +33,13 @@ cdef struct Lstm:
 cdef struct Gru:
     Py_ssize_t[MATRICES] gates
     bint transposed
+    int narrow
 
 
 cdef struct ResetAfter:  # the GRU that resets after the product
     Py_ssize_t[MATRICES] gates
     bint transposed
+    int narrow
 
 
 ctypedef fused cell:
@@ -109,10 +113,12 @@ cdef inline Forward forward_of(
     p.L = 64 // itemsize
     p.packed = packed
     p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
-    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates)
+    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
+    if p.packs_all:
+        join_gates(&p.w[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
         p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]
@@ -120,7 +126,7 @@ cdef inline Forward forward_of(
         p.panels += PEEPHOLES * p.w[0].J * p.L
     p.w[1].count = 0
     if cell is Gru:
-        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1])
+        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1], c.narrow)
         p.panels += p.w[1].size * p.w[1].count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
     p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)

@@ -11,7 +11,9 @@ the blocks are added in ascending order to what the accumulator holds.  A row's 
 and the panel, whatever the number of rows, so results keep their bits for any batch size and any split over threads.
 """
 cimport cython
-from half cimport CONVERTS, float_to_half, half, half_to_float, line_to_float, line_to_half
+from libc.stdint cimport int8_t, uint16_t, uint32_t
+
+from half cimport CONVERTS, float_of_bits, float_to_half, half, half_to_float, line_to_float, line_to_half
 from real cimport real
 
 ctypedef fused store:  # what arrays hold; `half` is computed as float
@@ -224,6 +226,13 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
         narrow(dst + l, src[l])
 
 
+cdef inline void load_part(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+    """n values, and nothing else."""
+    cdef Py_ssize_t l
+    for l in range(n):
+        widen(dst + l, src + l)
+
+
 cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """n values as whole lines, the last one padded with zeros."""
     cdef Py_ssize_t j, lanes = line_of(dst)
@@ -378,11 +387,25 @@ cdef inline inlined tile(
             out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
 
 
+cdef inline inlined tiles(
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
+    const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    """Sub-panels of SUB lines."""
+    cdef Py_ssize_t g = 0
+    while True:
+        tile(rows, SUB * VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead)
+        ahead += step
+        g += SUB
+        if g >= lines:
+            break
+
+
 cdef inline called tile_rows(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K, const char *ahead
+    const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """The tile for 1 to ROWS rows and 1 to SUB lines."""
+    """The tile for 1 to ROWS rows and all lines of a panel, if SUB is 1, or else 1 to SUB lines."""
     if SUB > 1 and lines == 1:
         if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K, ahead)
         elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K, ahead)
@@ -404,31 +427,33 @@ cdef inline called tile_rows(
         elif rows == 4: tile(4, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
         elif rows == 5: tile(5, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
         else: tile(6, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 1: tile(1, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 2: tile(2, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 3: tile(3, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+    elif rows == 1: tiles(1, lines, out, a, rs, ks, p, K, ahead, step)
+    elif rows == 2: tiles(2, lines, out, a, rs, ks, p, K, ahead, step)
+    elif rows == 3: tiles(3, lines, out, a, rs, ks, p, K, ahead, step)
     elif ROWS > 3:
-        if rows == 4: tile(4, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, SUB * VECTORS, out, a, rs, ks, p, K, ahead)
+        if rows == 4: tiles(4, lines, out, a, rs, ks, p, K, ahead, step)
+        elif rows == 5: tiles(5, lines, out, a, rs, ks, p, K, ahead, step)
+        else: tiles(6, lines, out, a, rs, ks, p, K, ahead, step)
 
 
 cdef inline inlined chains_of_one(
-    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
+    const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    """The tile for one row and so many panels of 3 or 4 lines, `next` vectors from one to the other and `step` in out:
-    as many chains at once as there are, since each waits for its own additions."""
+    """The tile for one row and so many panels of 3 or 4 lines, the last one of `last` lines; `next` vectors from one to
+    the other and `step` in out: as many chains at once as there are, since each waits for its own additions."""
     cdef vec acc[CHAINS]
-    cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub = min(<Py_ssize_t> SUB, lines) * VECTORS
-    for v in range(panels * n):
+    cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub, own
+    for v in range((panels - 1) * n + last * VECTORS):
         if vec is vecf:
             acc[v] = ZEROF
         else:
             acc[v] = ZEROD
     while True:
         for i in range(panels):
-            for s in range(n // sub):
+            own = last if i == panels - 1 else lines
+            sub = min(<Py_ssize_t> SUB, own) * VECTORS
+            for s in range(own * VECTORS // sub):
                 for v in range(sub):
                     if vec is vecf:
                         acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
@@ -440,19 +465,23 @@ cdef inline inlined chains_of_one(
         if k == K:
             break
     for i in range(panels):
-        for v in range(n):
+        for v in range(last * VECTORS if i == panels - 1 else n):
             out[i * step + v] = out[i * step + v] + acc[i * n + v]
 
 
 cdef inline called tile_one(
-    Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t step, const void *a, const vec *restrict p,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
+    const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     if lines == 3:
-        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, out, step, a, p, next, K)
-        else: chains_of_one(1, 3, out, step, a, p, next, K)
-    elif ONCE > 1 and panels > 1: chains_of_one(ONCE, LINES, out, step, a, p, next, K)
-    else: chains_of_one(1, LINES, out, step, a, p, next, K)
+        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, 3, out, step, a, p, next, K)
+        else: chains_of_one(1, 3, 3, out, step, a, p, next, K)
+    elif ONCE > 1 and panels > 1:
+        if last == 1: chains_of_one(ONCE, LINES, 1, out, step, a, p, next, K)
+        elif last == 2: chains_of_one(ONCE, LINES, 2, out, step, a, p, next, K)
+        elif last == 3: chains_of_one(ONCE, LINES, 3, out, step, a, p, next, K)
+        else: chains_of_one(ONCE, LINES, LINES, out, step, a, p, next, K)
+    else: chains_of_one(1, LINES, LINES, out, step, a, p, next, K)
 
 
 cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
@@ -461,21 +490,22 @@ cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
 
 
 cdef inline void product_of_one(
-    Py_ssize_t panels, Py_ssize_t lines, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next,
-    Py_ssize_t K
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, real *acc, Py_ssize_t step, const real *a, const real *panel,
+    Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     """acc += a @ panel for one row and 1 or `most_at_once` panels of 3 or LINES lines, which stand `next` apart, and
-    `step` in acc."""
+    `step` in acc.  Of two panels with LINES lines the last one may have fewer."""
     cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
-            tile_one(panels, lines, <vecf *> acc, step * VECTORS // LF, a + k0,
+            tile_one(panels, lines, last, <vecf *> acc, step * VECTORS // LF, a + k0,
                      <const vecf *> (panel + k0 * lines * lanes), next * VECTORS // LF, kb)
         else:
-            tile_one(panels, lines, <vecd *> acc, step * VECTORS // LD, a + k0,
+            tile_one(panels, lines, last, <vecd *> acc, step * VECTORS // LD, a + k0,
                      <const vecd *> (panel + k0 * lines * lanes), next * VECTORS // LD, kb)
         k0 += kb
+        next -= kb * (lines - last) * lanes
 
 
 cdef inline void product_of_block(
@@ -486,13 +516,13 @@ cdef inline void product_of_block(
     ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
     cdef Py_ssize_t g = 0, n, lanes = line_of(acc)
     while g < lines:
-        n = min(<Py_ssize_t> SUB, lines - g)
+        n = min(<Py_ssize_t> SUB, lines - g) if SUB > 1 else lines
         if real is float:
             tile_rows(rows, n, <vecf *> (acc + g * lanes), a, rs, ks, <const vecf *> (block + g * lanes * kb), kb,
-                      <const char *> ahead)
+                      <const char *> ahead, step * sizeof(real))
         else:
             tile_rows(rows, n, <vecd *> (acc + g * lanes), a, rs, ks, <const vecd *> (block + g * lanes * kb), kb,
-                      <const char *> ahead)
+                      <const char *> ahead, step * sizeof(real))
         ahead += step
         g += n
 
@@ -507,7 +537,7 @@ cdef inline void product(
     cdef const real *block
     cdef const real *ahead
     if rows == 1 and lines >= 3 and LINES * VECTORS <= 8:  # where the registers hold them
-        product_of_one(1, lines, acc, 0, a, panel, 0, K)
+        product_of_one(1, lines, lines, acc, 0, a, panel, 0, K)
         return
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
@@ -596,3 +626,214 @@ cdef inline Py_ssize_t row_group(Py_ssize_t rows, Py_ssize_t most) noexcept nogi
         return rows
     groups = (rows + most - 1) // most
     return (rows + groups - 1) // groups
+
+
+# ------------------------------------------------------------------------------------- products with narrow weights
+cdef extern from *:
+    """
+    enum { WIDE, FLOAT16, BFLOAT16, INT8 };  /* how the weights of a panel are stored; WIDE: as they are computed */
+    enum { PAIRED = VECTORS > 1 };
+    #if defined(__AVX2__)
+    enum { WIDENS = 1 };
+    /* Vector v of a line of weights; those of INT8 without their scales. */
+    static inline vecf widened(const char *line, int v, int narrow) {
+    #if defined(__AVX512F__)
+        if (narrow == INT8)
+            return (vecf) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) line)));
+        const __m256i codes = _mm256_loadu_si256((const __m256i *) line);
+        return (vecf) (narrow == FLOAT16 ? _mm512_cvtph_ps(codes)
+                       : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16)));
+    #else
+        if (narrow == INT8)
+            return (vecf) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) (line + 8 * v))));
+        if (narrow == FLOAT16)
+            return (vecf) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
+        const __m256i pairs = _mm256_loadu_si256((const __m256i *) line);
+        return (vecf) _mm256_castsi256_ps(v ? _mm256_and_si256(pairs, _mm256_set1_epi32((int) 0xffff0000))
+                                            : _mm256_slli_epi32(pairs, 16));
+    #endif
+    }
+    /* gcc would keep all scales of a tile in registers and then some of its sums in memory. */
+    static inline const float *reread(const float *p) { __asm__ volatile("" : "+r"(p)); return p; }
+    #else
+    static inline const float *reread(const float *p) { return p; }
+    enum { WIDENS = 0 };
+    static inline vecf widened(const char *line, int v, int narrow) {
+        (void) line; (void) v; (void) narrow;
+        return ZEROF;
+    }
+    #endif
+    """
+    enum:
+        WIDE
+        FLOAT16
+        BFLOAT16
+        INT8
+        PAIRED  # of BFLOAT16, lane l of a line's first half stands beside that of its second: one shift widens each
+        WIDENS  # whether there are instructions to widen weights on their way into registers
+    vecf widened(const char *line, int v, int narrow) noexcept nogil
+    const float *reread(const float *p) noexcept nogil
+
+
+cdef inline Py_ssize_t bytes_of(int narrow) noexcept nogil:
+    """Of a weight."""
+    return 1 if narrow == INT8 else 2
+
+
+cdef inline Py_ssize_t place_in_line(int narrow, Py_ssize_t l) noexcept nogil:
+    """Where lane l of a line of weights is."""
+    return l % (LF // 2) * 2 + l // (LF // 2) if narrow == BFLOAT16 and PAIRED else l
+
+
+cdef inline void widen_line(
+    float *restrict dst, const char *restrict src, int narrow, const float *restrict scales
+) noexcept nogil:
+    cdef Py_ssize_t l, half_line = LF // 2
+    cdef const uint16_t *bits = <const uint16_t *> src
+    if narrow == FLOAT16:
+        load_line(dst, <const half *> src, LF)
+    elif narrow == INT8:
+        for l in range(LF):
+            dst[l] = <float> (<const int8_t *> src)[l] * scales[l]
+    elif PAIRED:
+        for l in range(half_line):
+            dst[l] = float_of_bits(<uint32_t> bits[2 * l] << 16)
+            dst[half_line + l] = float_of_bits(<uint32_t> bits[2 * l + 1] << 16)
+    else:
+        for l in range(LF):
+            dst[l] = float_of_bits(<uint32_t> bits[l] << 16)
+
+
+cdef inline called widen_block(
+    float *restrict block, const char *restrict src, int narrow, Py_ssize_t lines, Py_ssize_t kb,
+    const float *restrict scales
+) noexcept nogil:
+    """A panel's block of kb values of k as the tile reads it."""
+    cdef Py_ssize_t k, g, n = LF * bytes_of(narrow)
+    for g in range(lines):
+        for k in range(kb):
+            widen_line(packed_at(block, lines, g, 0, kb) + k * packed_step(block, lines, g), src + (k * lines + g) * n,
+                       narrow, scales + g * LF)
+
+
+cdef inline inlined narrow_tile(
+    int narrow, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t lines,
+    vecf *restrict out, Py_ssize_t step, const float *a, Py_ssize_t rs, const char *restrict p, Py_ssize_t next,
+    Py_ssize_t K, const float *restrict scales, const char *ahead
+) noexcept nogil:
+    """`tile`, or for a single row `chains_of_one`, with nv vectors from number `first` on of panels of so many lines of
+    narrow weights: each is widened once and then used for all rows.  Inlined with all of these constant."""
+    cdef vecf acc[2 * ACC]
+    cdef vecf w[ACC]
+    cdef Py_ssize_t k = 0, i, m, v, size = LF * bytes_of(narrow)
+    for v in range(rows * panels * nv):
+        acc[v] = ZEROF
+    while True:
+        if ahead is not NULL:
+            for_reading(ahead + k * LINE_BYTES)
+        if narrow == INT8 and VECTORS > 1:
+            scales = reread(scales)
+        for i in range(panels):
+            for v in range(nv):
+                w[v] = widened(p + i * next * sizeof(float) + (k * lines + (first + v) // VECTORS) * size,
+                               (first + v) % VECTORS, narrow)
+                if narrow == INT8:
+                    w[v] = w[v] * (<const vecf *> (scales + i * next))[first + v]
+                if rows <= 3:  # so many values of a find registers beside the sums, else the weights do
+                    for m in range(rows):
+                        acc[(m * panels + i) * nv + v] = acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]
+            if rows > 3:
+                for m in range(rows):
+                    for v in range(nv):
+                        acc[m * nv + v] = acc[m * nv + v] + w[v] * a[m * rs + k]
+        k += 1
+        if k == K:
+            break
+    for m in range(rows):
+        for i in range(panels):
+            for v in range(nv):
+                out[m * LINES * VECTORS + i * step + first + v] = (
+                    out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])
+
+
+cdef inline inlined narrow_lines(
+    int narrow, Py_ssize_t rows, Py_ssize_t most, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t rs,
+    const char *restrict p, Py_ssize_t K, const float *restrict scales
+) noexcept nogil:
+    """The tile for all of 3 or 4 lines, at most so many vectors at a time where a line has several.  Meanwhile the next
+    block comes nearer."""
+    cdef const char *ahead = p + K * lines * LF * bytes_of(narrow)
+    cdef const char *more = <const char *> NULL if narrow == INT8 else ahead + K * LINE_BYTES
+    if VECTORS == 1:
+        if lines == 3: narrow_tile(narrow, rows, 1, 0, 3, 3, out, 0, a, rs, p, 0, K, scales, NULL)
+        else: narrow_tile(narrow, rows, 1, 0, LINES, LINES, out, 0, a, rs, p, 0, K, scales, NULL)
+    elif most == 4:
+        narrow_tile(narrow, rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        if lines == 3: narrow_tile(narrow, rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, K, scales, more)
+        else: narrow_tile(narrow, rows, 1, 4, 4, lines, out, 0, a, rs, p, 0, K, scales, more)
+    elif most == 3:
+        narrow_tile(narrow, rows, 1, 0, 3, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        narrow_tile(narrow, rows, 1, 3, 3, lines, out, 0, a, rs, p, 0, K, scales, more)
+        if lines > 3: narrow_tile(narrow, rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+    else:
+        narrow_tile(narrow, rows, 1, 0, 2, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+        narrow_tile(narrow, rows, 1, 2, 2, lines, out, 0, a, rs, p, 0, K, scales, more)
+        narrow_tile(narrow, rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+        if lines > 3: narrow_tile(narrow, rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+
+
+cdef inline inlined narrow_rows(
+    int narrow, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vecf *restrict out, Py_ssize_t step,
+    const float *a, Py_ssize_t rs, const char *restrict p, Py_ssize_t next, Py_ssize_t K, const float *restrict scales
+) noexcept nogil:
+    """The tile for 1 to ROWS rows and 3 or 4 lines."""
+    if rows == 1:
+        if lines == 3:
+            if ONCE3 > 1 and panels > 1:
+                narrow_tile(narrow, 1, ONCE3, 0, 3 * VECTORS, 3, out, step, a, 0, p, next, K, scales, NULL)
+            else: narrow_tile(narrow, 1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, p, 0, K, scales, NULL)
+        elif ONCE > 1 and panels > 1:
+            narrow_tile(narrow, 1, ONCE, 0, LINES * VECTORS, LINES, out, step, a, 0, p, next, K, scales, NULL)
+        else: narrow_tile(narrow, 1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, p, 0, K, scales, NULL)
+    elif rows == 2: narrow_lines(narrow, 2, 4, lines, out, a, rs, p, K, scales)
+    elif rows == 3: narrow_lines(narrow, 3, 4, lines, out, a, rs, p, K, scales)
+    elif rows == 4: narrow_lines(narrow, 4, 3, lines, out, a, rs, p, K, scales)
+    elif rows == 5: narrow_lines(narrow, 5, 2, lines, out, a, rs, p, K, scales)
+    else: narrow_lines(narrow, 6, 2, lines, out, a, rs, p, K, scales)
+
+
+cdef inline called narrow_tiles(
+    int narrow, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vecf *restrict out, Py_ssize_t step,
+    const float *a, Py_ssize_t rs, const char *restrict p, Py_ssize_t next, Py_ssize_t K, const float *restrict scales
+) noexcept nogil:
+    if narrow == FLOAT16: narrow_rows(FLOAT16, rows, panels, lines, out, step, a, rs, p, next, K, scales)
+    elif narrow == BFLOAT16: narrow_rows(BFLOAT16, rows, panels, lines, out, step, a, rs, p, next, K, scales)
+    else: narrow_rows(INT8, rows, panels, lines, out, step, a, rs, p, next, K, scales)
+
+
+cdef inline called narrow_product(
+    int narrow, float *acc, Py_ssize_t step, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, const float *a,
+    Py_ssize_t stride, const char *panel, Py_ssize_t next, Py_ssize_t K, const float *scales
+) noexcept nogil:
+    """`product`, or `product_of_one`, with panels of narrow weights [k][line][lane].  A few rows have them widened on
+    their way into registers; for more of them a block is widened as a whole."""
+    cdef float[BLOCK * LINES * LF] wide
+    cdef const char *block
+    cdef Py_ssize_t k0 = 0, kb, r, m
+    cdef bint few = WIDENS and rows <= 2 * ROWS and lines >= 3
+    while k0 < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        block = panel + k0 * lines * LF * bytes_of(narrow)
+        if not few:
+            widen_block(wide, block, narrow, lines, kb, scales)
+        r = 0
+        while r < rows:
+            m = row_group(rows - r, ROWS)
+            if few:
+                narrow_tiles(narrow, m, panels, lines, <vecf *> (acc + r * LINES * LF), step * VECTORS // LF,
+                             a + r * stride + k0, stride, block, next, kb, scales)
+            else:
+                product_of_block(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, 1, &wide[0], kb,
+                                 &wide[0], 0)
+            r += m
+        k0 += kb

@@ -26,6 +26,7 @@ import numpy as np
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert, files
+from blockcell.optable import WEIGHT_STORAGES
 
 MEMORY, SECONDS = 2**28, 30
 SMALL_MEMORY, CPU_SECONDS = 2**26, 2
@@ -69,7 +70,7 @@ def values(g: Generator) -> Any:
     """What may stand in JSON where something else belongs."""
     choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
                "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "\ud800", [], [0], [[]], {}, {"type": "GRU"},
-               [True, 2]]  # fmt: skip
+               [True, 2], "int8", "float16"]  # fmt: skip
     return choices[g.integers(len(choices))]
 
 
@@ -158,7 +159,8 @@ def array_changed(g: Generator, array: Any) -> Any:
         case 0:
             return array[:-1]
         case 1:
-            return array.astype([np.float32, np.float64, np.float16, np.int64, object, "U3", "V4"][g.integers(6)])
+            dtypes = [np.float32, np.float64, np.float16, np.int64, object, "U3", "V4", np.uint16, np.int8]
+            return array.astype(dtypes[g.integers(len(dtypes))])
         case 2:
             return array[None]
         case 3:
@@ -174,11 +176,12 @@ def array_changed(g: Generator, array: Any) -> Any:
 def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
     kept = tempfile.TemporaryDirectory()
     folder = Path(kept.name)
-    originals = layers()
-    contents = []
-    for layer in originals:
-        layer.save(folder / f"original{suffix}")
-        contents.append((folder / f"original{suffix}").read_bytes())
+    originals, contents = [], []
+    for layer in layers():
+        for storage in (None, *WEIGHT_STORAGES) if layer.dtype == np.float32 else (None,):
+            layer.save(folder / f"original{suffix}", storage)
+            originals.append(layer.rounded_to(storage) if storage else layer)
+            contents.append((folder / f"original{suffix}").read_bytes())
     path = folder / f"mutant{suffix}"
 
     def one(g: Generator, kept: object = kept) -> bool:

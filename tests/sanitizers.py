@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ["layers", "layers_rows", "layers_arguments", "layers_weights", "layers_resources"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
-TESTS = ["kernels", "activations", *LAYERS, "stream", "torch_layout", *VALIDATION, "guards", "fork", "threads"]
+STREAMS = ["stream", "storage_kernels"]
+TESTS = ["kernels", "activations", *LAYERS, *STREAMS, "torch_layout", *VALIDATION, "guards", "fork", "threads"]
 SKIPPED = "not million_steps and not idle_threads"  # one takes the same ways a million times, one counts memory
 INSTALL = "apt-get install gcc libomp-dev"
 

@@ -144,14 +144,16 @@ def of_streams() -> dict[str, Scenario]:
     streamed = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
     # These are so large that a single step uses threads.
     wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
-    for name, layer in (streamed | wide).items():
+    small = {"stack in int8": kinds()["stack"], "LSTM in bfloat16": kinds()["LSTM"]}
+    for name, layer in (streamed | wide | small).items():
+        storage = name.partition(" in ")[2] or None
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
         lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
         new = layer.weights if name in wide else halved(layer)
 
-        def make(layer: Any = layer, x: Any = x) -> Any:
-            stream = layer.stream(B)
+        def make(layer: Any = layer, x: Any = x, storage: Any = storage) -> Any:
+            stream = layer.stream(B, storage)
             stream.run(x[:2])
             return stream
 
@@ -193,6 +195,17 @@ def of_streams() -> dict[str, Scenario]:
             if name not in wide or what in ("step", "step out", "run"):
                 begin = with_new_weights if what == "refresh" else make
                 found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
+        if storage is not None:
+            packed = layer.packed(storage)
+            acts = {
+                "packed": lambda layer, x=x, storage=storage: layer.packed(storage)(x),
+                "packed call": lambda _, x=x, packed=packed: packed(x),
+                "packed lengths": lambda _, x=x, packed=packed: packed(x, lengths=[T] * B),
+                "packed pickle": lambda _, x=x, packed=packed: pickle.loads(pickle.dumps(packed))(x),
+                "packed stream": lambda _, x=x, packed=packed: packed.stream(B).run(x),
+            }
+            for what, act in acts.items():
+                found[f"{name}: {what}"] = Scenario(lambda layer=layer: layer, act)  # type: ignore[misc]
     return found
 
 
@@ -212,6 +225,11 @@ def of_files() -> dict[str, Scenario]:
 
         found[f"load {suffix}"] = Scenario(partial(make, layer), read, read)
         found[f"save {suffix}"] = Scenario(partial(make, old), layer.save, read, read)
+        small, other = folder / f"small{suffix}", folder / f"other{suffix}"
+        layer.save(small, storage="int8")
+        found[f"load int8 {suffix}"] = Scenario(lambda path=small: path, read, read)  # type: ignore[misc]
+        save = partial(layer.save, storage="int8")
+        found[f"save in int8 {suffix}"] = Scenario(partial(make, old, other), save, read, read)
     return found
 
 

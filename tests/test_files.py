@@ -26,6 +26,8 @@ from traced import peak
 import blockcell
 from blockcell import files
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.layers.storage import narrowed, stored_arrays, widened
+from blockcell.optable import WEIGHT_STORAGES
 
 FORMATS = [".npz", ".safetensors"]
 LAYERS = {
@@ -82,6 +84,36 @@ def test_round_trip(name, dtype, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("storage", WEIGHT_STORAGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_round_trip_in_fewer_bytes(name, storage, suffix, tmp_path):
+    """What is read is the layer with the weights as stored, also when that is saved again."""
+    layer, path = LAYERS[name](), tmp_path / f"a{suffix}"
+    expected = layer.rounded_to(storage)
+    for each in (layer, expected):
+        each.save(path, storage=storage)
+        for source in (path, io.BytesIO(path.read_bytes())):
+            again = blockcell.load(source)
+            assert repr(again) == repr(layer) and list(again.weights) == list(layer.weights)
+            for key, value in expected.weights.items():
+                assert again.weights[key].dtype == np.float32
+                np.testing.assert_array_equal(again.weights[key].view(np.uint8), value.view(np.uint8), err_msg=key)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_bytes_of_a_file(suffix, tmp_path):
+    """Half or a quarter of those of the weights."""
+    layer, path, sizes = LSTM.init(100, 100, seed=0), tmp_path / f"a{suffix}", []
+    for storage in (None, *WEIGHT_STORAGES):
+        layer.save(path, storage)
+        sizes.append(path.stat().st_size)
+    weights, biases, scales = (4 * size for size in (200 * 400, 400, 400))
+    expected = [weights + biases, weights // 2 + biases, weights // 2 + biases, weights // 4 + biases + scales]
+    print(suffix, sizes)
+    assert all(0 < found - wanted < 3000 for found, wanted in zip(sizes, expected, strict=True))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_weights_that_are_not_numbers(suffix, tmp_path):
     b = np.array([np.nan, np.inf, -0.0, 1e-45], np.float32)
     LSTM(np.zeros((2, 4), np.float32), b).save(str(tmp_path / f"a{suffix}"))
@@ -108,6 +140,39 @@ def test_others_can_read_the_files(tmp_path):
         assert json.loads(file.metadata()["blockcell"]) == expected
         assert set(file.keys()) == layer.weights.keys()
         np.testing.assert_array_equal(file.get_tensor("fw.w"), layer.weights["fw.w"])
+
+
+def test_others_can_read_codes_and_scales(tmp_path):
+    layer = LAYERS["bidirectional"]()
+    described = {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
+    described = {"type": "Bidirectional", "fw": described, "bw": {"type": "GRU"}}
+    for storage, dtype, code in [("float16", "float16", "F16"), ("bfloat16", "uint16", "BF16"), ("int8", "int8", "I8")]:
+        arrays = {}
+        for name, array in layer.weights.items():
+            if array.ndim == 2:
+                codes, scale = narrowed(array, storage)
+                assert codes.dtype == dtype
+                arrays |= {name: codes} | ({f"{name}.scale": scale} if storage == "int8" else {})
+            else:
+                arrays[name] = array
+        heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
+        content = json.dumps([described, heads]).encode() + b"".join(map(np.ndarray.tobytes, arrays.values()))
+        sha256 = hashlib.sha256(content).hexdigest()
+        expected = {"version": 2, "storage": storage, "sha256": sha256, "layer": described}
+        for suffix in FORMATS:
+            layer.save(tmp_path / f"a{suffix}", storage=storage)
+        with np.load(tmp_path / "a.npz") as file:
+            assert json.loads(str(file["blockcell"])) == expected
+            assert file.keys() - {"blockcell"} == arrays.keys()
+            for name, array in arrays.items():
+                assert file[name].dtype == array.dtype
+                np.testing.assert_array_equal(file[name], array)
+        with safetensors.safe_open(tmp_path / "a.safetensors", framework="numpy") as file:
+            assert json.loads(file.metadata()["blockcell"]) == expected
+            assert {*file.keys()} == arrays.keys()
+            assert {name: file.get_slice(name).get_dtype() for name in arrays} == {
+                name: code if array.ndim == 2 else "F32" for name, array in arrays.items()
+            }
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -350,7 +415,21 @@ DENSE_WEIGHTS = dict(LAYERS["dense"]().weights)
         ),
         ([], WEIGHTS, "its text 'blockcell' is of type list; expected an object with a version"),
         ({"layer": {}}, WEIGHTS, "its text 'blockcell' is of type dict; expected an object with a version"),
-        (GRU_TEXT | {"version": 2}, WEIGHTS, "its format version is 2; this blockcell reads 1"),
+        (GRU_TEXT | {"version": 3}, WEIGHTS, "its format version is 3; this blockcell reads 1 and 2"),
+        (
+            GRU_TEXT | {"version": 2},
+            WEIGHTS,
+            "has 'layer, version'; expected version, storage, layer and perhaps sha256",
+        ),
+        (GRU_TEXT | {"storage": "int8"}, WEIGHTS, "has 'layer, storage, version'; expected version, layer and perhaps"),
+        *(
+            (
+                GRU_TEXT | {"version": 2, "storage": storage},
+                WEIGHTS,
+                f"its storage is {shown}; expected one of float16, b",
+            )
+            for storage, shown in [("int4", "'int4'"), (None, "None"), (["int8"], "of type list"), (8, "8")]
+        ),
         (GRU_TEXT | {"version": "1"}, WEIGHTS, "its format version is '1'"),
         (GRU_TEXT | {"version": True}, WEIGHTS, "its format version is True"),
         (GRU_TEXT | {"version": 1.0}, WEIGHTS, "its format version is 1.0"),
@@ -443,6 +522,98 @@ def test_other_content(text, weights, message, suffix, tmp_path):
     refused(path, message)
 
 
+STORED = stored_arrays(DENSE_WEIGHTS, {"w": narrowed(DENSE_WEIGHTS["w"], "int8")})
+CODES = {storage: narrowed(DENSE_WEIGHTS["w"], storage).codes for storage in ("float16", "bfloat16")}
+
+
+def one(array, place, value):
+    changed = array.copy()
+    changed[place] = value
+    return changed
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("storage", "arrays", "message"),
+    [
+        ("int8", {"w.scale": None}, "it has no w.scale; expected w, b, w.scale of its Dense"),
+        (
+            "int8",
+            {"w.scale": np.ones(3, np.float32)},
+            r"its w.scale has shape '\(3,\)'; expected \(O\) with I=3 and O=4",
+        ),
+        ("int8", {"w.scale": np.ones((1, 4), np.float32)}, r"its w.scale has shape '\(1, 4\)'; expected \(O\)"),
+        ("int8", {"w.scale": np.ones(4)}, "its w.scale has dtype float64; expected float32, as its storage is int8"),
+        *(
+            ("int8", {"w.scale": one(STORED["w.scale"], 2, value)}, rf"its w.scale\[2\] is {shown}; expected 1.17549")
+            for value, shown in [(np.nan, "nan"), (np.inf, "inf"), (-0.5, "-0.5"), (0, "0.0"), (1e-40, "1e-40")]
+        ),
+        (
+            "int8",
+            {"w.scale": one(STORED["w.scale"], 2, 2.7e36)},
+            r"its w.scale\[2\] is 2.7e\+36; expected .* to 2.679388",
+        ),
+        ("int8", {"b.scale": np.ones(4, np.float32)}, "it has arrays that belong to no layer: 'b.scale'"),
+        ("int8", {"w": one(STORED["w"], (1, 3), -128)}, r"its w\[1, 3\] is -128; expected -127 to 127"),
+        (
+            "int8",
+            {"w": STORED["w"].astype(np.float32)},
+            "its w has dtype float32; expected int8, as its storage is int8",
+        ),
+        ("int8", {"w": CODES["bfloat16"]}, "its w has dtype uint16; expected int8, as its storage is int8"),
+        ("int8", {"b": STORED["w"][0]}, "its b has dtype int8; expected float32, as its storage is int8"),
+        ("int8", {"b": np.zeros(4)}, "its b has dtype float64; expected float32, as its storage is int8"),
+        ("float16", {}, "arrays that belong to no layer: 'w.scale'"),
+        ("float16", {"w.scale": None}, "its w has dtype int8; expected float16, as its storage is float16"),
+        (
+            "bfloat16",
+            {"w.scale": None, "w": CODES["float16"]},
+            "its w has dtype float16; expected uint16, as its storage",
+        ),
+        *(
+            (
+                "float16",
+                {"w.scale": None, "w": one(CODES["float16"], (2, 1), value)},
+                rf"its w\[2, 1\] is {shown}; expec",
+            )
+            for value, shown in [(np.nan, "nan"), (-np.inf, "-inf")]
+        ),
+        *(
+            (
+                "bfloat16",
+                {"w.scale": None, "w": one(CODES["bfloat16"], (2, 1), value)},
+                r"is \d+; expected the code of a",
+            )
+            for value in (0x7F80, 0xFFC0)
+        ),
+        (
+            None,
+            {"w.scale": None, "w": CODES["bfloat16"]},
+            "its w has dtype uint16; expected float32, float64 or float16",
+        ),
+        (None, {"w.scale": None}, "its w has dtype int8; expected float32, float64 or float16"),
+    ],
+)
+def test_other_codes_and_scales(storage, arrays, message, suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    arrays = {name: array for name, array in (STORED | arrays).items() if array is not None}
+    text = {"version": 1, "layer": DENSE} if storage is None else {"version": 2, "storage": storage, "layer": DENSE}
+    if suffix == ".npz":
+        write(path, json.dumps(text), arrays)
+    else:  # the package has no BF16
+        write_tensors(path, json.dumps(text), arrays)
+    refused(path, message)
+
+
+def write_tensors(path, text, arrays):
+    codes = {"float16": "F16", "uint16": "BF16", "int8": "I8", "float32": "F32", "float64": "F64"}
+    header, end = {"__metadata__": {"blockcell": text}}, 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": codes[str(array.dtype)], "shape": array.shape, "data_offsets": [start, end]}
+    path.write_bytes(tensors(header, b"".join(map(np.ndarray.tobytes, arrays.values()))))
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_truncated(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
@@ -451,6 +622,21 @@ def test_truncated(suffix, tmp_path):
     for length in [*range(0, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:length])
         refused(path)
+
+
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array.astype(array.dtype.newbyteorder())])
+@pytest.mark.parametrize("storage", WEIGHT_STORAGES)
+def test_codes_as_others_store_them(storage, change, tmp_path):
+    """In another order of bytes or numbers, without a checksum, and with one, which is of the numbers."""
+    layer, path = LAYERS["dense"](), tmp_path / "a.npz"
+    narrow = narrowed(layer.weights["w"], storage)
+    arrays = stored_arrays(layer.weights, {"w": narrow})
+    for sha256 in ({}, {"sha256": files.checksum(DENSE, arrays)}):
+        text = {"version": 2, "storage": storage, "layer": DENSE} | sha256
+        write(path, json.dumps(text), {name: change(array) for name, array in arrays.items()})
+        again = blockcell.load(path).weights
+        np.testing.assert_array_equal(again["w"], widened(narrow))
+        np.testing.assert_array_equal(again["b"], layer.weights["b"])
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -470,11 +656,13 @@ def test_arrays_as_others_store_them(change, tmp_path):
         np.testing.assert_array_equal(value, WEIGHTS[name])
 
 
+@pytest.mark.parametrize("storage", [None, *WEIGHT_STORAGES])
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_damaged(suffix, tmp_path):
+def test_damaged(suffix, storage, tmp_path):
     """Other bits are another layer, or none, and so are refused; but for those that say nothing."""
     layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
-    layer.save(path)
+    layer.save(path, storage)
+    layer = layer.rounded_to(storage) if storage else layer
     content, g, refused = path.read_bytes(), np.random.default_rng(0), 0
     for _ in range(300):
         damaged = bytearray(content)
@@ -489,7 +677,7 @@ def test_damaged(suffix, tmp_path):
             assert repr(again) == repr(layer)
             for name, value in layer.weights.items():
                 np.testing.assert_array_equal(again.weights[name], value)
-    print(f"{suffix}: {refused} of 300 refused")
+    print(f"{suffix}, {storage}: {refused} of 300 refused")
     assert refused > 150
 
 
@@ -591,7 +779,10 @@ SOME = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (tensors(b'{"__metadata__": {"blockcell": "", "blockcell": ""}}'), "a name twice among 'blockcell, blockcell'"),
         (tensors(GRU_HEADER | {"w": []}), "its array 'w' is of type list; expected dtype, shape and data_offsets"),
         (tensors(GRU_HEADER | {"w": SOME | {"x": 1}}), "its array 'w' is of type dict; expected dtype, shape and"),
-        (tensors(GRU_HEADER | {"w": SOME | {"dtype": "BF16"}}), "its 'w' has dtype 'BF16'; expected one of F32, F64"),
+        (
+            tensors(GRU_HEADER | {"w": SOME | {"dtype": "I16"}}),
+            "its 'w' has dtype 'I16'; expected one of F32, F64, F16",
+        ),
         (tensors(GRU_HEADER | {"w": SOME | {"dtype": ["F32"]}}), "its 'w' has dtype of type list; expected one of F32"),
         (
             tensors(GRU_HEADER | {"w": SOME | {"shape": [True, 2]}}),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from blockcell import _cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
@@ -162,6 +164,24 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
             "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
         },
     ),
+    "stored scales of x for h": ("panels.pxd", {"scales += p.apart * LF": "scales += 0"}),
+    "stored lines of x for h": (
+        "panels.pxd",
+        {"line_in(p, u, gate, k < p.I)) * L * n": "line_in(p, u, gate, True)) * L * n"},
+    ),
+    "stored scale of another line": ("tile.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
+    "stored halves of a line": (
+        "tile.pxd",
+        {"<uint32_t> bits[2 * l] << 16": "<uint32_t> bits[2 * l + 1] << 16", "bits[2 * l + 1] <<": "bits[2 * l] <<"},
+    ),
+    "stored in registers: scale of another vector": (
+        "tile.pxd",
+        {"(scales + i * next))[first + v]": "(scales + i * next))[v]"},
+    ),
+    "stored in registers: half of another vector": (
+        "tile.pxd",
+        {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
+    ),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "dense.pxd",
@@ -197,6 +217,17 @@ ORDERS = {  # the same for the order of summation
         "panels.pxd",
         {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
     ),
+    "stored blocks of 32": ("tile.pxd", {"BLOCK, K - k0)\n        block": "32, K - k0)\n        block"}),
+    "stored in registers: from the last k to the first": (
+        "tile.pxd",
+        {
+            "next * sizeof(float) + (k * lines": "next * sizeof(float) + ((K - 1 - k) * lines",
+            "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]": (
+                "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + K - 1 - k]"
+            ),
+            "acc[m * nv + v] + w[v] * a[m * rs + k]": "acc[m * nv + v] + w[v] * a[m * rs + K - 1 - k]",
+        },
+    ),
     "torch blocks of 32": (
         "panels.pxd",
         {"BLOCK, K - k)\n                    load": "32, K - k)\n                    load"},
@@ -214,16 +245,20 @@ TORCH = "tests/test_torch_layout.py", "equals and float64 and base"
 KERNELS = "tests/test_kernels.py", "test_formulas and float64 and base"
 DENSE = "tests/test_dense.py", "test_formulas and float64 and base"
 ORDER = "tests/test_order.py", "base and not shows"
+STORED = "tests/test_storage_kernels.py", "test_calls and base"
+HAS_REGISTERS = "v3" in _cpu.supported_levels()
+REGISTERS = "tests/test_storage_kernels.py", "test_calls and v3"  # base widens no weights in registers
 
 
-def succeeds(folder: Path, *command: str) -> bool:
-    environment = os.environ | {"BLOCKCELL_LEVELS": "base", "BLOCKCELL_LEVEL": "base", "PYTHONPATH": str(folder)}
+def succeeds(folder: Path, level: str, *command: str) -> bool:
+    environment = os.environ | {"BLOCKCELL_LEVELS": level, "BLOCKCELL_LEVEL": level, "PYTHONPATH": str(folder)}
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True).returncode == 0
 
 
 def build_and_test(folder: Path, file: str, tests: str) -> bool:
-    assert succeeds(folder, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
-    return succeeds(folder, "-m", "pytest", "-q", "-x", file, "-k", tests)
+    level = "v3" if tests.endswith("v3") else "base"
+    assert succeeds(folder, level, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
+    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +268,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
     setup = folder / "setup.py"
     setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
-    assert all(build_and_test(folder, *tests) for tests in (KERNELS, DENSE, TORCH, ORDER))
+    kinds = KERNELS, DENSE, TORCH, ORDER, STORED, *([REGISTERS] if HAS_REGISTERS else [])
+    assert all(build_and_test(folder, *tests) for tests in kinds)
     return folder
 
 
@@ -260,9 +296,15 @@ def test_places(what: str) -> None:
 def test_mutant(what: str, checkout: Path) -> None:
     source = checkout / "pyx" / (MUTANTS | ORDERS)[what][0]
     original = source.read_text()
+    tests = {"dense": DENSE, "torch": TORCH, "stored": STORED}.get(
+        what.split()[0], ORDER if what in ORDERS else KERNELS
+    )
+    if what.startswith("stored in registers"):
+        tests = REGISTERS
+        if not HAS_REGISTERS:
+            pytest.skip("this CPU does not run level v3")
     try:
         source.write_text(swapped(what, original))
-        tests = {"dense": DENSE, "torch": TORCH}.get(what.split()[0], ORDER if what in ORDERS else KERNELS)
         assert not build_and_test(checkout, *tests), "no test sees it"
     finally:
         source.write_text(original)

@@ -96,10 +96,20 @@ def table_of_torch() -> str:
     return "\n".join(report().torch_summary(report().TORCH))
 
 
+def table_of_storage() -> str:
+    return "\n".join(report().storage_summary(report().STORAGE))
+
+
+def table_of_errors() -> str:
+    return "\n".join(report().storage_errors(report().STORAGE.with_name("storage-errors.csv")))
+
+
 TABLES = {
     "ops": (README, table_of_ops),
     "speed": (README, table_of_speed),
     "torch": (ROOT / "docs" / "torch.md", table_of_torch),
+    "storage": (ROOT / "docs" / "storage.md", table_of_storage),
+    "errors": (ROOT / "docs" / "storage.md", table_of_errors),
 }
 
 
@@ -117,6 +127,7 @@ def test_figures_are_those_of_the_benchmarks():
     pages = ROOT / "docs" / "benchmarks"
     assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
     assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
+    assert (pages / "storage.md").read_text() == report().storage_page(report().STORAGE), "and this one"
 
 
 # ------------------------------------------------------------------------------------------------------------ the links

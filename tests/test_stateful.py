@@ -30,12 +30,13 @@ from hypothesis.stateful import (
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
-from blockcell.optable import ACTIVATIONS
+from blockcell.optable import ACTIVATIONS, WEIGHT_STORAGES
 
 REFUSED = (TypeError, ValueError)
 SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
 THREADS = [1, 2, 3, 8]
+STORAGES = [None, None, *WEIGHT_STORAGES]
 # Rows are split over threads from 2, 4 or 16 rows a thread on, by the size of w; else lines of units are; and one
 # thread does what is less than 1e6 operations, or 2e5 a step (pyx/panels.pxd). B and H stand around these, and between.
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
@@ -179,12 +180,13 @@ BAD_OUTPUTS = {
 class Model:
     """A stream in the plainest way: the layer called step by step on one thread, with the state of the call before."""
 
-    def __init__(self, layer, batch):
+    def __init__(self, layer, batch, storage=None):
+        self.storage = storage
         self.refresh(layer)
         self.state = zeros(layer, batch)
 
     def refresh(self, layer):
-        self.layer = copy.copy(layer)
+        self.layer = copy.copy(layer) if self.storage is None else layer.rounded_to(self.storage)
 
     def after(self, x, state):
         """y of some steps and the state after them."""
@@ -210,11 +212,12 @@ class Model:
 class Streams(RuleBasedStateMachine):
     """A stream and its model side by side."""
 
-    @initialize(layer=streamed(), batch=BATCHES, threads=st.sampled_from(THREADS))
-    def begin(self, layer, batch, threads):
+    @initialize(layer=streamed(), batch=BATCHES, threads=st.sampled_from(THREADS), storage=st.sampled_from(STORAGES))
+    def begin(self, layer, batch, threads, storage):
         blockcell.set_num_threads(threads)
         self.layer, self.batch = layer, batch
-        self.stream, self.model = layer.stream(batch), Model(layer, batch)
+        storage = storage if layer.dtype == np.float32 else None
+        self.stream, self.model = layer.stream(batch, storage), Model(layer, batch, storage)
 
     def teardown(self):
         blockcell.set_num_threads(None)

@@ -131,23 +131,29 @@ def test_compiled_with_packed_sequences(kind, form, dynamo):
     equal(step(module, compiled, data, hx), step(module, call, data, hx))
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported(kind, strict, dynamo):
-    module = made(kind, num_layers=2, bidirectional=True, batch_first=True).eval()
+def test_exported(kind, strict, training, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
     x = torch.randn(3, 4, 5)
     sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
-    with torch.no_grad():
+    with torch.set_grad_enabled(training):
         program = torch.export.export(module, (x,), dynamic_shapes=(sizes,), strict=strict)
+        exported, lowered = program.module(), program.run_decompositions().module()
         for B, T in ((3, 4), (2, 9)):
-            x = torch.randn(B, T, 5)
-            equal(tensors_of(program.module()(x)), tensors_of(module(x)))
+            x = torch.randn(B, T, 5, requires_grad=training)
+            expected = tensors_of(module(x))
+            equal(tensors_of(exported(x)), expected)
+            equal(tensors_of(lowered(x)), expected)
+            if training:
+                equal(step(exported, exported, x), step(module, module, x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_pass_opcheck(kind):
-    """Schema, fake tensors, autograd and tracing, of the forward and the backward operator."""
+    """Schema, fake tensors, autograd and tracing, of a layer's operator and of those that it becomes."""
     calls = []
 
     class Recorder(TorchDispatchMode):
@@ -169,22 +175,33 @@ def test_operators_pass_opcheck(kind):
                 module(x, hx)
     names = [str(function) for function, _ in calls]
     name = f"blockcell.{kind.lower()}"
-    assert (names.count(f"{name}.default"), names.count(f"{name}_backward.default")) == (8, 4)
+    assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (8, 4)
+
+    def copied(value, requires_grad):
+        if isinstance(value, list):
+            return [copied(each, requires_grad) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(requires_grad and value.is_floating_point())
+
     for function, args in calls:
-        args = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
-        if "backward" not in str(function) and args[2]:
-            args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
-        torch.library.opcheck(function, tuple(args))
+        torch.library.opcheck(function, tuple(copied(a, False) for a in args))
+        if "forward" in str(function):
+            for requires_grad in (False, True):
+                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_traced(kind):
+def test_traced(kind, training):
     module = made(kind, num_layers=2, bidirectional=True)
-    x = torch.randn(4, 3, 5)
-    with warnings.catch_warnings(), torch.no_grad():
+    x = torch.randn(4, 3, 5, requires_grad=training)
+    with warnings.catch_warnings(), torch.set_grad_enabled(training):
         warnings.simplefilter("ignore")  # torch.jit is deprecated
-        traced = torch.jit.trace(module, (torch.randn_like(x),))
-    equal(tensors_of(traced(x)), tensors_of(module(x)))
+        traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
+        equal(tensors_of(traced(x)), tensors_of(module(x)))
+        if training:
+            equal(step(traced, traced, x), step(module, module, x))
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap"])
@@ -542,19 +559,28 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
     module = made(kind, 5, 8)
     op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
-    state, none = torch.zeros(1, 3, 8), [None] * 4
-    forward = [X, torch.zeros(2, 4, 3, dtype=torch.uint8), True, *weights, *none, *[state] * n]
-    y, *last, tape = op._op(*forward)
-    backward = [X, forward[1], y, tape, *weights[:2], None, None, *[state] * n, True, True, y, *last]
-    for operator, inputs in ((op._op, forward), (op._backward_op, backward)):
+    states, marks = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
+    forward = X, weights, True, False, states, marks
+    y, *last, tape = op._forward_op(*forward)
+    backward = y, tape, weights[:2], [y, *last], X, True, True, states, marks
+    whole = *forward[:2], *forward[3:]
+    for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
-        tensors = [k for k, tensor in enumerate(inputs) if isinstance(tensor, torch.Tensor)]
-        assert len(tensors) == {op._op: 6 + n, op._backward_op: 7 + 2 * n}[operator]
-        for k in tensors:
-            for wrong in (inputs[k][:-1], inputs[k][..., :-1], inputs[k][None], inputs[k].to(torch.int8)):
-                damaged = [*inputs[:k], wrong, *inputs[k + 1 :]]
-                with pytest.raises((ValueError, TypeError)):
-                    operator(*damaged)
+        tried = 0
+        for k, value in enumerate(inputs):
+            for j, tensor in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                tried += 1
+                for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)):
+                    given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
+                    with pytest.raises((ValueError, TypeError)):
+                        operator(*inputs[:k], given, *inputs[k + 1 :])
+            if isinstance(value, list):
+                for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
+                    with pytest.raises((ValueError, IndexError)):
+                        operator(*inputs[:k], given, *inputs[k + 1 :])
+        assert tried == (7 + 2 * n if operator is op._backward_op else 6 + n)
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore

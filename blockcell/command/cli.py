@@ -15,11 +15,16 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from .. import __version__, build_info
-from ..optable import DTYPES, LETTERS, OPS
+from ..layers import Layer
+from ..layers.loading import read
+from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
 from .terminal import print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -37,14 +42,78 @@ class MissingExtra(Exception):
     """A command needs packages that are not installed."""
 
 
+class UsageError(Exception):
+    """Options that do not go together."""
+
+
 # --------------------------------------------------------------------------------------------------------- the commands
 def info(options: argparse.Namespace) -> int:
-    """Show what runs here: versions, CPU level, threads, and how the kernels were compiled."""
+    """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
+
+    With the PATH of a file that ``layer.save`` wrote: its layer, and in what its weights are stored. If the layer is
+    float32, also what each way to store them in fewer bytes costs: how many bytes remain, and how far y is off. That
+    depends on the data: give your own, an array (T, B, I) that numpy.save wrote.
+    """
+    if options.path is not None:
+        return layer_info(options)
+    if options.data is not None:
+        raise UsageError("--data is for a saved layer: expected its PATH, too")
     if options.json:
         print_json(build_info())
     else:
         print_machine()
     return 0
+
+
+def layer_info(options: argparse.Namespace) -> int:
+    layer, storage = read(options.path)
+    about: dict[str, str | int] = {
+        "layer": repr(layer),
+        "input_size": layer.input_size,
+        "output_size": layer.output_size,
+        "dtype": str(layer.dtype),
+        "storage": storage or str(layer.dtype),
+        "weights": sum(array.size for array in layer.weights.values()),
+        "file_bytes": options.path.stat().st_size,
+    }
+    what, x = given_data(options.data, layer)
+    costs, refused = [], {}
+    for name in WEIGHT_STORAGES if layer.dtype == np.float32 else ():
+        try:
+            costs.append(layer.storage_error(name, x))
+        except ValueError as error:
+            layer(x)  # x does not fit
+            refused[name] = str(error)
+    if options.json:
+        storages = [{k: None if v != v or v == np.inf else v for k, v in asdict(cost).items()} for cost in costs]
+        print_json(about | {"data": what, "storages": storages, "refused": refused})
+        return 0
+    shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else x] for name, x in about.items()]
+    print_table(str(options.path), ["", ""], shown)
+    if costs:
+        rows = [["float32", f"{costs[0].nbytes_float32:,}", "", "", "", ""]]
+        for cost in costs:
+            most, rms = f"{100 * cost.relative_max:.2g} %", f"{100 * cost.relative_rms:.2g} %"
+            rows.append([cost.storage, f"{cost.nbytes:,}", f"{cost.max:.2g}", most, f"{cost.rms:.2g}", rms])
+        columns = ["weights in", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
+        print_table(f"What storing the weights in fewer bytes costs; x is {what}", columns, rows)
+    for name, why in refused.items():
+        print(f"Not {name}: {why}")
+    if layer.dtype != np.float32:
+        print("Only weights of float32 layers can be stored in fewer bytes.")
+    return 0
+
+
+def given_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
+    """What x is, and x."""
+    if path is None:
+        shape = 100, 8, layer.input_size
+        x = np.random.default_rng(0).standard_normal(shape)
+        return f"standard normal, {shape}, seed 0", x.astype(layer.dtype)
+    array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise ValueError(f"{path} is no array of numbers that numpy.save wrote")
+    return str(path), array.astype(layer.dtype)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -280,7 +349,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return command
 
-    add(info, "blockcell info --json")
+    command = add(info, "blockcell info classifier.npz --data x.npy")
+    command.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a saved layer, .npz or .safetensors")
+    command.add_argument("--data", type=Path, metavar="NPY", help="x for the layer (standard normal numbers)")
     command = add(demo, "blockcell demo --output digits.png")
     command.add_argument(
         "--output", type=_png, default="blockcell-demo.png", metavar="PNG", help="the picture to write (%(default)s)"
@@ -409,6 +480,8 @@ def run(arguments: Sequence[str] | None) -> int:
         what, status = "interrupted", 130  # what shells expect of an interrupted program
     except MissingExtra as error:
         what, status = str(error), 1
+    except UsageError as error:
+        what, status = f"{error} (`blockcell {options.command} --help` tells more)", 2
     except Exception as error:
         if options.debug:
             raise

@@ -19,10 +19,24 @@ from .base import Layer, Tape
 from .containers import Bidirectional, Stack
 from .dense import Dense
 from .lstm_gru import GRU, LSTM
+from .packed import Packed
 from .shared import GRUState, LSTMState
+from .storage import StorageError
 
-__all__ = ["GRU", "LSTM", "Bidirectional", "Dense", "GRUState", "LSTMState", "Layer", "Stack", "Tape"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Bidirectional",
+    "Dense",
+    "GRUState",
+    "LSTMState",
+    "Layer",
+    "Packed",
+    "Stack",
+    "StorageError",
+    "Tape",
+]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
-for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack):
+for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Packed, Stack):
     _class.__module__ = __name__

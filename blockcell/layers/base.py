@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from .. import _kernels, _team, files
 from .._args import empty
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
-from ..optable import DTYPES, Array, Op, Tensor, sizes_of
+from ..optable import DTYPES, WEIGHT_STORAGES, Array, Op, Tensor, sizes_of
 from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
 from .shared import (
@@ -33,6 +33,10 @@ from .shared import (
     SharedWeights,
     State,
 )
+from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
+
+if TYPE_CHECKING:
+    from .packed import Packed
 
 HALF = DTYPES.index(np.dtype(np.float16))
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
@@ -158,7 +162,56 @@ class Layer(ABC, Generic[S_co]):
             if self._shared.replace(old, old | new):
                 return
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def rounded_to(self, storage: str) -> Self:
+        """An equal layer, but with the weights that are left once these have been stored in fewer bytes.
+
+        What that costs in accuracy is the difference between the two layers' results. Matrices are rounded; biases and
+        peepholes are not. `blockcell.layers.storage` has the definition.
+
+        Parameters
+        ----------
+        storage : {"float16", "bfloat16", "int8"}
+
+        Raises
+        ------
+        ValueError
+            The layer's dtype is not float32, or a weight is not finite or too large to be stored so.
+        """
+        reader = ArgumentReader(f"{type(self).__name__}.rounded_to")
+        storage, weights = read_storage(reader, storage, self.dtype), self.weights
+        layer = copy.copy(self)
+        layer.set_weights(**weights | {name: widened(each) for name, each in _stored(reader, weights, storage).items()})
+        return layer
+
+    def storage_error(self, storage: str, x: ArrayLike, state: GivenState = None, **options: Any) -> StorageError:
+        """Measure what it costs to store the weights in fewer bytes: how far y is off on these data.
+
+        Parameters
+        ----------
+        storage : {"float16", "bfloat16", "int8"}
+        x, state, **options
+            As of a call.
+
+        Returns
+        -------
+        StorageError
+            `max` and `rms`, of the difference between the y of this layer and that of ``rounded_to(storage)``;
+            `relative_max` and `relative_rms`, as shares of the largest y and of y's root mean square; `nbytes` of all
+            weights as stored, and `nbytes_float32`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As from `rounded_to` and a call.
+        """
+        layer = copy.copy(self)  # whose weights nobody replaces meanwhile
+        rounded = layer.rounded_to(storage)
+        weights = layer.weights
+        stored = stored_arrays(weights, _stored(ArgumentReader(type(self).__name__), weights, storage))
+        y, expected = rounded(x, state, **options)[0], layer(x, state, **options)[0]
+        return error_of(storage, expected, y, stored.values(), weights.values())
+
+    def save(self, path: str | os.PathLike[str], storage: str | None = None) -> None:
         """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
 
         Either the whole file is written or nothing is: what was there before stays until the new file is complete.
@@ -167,15 +220,24 @@ class Layer(ABC, Generic[S_co]):
         ----------
         path : path_like
             Ends in ``.npz`` or ``.safetensors``.
+        storage : {"float16", "bfloat16", "int8"}, optional
+            Of a float32 layer: in what its weights are stored, for a file of half the bytes or a quarter. What
+            `blockcell.load` reads is then ``layer.rounded_to(storage)``, bit for bit.
 
         Raises
         ------
         ValueError
-            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays.
+            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays; or as from
+            `rounded_to`.
         OSError
             The file cannot be written.
         """
-        files.write(path, self._description(), self.weights)
+        weights = self.weights
+        if storage is not None:
+            reader = ArgumentReader(f"{type(self).__name__}.save")
+            storage = read_storage(reader, storage, self.dtype)
+            weights = stored_arrays(weights, _stored(reader, weights, storage))
+        files.write(path, self._description(), weights, storage)
 
     # ------------------------------------------------------------------------------------------------------------ calls
     def __call__(
@@ -385,8 +447,36 @@ class Layer(ABC, Generic[S_co]):
         return part if result is None else result, last, tape
 
     @abstractmethod
-    def stream(self, batch: SupportsIndex = 1) -> Any:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Any:
         """Run the layer step by step; the stream keeps the state in between."""
+
+    def packed(self, storage: str | None = None) -> Packed[S_co]:
+        """The layer as it is now, for calls and streams alone, with its weights in fewer bytes.
+
+        A call has the bits of ``layer.rounded_to(storage)``. Later changes of the layer's weights change nothing of it.
+
+        Parameters
+        ----------
+        storage : {None, "float16", "bfloat16", "int8"}
+            How matrices are stored: of float32 layers, in half the bytes or a quarter. None: as they are.
+
+        Returns
+        -------
+        Packed
+
+        Raises
+        ------
+        TypeError, ValueError
+            `storage` is something else, the layer's dtype is not float32, or a weight is not finite or too large.
+        """
+        from .packed import Packed  # which knows all kinds of layers
+
+        reader = ArgumentReader(f"{type(self).__name__}.packed")
+        return Packed(self, None if storage is None else read_storage(reader, storage, self.dtype))
+
+    @abstractmethod
+    def _hollow(self) -> Self:
+        """An equal layer that has no weights yet; `_share` gives it some."""
 
     @abstractmethod
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
@@ -527,16 +617,66 @@ class Single(Layer[S_co]):
         """One array for each weight of the op, an empty one if the cell does not have it."""
         return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors]
 
+    def _hollow(self) -> Self:
+        layer = object.__new__(type(self))
+        layer.__dict__.update(self.__dict__)
+        layer._runner = Runner(layer) if self._runs_plainly else None
+        return layer
+
+    # ------------------------------------------------------------------------------------------ weights in fewer bytes
+    def _narrow(self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str) -> CellWeights:
+        """The same weights, but with matrices packed in fewer bytes; the prefix is in front of their names."""
+        stored = _stored(reader, {prefix + name: array for name, array in weights.arrays.items()}, storage)
+        itemsize = WEIGHT_STORAGES[storage].itemsize
+        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, itemsize, 1)
+        number = 1 + [*WEIGHT_STORAGES].index(storage)
+        narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
+        self._exchange(narrow, [*stored.values()], False)
+        return narrow
+
+    def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
+        """The matrices that `_narrow` has packed."""
+        dtype = [*WEIGHT_STORAGES.values()][weights.narrow - 1]
+        shapes = {tensor.name: sizes_of(tensor.shape, self._sizes) for tensor in self._tensors}
+        stored = {
+            name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
+            for name, shape in shapes.items()
+            if len(shape) == 2
+        }
+        self._exchange(weights, [*stored.values()], True)
+        return stored
+
+    def _exchange(self, weights: CellWeights, stored: list[Narrow], back: bool) -> None:
+        """From the matrices to the packed weights, or back."""
+        if self.hidden_size:
+            codes = [np.ascontiguousarray(each.codes).view(np.uint8) for each in stored]
+            scales = [_EMPTY[self._number] if each.scale is None else each.scale for each in stored]
+            ordered = zip(self._tensors, self._ordered(weights.arrays), strict=True)
+            vectors = [array for tensor, array in ordered if " " not in tensor.shape]
+            options = weights.packed, weights.narrow, back, *self._pack_options()
+            self._run("narrow", *codes, *scales, *vectors, *options)
+
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
+        storage : {None, "float16", "bfloat16", "int8"}
+            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
+            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
         """
-        return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
+        reader = ArgumentReader(f"{type(self).__name__}.stream")
+        storage = None if storage is None else read_storage(reader, storage, self.dtype)
+        return Stream(self, reader.integer("batch", batch), storage)
+
+    def _streamed(self, weights: CellWeights, storage: str | None) -> CellWeights:
+        """What a stream reads of these weights."""
+        if storage is None or weights.narrow:
+            return weights
+        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage)
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
@@ -570,7 +710,8 @@ class Single(Layer[S_co]):
         """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
         sizes = T, B, self.input_size, self.hidden_size
         bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
-        run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *self._forward_options(), threads)
+        options = weights.narrow, *self._forward_options()
+        run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *options, threads)
         return run, plan, *self._work("stream", T, B, threads)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
@@ -659,23 +800,28 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
+        storage : {None, "float16", "bfloat16", "int8"}
+            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
+            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
 
         Raises
         ------
         TypeError
             The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
+        ValueError
+            `storage` is unknown, the layer's dtype is not float32, or a weight is not finite or too large.
         """
         if self.reverse:
             what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
             raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch)
+        return super().stream(batch, storage)
 
     @property
     def _runs_plainly(self) -> bool:
@@ -686,7 +832,7 @@ class Cell(Single[S_co]):
     ) -> tuple[Array, State, Any]:
         T, B, _ = x.shape
         reverse ^= self.reverse
-        arrays, packed = current.weights[self]
+        arrays, packed, narrow = current.weights[self]
         marks = current.marks.in_direction(reverse)
         last = self._state(*map(np.empty_like, state))
         shape = T, B, self.hidden_size
@@ -694,7 +840,7 @@ class Cell(Single[S_co]):
         saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if current.training else None
         if h.size:
             options = self._forward_options()
-            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, *options)
+            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, narrow, *options)
         else:
             _copy(last, state)
         if y is None:
@@ -724,6 +870,13 @@ class Cell(Single[S_co]):
             *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, *self._pack_options()),
         )
         return d_x, d_state, grads
+
+
+def _stored(reader: ArgumentReader, weights: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
+    """The matrices among the weights as they are stored."""
+    return {
+        name: narrowed(array, storage, f"{reader.caller}: {name}") for name, array in weights.items() if array.ndim == 2
+    }
 
 
 _EMPTY = [np.empty(0, dtype) for dtype in DTYPES]

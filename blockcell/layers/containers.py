@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,9 @@ from .arguments import in_order, read_parts
 from .base import Cell, Layer, Single
 from .dense import Dense
 from .shared import Directions, ForwardPass, S_bw_co, S_co, SharedWeights, State
+
+if TYPE_CHECKING:
+    from .packed import Packed
 
 
 class Composite(Layer[S_co]):
@@ -41,6 +44,11 @@ class Composite(Layer[S_co]):
         for layer in self._layers.values():
             shared.weights |= layer._shared.weights
         self._share(shared)
+
+    def _hollow(self) -> Self:
+        layer = object.__new__(type(self))
+        layer._layers = {name: part._hollow() for name, part in self._layers.items()}
+        return layer
 
     def _share(self, shared: SharedWeights) -> None:
         self._shared = shared
@@ -140,7 +148,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def _description(self) -> dict[str, Any]:
         return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
 
-    def stream(self, batch: SupportsIndex = 1) -> NoReturn:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> NoReturn:
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
@@ -234,15 +242,18 @@ class Stack(Composite[tuple[Any, ...]]):
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
 
-    def stream(self, batch: SupportsIndex = 1) -> StackStream:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> StackStream:
         """Run the stack step by step; the stream keeps the states in between, which are zero at first.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
+        storage : {None, "float16", "bfloat16", "int8"}
+            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
+            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
         """
-        return StackStream(self, batch)
+        return StackStream(self, batch, storage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"
@@ -281,16 +292,19 @@ class StackStream:
 
     Attributes
     ----------
-    layer : Stack
+    layer : Stack or Packed
     batch : int
         B, the number of rows that run side by side.
+    storage : str or None
+        How matrices of weights are kept.
     state : tuple
         Copies of the layers' states. Assigning sets them.
     """
 
-    def __init__(self, layer: Stack, batch: SupportsIndex = 1) -> None:
-        self.layer = layer
-        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch) for part in layer.layers]
+    def __init__(self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None) -> None:
+        self.layer: Stack | Packed = layer
+        self.storage, self._stack = storage, layer
+        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch, storage) for part in layer.layers]
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
@@ -314,7 +328,7 @@ class StackStream:
 
     def refresh(self) -> None:
         """Use the weights that the stack has now; the states stay."""
-        _stream.refresh(self._streams, self.layer._shared.weights)
+        _stream.refresh(self._streams, self._stack._shared.weights)
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -334,11 +348,17 @@ class StackStream:
             raise ValueError(f"Stack.stream: state has {len(value)} parts; {expected}")
         return [array for part, given in zip(self._parts, value, strict=True) for array in part._state_arrays(given)]
 
+    def _belong_to(self, packed: Packed) -> Self:
+        self.layer, self.storage = packed, packed.storage
+        return self
+
     def _in_use(self) -> Stack:
-        return type(self.layer)([part._in_use() for part in self._parts])
+        return type(self._stack)([part._in_use() for part in self._parts])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stream.restored, (self._in_use(), self.batch, self.state)
+        if self.layer is not self._stack:
+            return _stream.restored, (self.layer, self.batch, self.state)
+        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage)
 
     def __repr__(self) -> str:
-        return f"<Stream of {self.layer!r}, batch={self.batch}>"
+        return _stream.shown(self.layer, self.batch, None if self.layer is not self._stack else self.storage)

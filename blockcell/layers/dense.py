@@ -209,17 +209,20 @@ class Dense(Single[tuple[()]]):
         sizes, backwards = zip(*self._directions_of_x(), strict=True)
         return np.repeat(np.array(backwards, np.bool_), sizes)
 
-    def stream(self, batch: SupportsIndex = 1) -> Stream[tuple[()]]:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[tuple[()]]:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
+        storage : {None, "float16", "bfloat16", "int8"}
+            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
+            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
         """
         if self._begins().any():
             raise TypeError(f"{type(self).__name__}.stream: a direction of the layer below begins at the last step")
-        return super().stream(batch)
+        return super().stream(batch, storage)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _forward_options(self) -> tuple[int, ...]:
@@ -232,7 +235,7 @@ class Dense(Single[tuple[()]]):
     def _forward(
         self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
     ) -> tuple[Array, State, Any]:
-        arrays, packed = current.weights[self]
+        arrays, packed, narrow = current.weights[self]
         lengths = current.marks.lengths
         marks = None if lengths is None else current.marks.in_direction(reverse)
         ends = None
@@ -245,7 +248,7 @@ class Dense(Single[tuple[()]]):
         T, B, _ = x.shape
         rows = empty((T, B, self.output_size), self.dtype) if y is None or current.training else y
         if rows.size:
-            self._compute("layer", T, B, x, packed, rows, marks, *self._forward_options())
+            self._compute("layer", T, B, x, packed, rows, marks, narrow, *self._forward_options())
         if y is None:
             y = rows
         elif y is not rows:

@@ -12,6 +12,7 @@ from .base import Layer
 from .containers import Bidirectional, Stack
 from .dense import Dense
 from .lstm_gru import GRU, LSTM
+from .storage import read_stored, stored_arrays, widened
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
@@ -26,7 +27,8 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     Returns
     -------
     Layer
-        An `LSTM`, `GRU`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes.
+        An `LSTM`, `GRU`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes. If it
+        was saved with `storage`, the float32 layer with the weights as they were stored.
 
     Raises
     ------
@@ -37,11 +39,18 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     OSError
         The file cannot be read.
     """
-    with files.reading(path) as (description, arrays, sha256):
-        layer = _built(description, arrays, "")
-        if sha256 is not None and files.checksum(layer._description(), layer.weights) != sha256:
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str] | IO[bytes]) -> tuple[Layer, str | None]:
+    """The layer, and in what the file has its weights, None for as they are."""
+    with files.reading(path) as (description, arrays, sha256, storage):
+        narrow = {} if storage is None else read_stored(arrays, storage)
+        layer = _built(description, arrays | {name: widened(each) for name, each in narrow.items()}, "")
+        found = stored_arrays(layer.weights, narrow)
+        if sha256 is not None and files.checksum(layer._description(), found) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
-    return layer
+    return layer, storage
 
 
 def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str) -> Layer:

@@ -63,7 +63,10 @@ class CellWeights(NamedTuple):
     """The weights of one cell: read-only arrays by name, and the same packed for the kernels."""
 
     arrays: dict[str, Array]
+    """Of a `Packed` layer that stores matrices in fewer bytes, without these."""
     packed: Array
+    narrow: int = 0
+    """How matrices are packed: 0 in the layer's dtype, else 1 + the position of their storage in WEIGHT_STORAGES."""
 
 
 class SharedWeights:

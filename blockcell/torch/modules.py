@@ -83,23 +83,23 @@ class Recurrent(RNNBase):
         packing = Packing(batch_sizes, len(data), batch_sizes[0] if to_sorted is None else len(to_sorted))
         x = packing.pad(data)
         states = self._states(hx, x, weights, True)
-        if to_sorted is not None:
-            states = [state if state is None else state.index_select(1, to_sorted) for state in states]
+        if states is not None and to_sorted is not None:
+            states = [state.index_select(1, to_sorted) for state in states]
         y, lasts = self._run(x, packing, weights, states)
         if from_sorted is not None:
             lasts = [last.index_select(1, from_sorted) for last in lasts]
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
 
     def _run(
-        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor | None]
+        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
         """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H]."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         marks = None if packing is None else packing.marks
         lasts = []
         for layer in range(count):
-            first = states if count == 1 else [s if s is None else s[layer * D : (layer + 1) * D] for s in states]
-            x, *last = self._op(x, marks, weights[layer], first)
+            first = [s[layer * D : (layer + 1) * D] for s in states] if states and count > 1 else states
+            x, *last = self._op(x, weights[layer], self.bidirectional, first, marks)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
@@ -110,15 +110,13 @@ class Recurrent(RNNBase):
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
-        """The eight weights of each layer, by name at each call: parametrizations and functional_call replace them."""
-        parameters, D = self._parameters, 2 if self.bidirectional else 1
-        each: list[list[Tensor | None]] = []
-        for names in self._all_weights:
-            own = [parameters[name] if name in parameters else getattr(self, name) for name in names]
-            each.append(own if len(own) == 4 else [*own, None, None])
-        if D == 2:
-            return [(*each[k], *each[k + 1]) for k in range(0, len(each), 2)]
-        return [(*own, None, None, None, None) for own in each]
+        """The weights of each layer, by name at each call: parametrizations and functional_call replace them."""
+        parameters = self._parameters
+        each: list[Any] = [
+            [parameters[name] if name in parameters else getattr(self, name) for name in names]
+            for names in self._all_weights
+        ]
+        return [each[k] + each[k + 1] for k in range(0, len(each), 2)] if self.bidirectional else each
 
     def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
         """The tensor, on the CPU and of the weights' dtype."""
@@ -135,11 +133,11 @@ class Recurrent(RNNBase):
             f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
         )
 
-    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor | None]:
-        """hx as a list, [L*D,B,H] each."""
+    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor] | None:
+        """hx as a list, [L*D,B,H] each, if there is one."""
         names = self._op.states
         if hx is None:
-            return [None] * len(names)
+            return None
         given = (hx,) if len(names) == 1 else hx
         if not (
             isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)
@@ -148,7 +146,7 @@ class Recurrent(RNNBase):
             raise TypeError(f"{_caller(self.mode)}: hx is of type {type(hx).__name__}; expected {form}")
         sizes = self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size
         expected = sizes if is_batched else sizes[::2]
-        states: list[Tensor | None] = []
+        states: list[Tensor] = []
         for k, state in enumerate(given):
             if state.shape != expected:
                 number = f"[{k}]" if len(names) > 1 else ""
@@ -214,7 +212,6 @@ class LSTM(Recurrent):
     * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
       not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
-      An export for inference belongs into ``torch.no_grad()``: otherwise it also keeps what gradients need.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
     * Under ``torch.autocast`` it computes in the weights' dtype.
     """

@@ -9,6 +9,7 @@ different lengths, are those of `blockcell.layers.shared.RowMarks` for both dire
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _kernels, _team, _threads
+from ..layers.shared import ENDED, FRESH
 from ..optable import Array
 
-Tensors = Sequence[Tensor | None]
+Tensors = Sequence[Tensor]
 
-WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh", "w_ih_reverse", "w_hh_reverse", "b_ih_reverse", "b_hh_reverse")
-_MATRICES = tuple(name for name in WEIGHTS if name[0] == "w")
+_WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")  # of each direction
 DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
@@ -35,10 +36,13 @@ _library = torch.library.Library("blockcell", "DEF")
 
 
 class Op:
-    """A layer of one kind, as the operators ``blockcell::lstm`` and ``blockcell::lstm_backward``, or those of a GRU.
+    """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's.
 
-    The inputs are x, marks, keep, eight weights, and the states.  keep says whether the tape is wanted.  Weights that
-    the layer does not have are None, and so are states that are zero.
+    The first is what the graph of a model has.  It has gradients, and becomes the others below autograd, which are what
+    a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
+
+    The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
+    directions, the states, None where they are zero, and marks.
 
     Parameters
     ----------
@@ -54,51 +58,43 @@ class Op:
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
         self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
-        given = [f"{state}_0" for state in states]
-        last_grads = [f"{state}_n_grad" for state in states]
-        self._define(
-            name,
-            f"Tensor x, Tensor? marks, bool keep, Tensor w_ih, Tensor w_hh, {_optional(*WEIGHTS[2:], *given)}",
-            2 + len(states),
-            (self.forward, self._outputs),
+        self._layout = functools.lru_cache(self._layout_of)
+        self._backward_layout = functools.lru_cache(self._backward_layout_of)
+        rest = "Tensor[]? states, Tensor? marks"
+        given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
+        self._op = self._define(
+            name, f"{given}, bool bidirectional, {rest}", *map(_plain, (self.forward, self._outputs))
         )
-        self._define(
+        self._forward_op = self._define(
+            f"{name}_forward", f"{given}, bool keep, bool bidirectional, {rest}", self.forward, self._outputs
+        )
+        self._backward_op = self._define(
             f"{name}_backward",
-            f"Tensor? x, Tensor? marks, Tensor y, Tensor tape, Tensor w_ih, Tensor w_hh,"
-            f" {_optional(*_MATRICES[2:], *given)}, bool needs_x, bool bias, {_optional('y_grad', *last_grads)}",
-            9 + len(states),
-            (self.backward, self._gradients),
+            f"{kept}, Tensor?[] grads, Tensor? x, bool needs_x, bool bias, {rest}",
+            self.backward,
+            self._gradients,
         )
-        torch.library.register_autograd(
-            f"blockcell::{name}", self._differentiate, setup_context=self._keep_all, lib=_library
-        )
-        torch.library.register_autograd(f"blockcell::{name}_backward", self._refuse, lib=_library)
-        self._op = getattr(torch.ops.blockcell, name).default
-        self._backward_op = getattr(torch.ops.blockcell, f"{name}_backward").default
+        _library.impl(name, self._differentiable, "Autograd")
         methods = {"forward": staticmethod(self._record), "backward": staticmethod(self._differentiate)}
         self._function: Any = type(f"blockcell_{name}", (torch.autograd.Function,), methods)
 
-    def _define(self, name: str, inputs: str, outputs: int, functions: tuple[Any, Any]) -> None:
+    def _define(self, name: str, inputs: str, compute: Any, allocate: Any) -> Any:
         """An operator with what computes it and what makes its results' tensors."""
-        compute, allocate = [lambda *inputs, f=f: tuple(map(_present, f(*inputs))) for f in functions]
-        _library.define(f"{name}({inputs}) -> ({', '.join(['Tensor'] * outputs)})")
+        _library.define(f"{name}({inputs}) -> Tensor[]")
         _library.impl(name, compute, "CPU")
         torch.library.register_fake(f"blockcell::{name}", allocate, lib=_library)
+        return getattr(torch.ops.blockcell, name).default
 
-    def __call__(self, x: Tensor, marks: Tensor | None, weights: Tensors, states: Tensors) -> tuple[Tensor, ...]:
+    def __call__(
+        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors | None, marks: Tensor | None
+    ) -> Tensors:
         """y and the last states."""
-        keep = torch.is_grad_enabled() and any(
-            [tensor is not None and tensor.requires_grad for tensor in (x, *weights, *states)]
-        )
-        inputs = (x, marks, keep, *weights, *states)
         if _dispatches():
-            outputs: tuple[Tensor, ...] = self._op(*inputs)[:-1]
+            outputs: Tensors = self._op(x, weights, bidirectional, states, marks)
         elif torch._C._are_functorch_transforms_active():
             raise self._refusal("torch.func's transforms do not go through it")
-        elif keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
-            outputs = self._function.apply(*inputs)
         else:
-            outputs = self.forward(*inputs)[:-1]
+            outputs = self._differentiable(x, weights, bidirectional, states, marks)
         return outputs
 
     def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
@@ -106,74 +102,138 @@ class Op:
         rows = self.gates * H
         return [(rows, I), (rows, H), (rows,), (rows,)]
 
-    def _biases(self, b_ih: Array, b_hh: Array, H: int) -> list[Array]:
-        """The parts of a direction's biases that are not summed."""
-        summed = self.summed * H
-        return [b_ih[summed:], b_hh[summed:]] if self.summed < self.gates else []
-
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _outputs(self, x: Tensor, marks: Any, keep: bool, w_ih: Any, w_hh: Tensor, *others: Any) -> tuple[Any, ...]:
-        """Tensors for y, the last states and the tape, which is None unless it is to be kept."""
-        (T, B, _), H, D = x.shape, w_hh.shape[1], 1 if others[2] is None else 2
-        tape = x.new_empty((D, self.parts, T, B, H)) if keep else None
-        return x.new_empty((T, B, D * H)), *[x.new_empty((D, B, H)) for _ in self.states], tape
+    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool) -> list[tuple[int, ...]]:
+        """Of y, the last states and, if it is to be kept, the tape."""
+        shapes: list[tuple[int, ...]] = [(T, B, D * H), *[(D, B, H)] * len(self.states)]
+        return [*shapes, (D, self.parts, T, B, H)] if keep else shapes
 
-    def forward(self, x: Tensor, marks: Tensor | None, keep: bool, *others: Tensor | None) -> tuple[Any, ...]:
-        """y, the last states and the tape, which is None unless it is to be kept."""
-        outputs = self._outputs(x, marks, keep, *others)
-        y, *last = [output.numpy() for output in outputs[:-1]]
-        tape = outputs[-1].numpy() if keep else (None, None)
-        (T, B, I), (D, _, H), dtype = x.shape, last[0].shape, _dtype(x)  # noqa: E741
-        x_array, n = _steps(x), 4 * D
-        shapes = [*self._shapes(I, H) * D, *[(D, B, H)] * len(last)]
-        arrays = _arrays((*WEIGHTS[:n], *self.states), (*others[:n], *others[8:]), shapes, dtype)
-        weights, first = arrays[:n], arrays[n:]
-        row_marks = _row_marks(marks, T, B)
+    def _outputs(self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, *others: Any) -> list[Tensor]:
+        """What `forward` returns, without values."""
+        T, B, _ = x.shape
+        shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep)
+        return [x.new_empty(shape) for shape in shapes]
+
+    def _layout_of(
+        self, x: tuple[int, ...], H: int, count: int, keep: bool, D: int, given: bool
+    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
+        """The shapes of `forward`'s outputs, and names and shapes of its weights and states."""
+        T, B, I = x  # noqa: E741
+        n, per = len(self.states), 4 if count == 4 * D else 2
+        names, shapes = [*_WEIGHTS[:per] * D], self._shapes(I, H)[:per] * D
+        if given:
+            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * n]
+        return self._output_shapes(T, B, H, D, keep), names, shapes
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensors,
+        keep: bool,
+        bidirectional: bool,
+        states: Tensors | None,
+        marks: Tensor | None,
+    ) -> list[Tensor]:
+        """y, the last states and, if it is to be kept, the tape."""
+        dtype, D, count, H = _dtype(x), 1 + bidirectional, len(weights), weights[1].shape[1]
+        T, B, I = sizes = x.shape  # noqa: E741
+        output_shapes, names, shapes = self._layout(sizes, H, count, keep, D, states is not None)
+        outputs, (y, *last) = _allocated(output_shapes, x, dtype)
+        tape = last.pop() if keep else (None, None)
+        arrays = _arrays(names, weights if states is None else [*weights, *states], shapes, dtype)
+        first = [np.zeros((D, B, H), dtype)] * len(last) if states is None else arrays[count:]
+        x_array = _steps(x)
+        row_marks: Any = (None, None) if marks is None else _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        summed, y_k = self.summed * H, y
+        runs = [(0, T, B)] if marks is None or keep else _runs(row_marks, self.gates * H * (I + H))
+        summed, per, y_k = self.summed * H, count // D, y
         for k in range(D):
-            w_ih, w_hh, b_ih, b_hh = weights[4 * k : 4 * k + 4]
-            biases = b_ih[:summed] + b_hh[:summed], *self._biases(b_ih, b_hh, H)
-            before, after = [state[k] for state in reversed(first)], [state[k] for state in reversed(last)]
             if D == 2:
                 y_k = y[:, :, k * H : (k + 1) * H]
-            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
-            _run(self._kernel, (T, B, I, H), dtype, arguments)
+            w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
+            b_ih, b_hh = both or np.zeros((2, self.gates * H), dtype)
+            biases = [b_ih + b_hh]
+            if self.summed < self.gates:
+                biases = [biases[0][:summed], b_ih[summed:], b_hh[summed:]]
+            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
+            if len(runs) == 1:
+                arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
+                _run(self._kernel, (T, B, I, H), dtype, arguments)
+            else:
+                self._forward_in(runs, x_array, before, (w_ih, w_hh, *biases), y_k, after, row_marks[k], k == 1)
         return outputs
 
+    def _forward_in(
+        self,
+        runs: list[tuple[int, int, int]],
+        x: Array,
+        first: list[Array],
+        weights: tuple[Array, ...],
+        y: Array,
+        last: list[Array],
+        marks: Array,
+        reverse: bool,
+    ) -> None:
+        """One direction of `forward` in runs, each of which takes over the states of the one before."""
+        for to, given in zip(last, first, strict=True):
+            to[...] = given
+        for start, stop, rows in runs[::-1] if reverse else runs:
+            part, after = (slice(start, stop), slice(rows)), [state[:rows] for state in last]
+            before, here = [state.copy() for state in after], np.ascontiguousarray(marks[part])
+            run_marks = here if (here & (ENDED | FRESH)).any() else None
+            sizes = stop - start, rows, x.shape[2], y.shape[2]
+            _run(self._kernel, sizes, x.dtype, (x[part], *before, *weights, y[part], None, *after, run_marks, reverse))
+            y[start:stop, rows:] = 0
+
     # --------------------------------------------------------------------------------------------------------- autograd
-    def _record(self, ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        outputs = self.forward(*inputs)
-        self._keep(ctx, inputs, outputs)
-        return outputs[:-1]
+    def _differentiable(
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        states: Tensors | None,
+        marks: Tensor | None,
+    ) -> Tensors:
+        """y and the last states, with a history if one is wanted."""
+        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *(states or ()))])
+        if keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
+            tensors = x, *weights, *(states or ())
+            outputs: Tensors = self._function.apply(bidirectional, marks, len(weights), *tensors)
+        else:
+            forward = self._forward_op if _dispatches() else self.forward
+            outputs = forward(x, weights, False, bidirectional, states, marks)
+        return outputs
 
-    def _keep_all(self, ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output[-1])
-        self._keep(ctx, inputs, output)
-
-    def _keep(self, ctx: Any, inputs: Any, outputs: Any) -> None:
-        """Keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
-        x, marks, _, w_ih, w_hh, b_ih, _, w_ih_reverse, w_hh_reverse, _, _, *states = inputs
+    def _record(self, ctx: Any, bidirectional: bool, marks: Tensor | None, count: int, x: Any, *others: Tensor) -> Any:
+        """Compute, and keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
+        weights, states = others[:count], others[count:]
+        forward = self._forward_op if _dispatches() else self.forward
+        *outputs, tape = forward(x, weights, True, bidirectional, states or None, marks)
         ctx.set_materialize_grads(False)
-        ctx.bias = b_ih is not None
-        if not any(ctx.needs_input_grad[3:11]):
+        ctx.count, ctx.matrices = count, 4 if bidirectional else 2
+        if not any(ctx.needs_input_grad[4 : 4 + count]):
             x = None  # only the weights' gradients depend on it
-        ctx.save_for_backward(x, marks, outputs[0], outputs[-1], w_ih, w_hh, w_ih_reverse, w_hh_reverse, *states)
+        per = 2 * count // ctx.matrices
+        matrices = [weight for k, weight in enumerate(weights) if k % per < 2]
+        ctx.save_for_backward(x, outputs[0], tape, marks, *matrices, *states)
+        return tuple(outputs)
 
-    def _differentiate(self, ctx: Any, *grads: Any) -> Tensors:
-        needs = ctx.needs_input_grad
-        inputs = (*ctx.saved_tensors, needs[0], ctx.bias, *grads[: 1 + len(self.states)])
-        # With create_graph the gradients get a history, the operator's, which refuses to be followed.
-        through = torch.is_grad_enabled() or _dispatches()
-        x_grad, *others = self._backward_op(*inputs) if through else self.backward(*inputs)
-        found = x_grad, None, None, *others
-        return tuple([grad if needed else None for grad, needed in zip(found, needs, strict=True)])
-
-    def _refuse(self, ctx: Any, *grads: Any) -> None:
-        raise self._refusal("there are no second derivatives")
+    def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        x, y, tape, marks, *others = saved = ctx.saved_tensors
+        matrices, states = others[: ctx.matrices], others[ctx.matrices :] or None
+        _, _, _, needs_x, *needs = ctx.needs_input_grad
+        backward = self._backward_op if _dispatches() else self.backward
+        with torch.no_grad():
+            found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
+        if torch.is_grad_enabled():  # by create_graph
+            found = _Final.apply(self, len(saved) + len(grads), *saved, *grads, *found)
+        each = iter(found)
+        x_grad = next(each) if needs_x else None
+        weights = [None if x is None else next(each) for _ in range(ctx.count)]
+        return None, None, None, x_grad, *[g if n else None for g, n in zip((*weights, *each), needs, strict=True)]
 
     def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
@@ -181,77 +241,122 @@ class Op:
 
     # --------------------------------------------------------------------------------------------------------- backward
     def _gradients(
-        self, x: Any, marks: Any, y: Tensor, tape: Any, w_ih: Tensor, w_hh: Tensor, *others: Any
-    ) -> tuple[Tensor | None, ...]:
-        """Tensors for the gradients to x, to eight weights and to the states; None for what is not wanted."""
-        n = len(self.states)
-        w_ih_reverse, states, (needs_x, bias, *_) = others[0], others[2 : 2 + n], others[2 + n :]
-        (T, B, _), H, I = y.shape, w_hh.shape[1], w_ih.shape[1]  # noqa: E741
-        x_grad = y.new_empty((T, B, I)) if needs_x else None
-        weights: list[Tensor | None] = [None] * 8
-        if x is not None:
-            for first in (0,) if w_ih_reverse is None else (0, 4):
-                for k, shape in enumerate(self._shapes(I, H)[: 4 if bias else 2]):
-                    weights[first + k] = y.new_empty(shape)
-        return x_grad, *weights, *[None if state is None else y.new_empty(state.shape) for state in states]
+        self,
+        y: Tensor,
+        tape: Any,
+        matrices: Tensors,
+        grads: Any,
+        x: Tensor | None,
+        needs_x: bool,
+        bias: bool,
+        states: Tensors | None,
+        marks: Any,
+    ) -> list[Tensor]:
+        """What `backward` returns, without values."""
+        T, B, _ = y.shape
+        shapes = self._gradient_shapes(T, B, _sizes(matrices), x is not None, needs_x, bias, states is not None)
+        return [y.new_empty(shape) for shape in shapes]
 
-    def backward(self, x: Any, marks: Any, y: Tensor, tape: Tensor, *others: Any) -> Tensors:
-        """The gradients to x, to eight weights and to the states; None for what is not wanted."""
-        n = len(self.states)
-        results = self._gradients(x, marks, y, tape, *others)
-        matrices, states, (_, _, y_grad, *last_grads) = others[:4], others[4 : 4 + n], others[4 + n :]
-        (T, B, _), H, I = y.shape, matrices[1].shape[1], matrices[0].shape[1]  # noqa: E741
-        D = 1 if matrices[2] is None else 2
+    def _gradient_shapes(
+        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
+    ) -> list[tuple[int, ...]]:
+        """Of what `backward` returns."""
+        D, I, H = sizes  # noqa: E741
+        shapes: list[tuple[int, ...]] = [(T, B, I)] if needs_x else []
+        if weights:
+            shapes += self._shapes(I, H)[: 4 if bias else 2] * D
+        return [*shapes, *[(D, B, H)] * len(self.states)] if given else shapes
+
+    def _backward_layout_of(
+        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
+    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
+        """The shapes of `backward`'s results, and names and shapes of y, the tape, matrices and states."""
+        D, I, H = sizes  # noqa: E741
+        names, shapes = ["y", "tape", *_WEIGHTS[:2] * D], [(T, B, D * H), (D, self.parts, T, B, H)]
+        shapes += self._shapes(I, H)[:2] * D
+        if given:
+            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * len(self.states)]
+        return self._gradient_shapes(T, B, sizes, weights, needs_x, bias, given), names, shapes
+
+    def backward(
+        self,
+        y: Tensor,
+        tape: Tensor,
+        matrices: Tensors,
+        grads: Sequence[Tensor | None],
+        x: Tensor | None,
+        needs_x: bool,
+        bias: bool,
+        states: Tensors | None,
+        marks: Tensor | None,
+    ) -> list[Tensor]:
+        """The gradients to x, the weights and the states, but not to those that are not asked for.
+
+        Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
+        """
+        dtype, (T, B, _), sizes = _dtype(y), y.shape, _sizes(matrices)
+        given, (D, I, H) = states is not None, sizes  # noqa: E741
+        result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
+        y_grad, *last_grads = grads
         if y_grad is None:
             y_grad = y.new_zeros(D * H).expand(T, B, -1)
-        if x is None:  # it is not read
-            x = y.new_zeros(I).expand(T, B, -1)
-        dtype = _dtype(y)
-        x_array, y_grad_array = _steps(x), _steps(y_grad)
+        x_array, y_grad_array = _steps(y.new_zeros(I).expand(T, B, -1) if x is None else x), _steps(y_grad)
         _check("x", x_array, (T, B, I), dtype)
         _check("y_grad", y_grad_array, (T, B, D * H), dtype)
-        names = "y", "tape", *self.states, *(f"{state}_n_grad" for state in self.states), *_MATRICES
-        shapes = [(T, B, D * H), (D, self.parts, T, B, H), *[(D, B, H)] * (2 * n), *self._shapes(I, H)[:2] * D]
-        tensors = y, tape, *states, *last_grads, *matrices[: 2 * D]
+        tensors = [y, tape, *matrices] if states is None else [y, tape, *matrices, *states]
         y_array, tape_array, *rest = _arrays(names, tensors, shapes, dtype)
-        first, last, weights = rest[:n], rest[n : 2 * n], rest[2 * n :]
-        row_marks = _row_marks(marks, T, B)
-        arrays: list[Any] = [None if result is None else result.numpy() for result in results]
-        x_grad, weight_grads = arrays[0], arrays[1:9]
-        state_grads = [np.empty((D, B, H), dtype) if grad is None else grad for grad in arrays[9:]]
+        zeros = np.zeros((D, B, H), dtype)
+        first = [zeros] * len(self.states) if states is None else rest[2 * D :]
+        last = [
+            zeros if grad is None else _arrays([f"{name}_n_grad"], [grad], [(D, B, H)], dtype)[0]
+            for name, grad in zip(self.states, last_grads, strict=True)
+        ]
+        row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
+        results, arrays = _allocated(result_shapes, y, dtype)
+        x_grad = arrays.pop(0) if needs_x else None
+        state_grads = [np.empty((D, B, H), dtype) for _ in first] if states is None else arrays[-len(first) :]
         if y_array.size == 0:
-            for grad in weight_grads:
-                if grad is not None:
-                    grad[...] = 0
-            for to, given in zip(state_grads, last, strict=True):
-                to[...] = given
+            for grad in arrays:
+                grad[...] = 0
+            for to, grad in zip(state_grads, last, strict=True):
+                to[...] = grad
             return results
-        summed = self.summed * H
+        summed, per, y_k, y_grad_k = self.summed * H, 4 if bias else 2, y_array, y_grad_array
+        weight_grads: list[Any] = [None] * (3 if self.summed == self.gates else 5)
         for k in range(D):
-            columns = slice(k * H, (k + 1) * H)
-            w_ih, w_hh, b_ih, b_hh = weight_grads[4 * k : 4 * k + 4]
-            if b_ih is None:
-                b_ih, b_hh = np.empty((2, self.gates * H), dtype)
-            biases = [b_ih[:summed], *self._biases(b_ih, b_hh, H)]
+            if D == 2:
+                y_k, y_grad_k = [array[:, :, k * H : (k + 1) * H] for array in (y_array, y_grad_array)]
+            if x is not None:
+                w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
+                b_ih, b_hh = both or np.empty((2, self.gates * H), dtype)
+                weight_grads = [w_ih, w_hh, b_ih[:summed], b_ih[summed:], b_hh[summed:]][: len(weight_grads)]
+            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
             arguments = (
-                *(x_array, *[state[k] for state in reversed(first)], *weights[2 * k : 2 * k + 2], tape_array[k]),
-                *(y_array[:, :, columns], y_grad_array[:, :, columns], *[state[k] for state in reversed(last)]),
-                *(x_grad, k == 1, *[state[k] for state in reversed(state_grads)]),
-                *(w_ih, w_hh, *(None if w_ih is None else bias for bias in biases)),
-                *(row_marks[k], k == 1),
+                *(x_array, *before, *rest[2 * k : 2 * k + 2], tape_array[k], y_k, y_grad_k, *after, x_grad, k == 1),
+                *(*[state[k] for state in state_grads[::-1]], *weight_grads, row_marks[k], k == 1),
             )
             _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
-            b_hh[:summed] = b_ih[:summed]
+            if x is not None and bias:
+                b_hh[:summed] = b_ih[:summed]
         return results
 
 
-def _optional(*names: str) -> str:
-    return ", ".join(f"Tensor? {name}" for name in names)
+class _Final(torch.autograd.Function):
+    """Gradients with a history that cannot be followed: first what they depend on, then they."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, count: int, *tensors: Any) -> Any:
+        ctx.op = op
+        return tensors[count:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        raise ctx.op._refusal("there are no second derivatives")
 
 
-def _present(tensor: Tensor | None) -> Tensor:
-    """An operator's result is always a tensor."""
-    return torch.empty(0, device="cpu") if tensor is None else tensor
+def _plain(function: Any) -> Any:
+    """`Op.forward`, or what allocates its results, without the tape."""
+    return lambda x, weights, *others: function(x, weights, False, *others)
 
 
 def _dispatches() -> bool:
@@ -260,20 +365,33 @@ def _dispatches() -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
+def _sizes(matrices: Tensors) -> tuple[int, int, int]:
+    """D, I and H."""
+    return 2 if len(matrices) > 2 else 1, matrices[0].shape[1], matrices[1].shape[1]
+
+
 def _dtype(tensor: Tensor) -> np.dtype[Any]:
     if tensor.dtype not in DTYPES:
         raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
     return DTYPES[tensor.dtype]
 
 
-def _arrays(names: Sequence[str], tensors: Tensors, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
-    """The tensors' memory in C order; zeros for None."""
-    arrays: list[Array] = [
-        np.zeros(shape, dtype) if tensor is None else tensor.contiguous().numpy(force=True)
-        for tensor, shape in zip(tensors, shapes, strict=True)
-    ]
+def _allocated(shapes: list[tuple[int, ...]], like: Tensor, dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
+    """Tensors and their memory: numpy's for few steps and rows, since it is had sooner."""
+    if like.shape[0] * like.shape[1] <= 64:
+        arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
+        return [torch.from_numpy(array) for array in arrays], arrays
+    tensors = [like.new_empty(shape) for shape in shapes]
+    return tensors, [tensor.numpy() for tensor in tensors]
+
+
+def _arrays(
+    names: Sequence[str], tensors: Sequence[Tensor], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
+) -> list[Array]:
+    """The tensors' memory in C order."""
+    arrays: list[Array] = [tensor.contiguous().numpy(force=True) for tensor in tensors]
     if [array.shape for array in arrays] != shapes or not all([array.dtype is dtype for array in arrays]):
-        for each in zip(names, arrays, shapes, strict=False):
+        for each in zip(names, arrays, shapes, strict=True):
             _check(*each, dtype)
     return arrays
 
@@ -284,9 +402,33 @@ def _steps(tensor: Tensor) -> Array:
     return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
 
 
-def _row_marks(marks: Tensor | None, T: int, B: int) -> Any:
+def _row_marks(marks: Tensor, T: int, B: int) -> Any:
     """The marks of both directions."""
-    return (None, None) if marks is None else _arrays(("marks",), (marks,), [(2, T, B)], _MARKS)[0]
+    return _arrays(["marks"], [marks], [(2, T, B)], _MARKS)[0]
+
+
+def _runs(marks: Array, weights: int) -> list[tuple[int, int, int]]:
+    """Runs of steps, and with how many rows: the last rows are left out from where these have ended.
+
+    To begin a run costs as much as some rows of a step, more of them where there are few weights.
+    """
+    price = 16 + 1_500_000 / weights  # measured
+    takes_part = (marks & ENDED == 0).any(axis=0)
+    T, B = takes_part.shape
+    if takes_part.size - np.count_nonzero(takes_part) <= 2 * price:
+        return [(0, T, B)]
+    rows = B - takes_part[:, ::-1].argmax(axis=1)
+    rows = np.maximum.accumulate(rows[::-1])[::-1]  # those that take part later stay
+    runs, todo = [], [(0, T)]
+    while todo:
+        start, stop = todo.pop()
+        saved = (rows[start] - rows[start:stop]) * np.arange(stop - start, 0, -1)
+        cut = int(saved.argmax())
+        if saved[cut] > price:
+            todo += [(start + cut, stop), (start, start + cut)]
+        else:
+            runs.append((start, stop, int(rows[start])))
+    return runs
 
 
 def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -29,14 +29,12 @@ class Packing:
         """Those of `blockcell.layers.shared.RowMarks` in both directions; None if all rows are of one length."""
         if count == T * B:
             return
-        row, step, position = [torch.arange(n, device="cpu") for n in (B, T, count)]
-        steps = step.repeat_interleave(batch_sizes, output_size=count)
-        starts = batch_sizes.cumsum(0) - batch_sizes
-        self.index = steps * B + position - starts[steps]
-        there = row < batch_sizes[:, None]
-        never = there.new_zeros(1, B)
-        firsts, lasts = there & ~torch.cat([never, there[:-1]]), there & ~torch.cat([there[1:], never])
-        self.marks = (torch.stack([firsts, lasts]) * FIRST + ~there * ENDED).to(torch.uint8)
+        ended = torch.arange(B, device="cpu") >= batch_sizes[:, None]
+        self.index = (~ended).view(-1).nonzero_static(size=count).view(-1)
+        first = ended.to(torch.uint8) * ENDED
+        last = first.add(torch.cat([first[1:], first.new_ones(1, B)]) - first, alpha=FIRST // ENDED)
+        first[0] = FIRST
+        self.marks = torch.stack([first, last])
 
     def pad(self, data: Tensor) -> Tensor:
         """[N,.] to [T,B,.], with zeros behind the rows."""

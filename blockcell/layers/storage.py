@@ -1,0 +1,167 @@
+"""Weights in half the bytes, or a quarter: how a float32 matrix becomes codes, and codes become float32 again.
+
+.. code-block:: text
+
+    float16     code = w rounded to float16                     the weight is the code as float32
+    bfloat16    code = the upper 16 bits of w, rounded          the weight is the code with 16 zero bits below it
+    int8        scale = max|column| / 127                       the weight is float32(code * scale)
+                code = round(w / scale), from -127 to 127
+
+All rounding is to nearest, ties to even, and quotients and products are those of float32. A scale is at least 2**-126,
+the smallest normal number, also for a column of zeros, and so small that ``127 * scale`` is finite.
+
+To store what has been stored changes nothing. The largest weight has the code 127, and ``float32(127 * scale) / 127``
+is rounded to the scale again: where the product is 128 to 256 times the scale's power of two, it is the weight that the
+scale was made from; below that it is rounded by at most 32 units of the scale's last place, less than half of 127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._read import ArgumentReader, short
+from ..optable import WEIGHT_STORAGES, Array
+
+LEAST_SCALE = np.finfo(np.float32).smallest_normal
+MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+
+
+class Narrow(NamedTuple):
+    """A matrix of weights as it is stored."""
+
+    codes: Array
+    """Of the matrix' shape: float16, uint16 (the bits of bfloat16) or int8."""
+    scale: Array | None
+    """Of int8: float32, one for each column."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StorageError:
+    """What storing the weights in fewer bytes costs, as `Layer.storage_error` measures it."""
+
+    storage: str
+    max: float
+    """The largest difference of y."""
+    rms: float
+    """The root mean square of all differences of y."""
+    relative_max: float
+    """`max` as a share of the largest y."""
+    relative_rms: float
+    """`rms` as a share of the root mean square of y."""
+    nbytes: int
+    """Bytes of all weights, as stored: with scales, biases and peepholes."""
+    nbytes_float32: int
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def error_of(storage: str, y: Array, rounded: Array, stored: Iterable[Array], weights: Iterable[Array]) -> StorageError:
+    """By the results of a layer and of the layer with the weights as stored, and by the arrays of both."""
+
+    def largest_and_rms(array: Array) -> tuple[float, float]:
+        return float(np.abs(array).max(initial=0)), float(np.sqrt(np.square(array).mean())) if array.size else 0.0
+
+    exact = y.astype(np.float64)
+    (most, rms), whole = largest_and_rms(rounded - exact), largest_and_rms(exact)
+    relative = [part / all_ if all_ else np.inf if part else 0.0 for part, all_ in zip((most, rms), whole, strict=True)]
+    nbytes = [sum(array.nbytes for array in arrays) for arrays in (stored, weights)]
+    return StorageError(storage, most, rms, relative[0], relative[1], nbytes[0], nbytes[1])
+
+
+def read_storage(reader: ArgumentReader, value: Any, dtype: np.dtype[Any]) -> str:
+    """The name of a way to store the weights of a layer of this dtype."""
+    if not isinstance(value, str) or value not in WEIGHT_STORAGES:
+        error = ValueError if isinstance(value, str) else TypeError
+        raise error(
+            f"{reader.caller}: storage is {short(value)}; expected one of {', '.join(map(repr, WEIGHT_STORAGES))}"
+        )
+    if dtype != np.float32:
+        what = f"{reader.caller}: storage is {value!r} and the layer's dtype {dtype}"
+        raise ValueError(f"{what}; expected float32: make a layer of weights.astype(np.float32) first")
+    return value
+
+
+def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:
+    """A float32 matrix as it is stored; errors call it by its name.
+
+    Raises
+    ------
+    ValueError
+        An entry is not finite, or too large for float16 or bfloat16.
+    """
+    _expect(np.isfinite(array), array, name, f"finite weights, as they are to be stored in {storage}")
+    if storage == "int8":
+        with np.errstate(under="ignore"):
+            scale = np.clip(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE, MOST_SCALE)
+            codes = np.empty(array.shape, np.int8)
+            for row, weights in zip(codes, array, strict=True):  # numpy crashes in broadcasts where memory is short
+                row[:] = np.rint(weights / scale)
+            return Narrow(codes, scale)
+    if storage == "float16":
+        with np.errstate(over="ignore", under="ignore"):
+            codes = array.astype(np.float16)
+    else:
+        bits = np.ascontiguousarray(array).view(np.uint32)
+        codes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    _expect(_finite(codes), array, name, f"a number that {storage} holds; int8 holds any")
+    return Narrow(codes, None)
+
+
+def widened(narrow: Narrow) -> Array:
+    """The weights that are stored, in float32."""
+    codes, scale = narrow
+    if scale is not None:
+        weights = codes.astype(np.float32)
+        for row in weights:
+            row *= scale
+        return weights
+    if codes.dtype == np.float16:
+        return codes.astype(np.float32)
+    return (codes.astype(np.uint32) << 16).view(np.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------- in files
+def stored_arrays(weights: Mapping[str, Array], narrow: Mapping[str, Narrow]) -> dict[str, Array]:
+    """What a file has of the weights of a layer, in this order."""
+    arrays: dict[str, Array] = {}
+    for name, array in weights.items():
+        codes, scale = narrow.get(name, Narrow(array, None))
+        arrays |= {name: codes} if scale is None else {name: codes, f"{name}.scale": scale}
+    return arrays
+
+
+def read_stored(arrays: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
+    """The matrices among the arrays of a file. Dtypes and shapes are right, numbers may be any."""
+    found = {}
+    for name, array in arrays.items():
+        if array.ndim == 2:
+            codes = array.astype(WEIGHT_STORAGES[storage], copy=False)  # they may be big-endian
+            scale = arrays.get(f"{name}.scale")
+            if scale is None:
+                _expect(_finite(codes), codes, f"its {name}", f"the code of a finite {storage}")
+            else:
+                _expect(codes >= -127, codes, f"its {name}", "-127 to 127")
+                scale = scale.astype(np.float32, copy=False)
+                right = (scale >= LEAST_SCALE) & (scale <= MOST_SCALE)
+                _expect(right, scale, f"its {name}.scale", f"{LEAST_SCALE!s} to {MOST_SCALE!s}")
+            found[name] = Narrow(codes, scale)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- checking
+def _finite(codes: Array) -> Array:
+    """Which codes of float16 or bfloat16 are of finite numbers."""
+    exponent = 0x7C00 if codes.dtype == np.float16 else 0x7F80
+    return (codes.view(np.uint16) & exponent) != exponent  # type: ignore[no-any-return]
+
+
+def _expect(right: Array, array: Array, name: str, expected: str) -> None:
+    for place in np.argwhere(~right)[:1].tolist():
+        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {array[tuple(place)]!s}; expected {expected}")
