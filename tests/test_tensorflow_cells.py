@@ -520,18 +520,17 @@ def test_checkpoint_classes(tmp_path):
         "n/layer_norm_basic_lstm_cell/input/gamma": W[0]
     }
     cells = write_variables(tmp_path, values).cells
-    said = {name: (each.kind, each.unsaid, (each.refused or "").partition(",")[0]) for name, each in cells.items()}
+    open_ = ["forget_bias", "cell_clip"]
+    said = {name: (each.kind, each.unsaid, (each.refused or "")[:22]) for name, each in cells.items()}
     assert said == {
         "a/basic_lstm_cell": ("BasicLSTMCell", ["forget_bias"], ""),
         "a/cudnn_compatible_lstm_cell": ("CudnnCompatibleLSTMCell", [], ""),
         "rnn/gru_cell": ("GRUCell", [], ""),
-        "a/lstm_v2": ("LSTMCell", ["forget_bias", "cell_clip"], said["a/lstm_v2"][2]),
-        "a/coupled_input_forget_gate_lstm_cell": ("LSTMCell", ["forget_bias", "cell_clip"], said["a/coupled_input_forget_gate_lstm_cell"][2]),
-        "p/lstm_cell": ("LSTMBlockCell", ["forget_bias", "cell_clip"], "it has a projection"),
-        "n/layer_norm_basic_lstm_cell": ("LSTMCell", ["forget_bias", "cell_clip"], "it has layer normalization"),
-    }  # fmt: skip
-    assert "order of its gates" in cells["a/lstm_v2"].refused
-    assert "coupled" in cells["a/coupled_input_forget_gate_lstm_cell"].refused
+        "a/lstm_v2": ("LSTMCell", open_, "the order of its gates"),
+        "a/coupled_input_forget_gate_lstm_cell": ("LSTMCell", open_, "its input gate is coup"),
+        "p/lstm_cell": ("LSTMBlockCell", open_, "it has a projection, p"),
+        "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
+    }
     assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0
     weights = drawn("w_ru", "w_c", "b_ru", "b_c")
     agrees(cells["rnn/gru_cell"].layer(), exact("GRUBlockCell", weights, X), X)
@@ -564,7 +563,7 @@ def test_graph_beside_a_checkpoint(tmp_path):
     assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.unsaid == []
     agrees(found.layer(), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
     agrees(found.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
-    with pytest.raises(ValueError, match="forget_bias is 1.0, but the graph has 0.5"):
+    with pytest.raises(ValueError, match=r"forget_bias is 1\.0, but the graph has 0\.5"):
         found.layer(forget_bias=1.0)
     with pytest.raises(ValueError, match="no moving average of b: s/bias/ExponentialMovingAverage"):
         found.layer(average=True)
@@ -628,7 +627,8 @@ def test_inspect(tmp_path, capsys):
     assert "BlockLSTM" in out and "cell_clip=0.75" in out and " ok" in out and f"w is {NAMES['w']}" in out
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    (cell,) = document["cells"]
+    cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
+    assert "not what BasicLSTMCell" in other["refused"] and other["error_eps"] is None
     assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
 
 
@@ -664,7 +664,7 @@ def test_extract_asks(tmp_path, capsys):
     write_variables(tmp_path, one | two | averages)
     given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
     for arguments, said in (
-        (given, "has 2 cells; say which with --cell: rnn/lstm_cell, b/lstm_cell"),
+        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell"),
         (["--cell", "c"], "c; there are"),
         (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
         (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
