@@ -472,6 +472,30 @@ def test_other_products_are_no_cells(tmp_path):
         model.cells["lstm"]
 
 
+def of_all_kinds():
+    """A graph with a cell of each kind, for fuzz_tensorflow.py, too."""
+    _, consts = lstm_consts(True)
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    parts = [*inputs(), *consts, *composed_lstm(True, True)]
+    parts += [*(real(NAMES[role], value) for role, value in weights.items()), *composed_gru()]
+    parts += [block("BlockLSTM", "block", {"w": NAMES["w"], "b": NAMES["b"]}, **LSTM_BIASES)]
+    parts += [real("v/part_0", W[:3]), real("v/part_1", W[3:]), number("zero", 0), real("c", drawn("b")["b"])]
+    parts += [node("v", "ConcatV2", ["v/part_0", "v/part_1", "zero"])]
+    arguments = ["x", "zeros", "steps", "w", "b"]
+    body = function("body", arguments, arguments, block("LSTMBlockCell", "cell", {"w": "w", "b": "b"}))
+    cond = function("cond", arguments, ["steps"])
+    loops = {"body": called("body"), "cond": called("cond")}
+    parts += [node("loop", "While", ["x", "zeros", "steps", "v", "c"], **loops)]
+    return graph(*parts) + library(body, cond)
+
+
+def test_kinds_beside_each_other(tmp_path):
+    (tmp_path / "graph.pb").write_bytes(of_all_kinds())
+    found = {name: (each.kind, each.refused) for name, each in opened(tmp_path / "graph.pb").cells.items()}
+    assert {kind for kind, _ in found.values()} == {"LSTMCell", "GRUCell", "BlockLSTM", "LSTMBlockCell"}
+    assert not any(refused for _, refused in found.values()) and len(found) == 4
+
+
 # ---------------------------------------------------------------------------------------------------- checkpoints
 def write_variables(tmp_path, values):
     data, entries = b"", {}

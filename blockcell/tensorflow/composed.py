@@ -13,7 +13,7 @@ from typing import Any
 
 from ..optable import GATE_ORDERS
 from .evaluate import step_of
-from .found import Found
+from .found import Found, Step
 from .graphs import Node
 from .trace import Place, Source, Tracer, Unknown
 
@@ -69,17 +69,32 @@ def found_composed(tracer: Tracer) -> list[Found]:
         reason = _misused(tracer, match, name, ends[name], products)
         if reason:
             refusals.setdefault(name, reason)
+    steps: dict[tuple[object, ...], Step] = {}
+    for match, sources in matches:
+        key = _kernel(sources).name, match.body, *match.attributes.items()
+        if key not in steps and _apart(tracer, match):
+            steps[key] = step_of(tracer, match.x, match.states, match.results, match.weights)
     found = []
     for match, sources in matches:
         name = _kernel(sources).name
         scope = re.sub(r"/(gates|candidate)\Z", "", name.partition(" + ")[0].rpartition("/")[0]).rpartition("/")[2]
         kind = _KINDS.get(re.sub(r"_\d+\Z", "", scope), match.cell)
-        step = step_of(tracer, match.x, match.states, match.results, match.weights)
-        nodes, refused = [match.last.name], refusals.get(name)
+        step, refused = steps.get((name, match.body, *match.attributes.items())), refusals.get(name)
+        if step is None:
+            refused = refused or "its input and its states are not told apart: they come from one node"
         more: dict[str, Any] = {"attributes": match.attributes, "step": step, "refused": refused}
-        found.append(Found(match.last.name, kind, nodes, cell=match.cell, sources=sources, **more))
+        found.append(Found(match.last.name, kind, [match.last.name], cell=match.cell, sources=sources, **more))
     covered = {source.name for _, sources in matches for source in sources.values()}
     return found + _refused(tracer, products, covered)
+
+
+def _apart(tracer: Tracer, match: Match) -> bool:
+    """Whether input and states are several tensors: in a first step the states may be one, of zeros."""
+    try:
+        places = [tracer.straight(place) for place in (match.x, *match.states)]
+    except Unknown:
+        return False
+    return len({*places}) == len(places)
 
 
 def _kernel(sources: dict[str, Source]) -> Source:

@@ -36,12 +36,12 @@ def step_of(
     tracer: Tracer, x: Place, states: tuple[Place, ...], results: tuple[Place, ...], weights: Mapping[str, Place]
 ) -> Step:
     """The function that computes a cell's results from its weights, its input and its state."""
+    places = [tracer.straight(place) for place in (x, *states)]
 
     def step(values: Weights, given: Array, state: State, attributes: Mapping[str, Any]) -> State:
         """The attributes are in the graph."""
         known = {weights[role]: value for role, value in values.items()}
-        known |= {tracer.straight(x): given}
-        known |= {tracer.straight(place): value for place, value in zip(states, state, strict=True)}
+        known |= dict(zip(places, (given, *state), strict=True))
         return tuple(_evaluated(tracer, result, known) for result in results)
 
     return step

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import FormatError
 from ..optable import Array
 from .graphs import Called, Function, Graph, Node
 from .tensors import Stored
@@ -158,7 +157,8 @@ class Tracer:
     def count(self, steps: int = 1) -> None:
         self._left -= steps
         if self._left < 0:
-            raise FormatError(f"the graph has {len(self.graph.nodes)} nodes, more entangled than those of any model")
+            node = next(node for _, node in self.all_nodes())
+            raise node.error("the graph that begins here is more entangled than that of any model", "is it damaged?")
 
     def before(self, place: Place) -> list[Place] | None:
         """Where a value comes from, unchanged, in one step; None if it is made here."""
@@ -275,7 +275,7 @@ class Tracer:
             raise Unknown(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
         stored = self.graph.constant(node)
         if stored is not None:
-            return _leaf(node.name, stored)
+            return _leaf(node, stored)
         if node.op in _VARIABLES:
             return self._variable(node)
         inputs = self.inputs(place.body, node)
@@ -382,21 +382,24 @@ class Tracer:
             found = stored.read()
         if found is None or found.dtype.kind not in (kinds or "f"):
             raise Unknown(f"{place.name!r}, which is not one number")
-        return float(found.reshape(()))
+        number = float(found.reshape(()))
+        if not math.isfinite(number):
+            raise Unknown(f"{place.name!r}, which is {number}")
+        return number
 
 
 _OUTPUTS = {"output_true": 1}  # what functions call outputs, beside "output" and such, which begin at 0
 
 
-def _leaf(name: str, stored: Stored) -> Source:
-    size = math.prod(stored.shape)
+def _leaf(node: Node, stored: Stored) -> Source:
+    name, size = node.name, math.prod(stored.shape)
 
     def read(more: str) -> Array:
         if more:
             raise KeyError(f"{name}{more}")
         array = stored.read()
         if size > _MOST_REPEATED and not any(array.strides):
-            raise FormatError(f"the constant {name!r} is one number, {size} times")
+            raise node.error(f"a weight is one number, {size} times", "expected trained weights")
         return array
 
     return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
