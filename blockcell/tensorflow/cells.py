@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .blocks import BLOCKS, found_block
 from .composed import found_composed
 from .found import Found
+from .graphs import Graph
 from .named import found_named
 from .trace import Tracer
-
-if TYPE_CHECKING:
-    from .model import Model
+from .variables import Variables
 
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
@@ -45,16 +43,15 @@ class Cells(Mapping[str, Found]):
         return "\n    ".join([f"<{len(self)} cells>", *lines])
 
 
-def find(model: Model) -> Cells:
-    """The cells of a model's graphs; without any, those that its variables' names tell."""
-    variables = None if model.frozen else model.variables
+def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
+    """The cells of graphs; without any, those that the names of the variables tell. Frozen graphs have none of these."""
+    if not graphs and variables is not None:
+        return Cells({each.name: each for each in found_named(variables)})
     found: list[Found] = []
-    for graph in model.graphs:
+    for graph in graphs:
         tracer = Tracer(graph, variables)
         found += [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
         found += found_composed(tracer)
-    if not model.graphs:
-        return Cells({each.name: each for each in found_named(model.variables)})
     return Cells(_named(_together(found)))
 
 

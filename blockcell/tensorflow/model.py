@@ -53,7 +53,7 @@ class Model:
     @cached_property
     def cells(self) -> Cells:
         """The LSTMs and GRUs that were found, by names."""
-        return cells.find(self)
+        return cells.find(self.graphs, self._variables)
 
     def __repr__(self) -> str:
         parts = [*self.graphs, self.cells, self.variables]
