@@ -44,7 +44,7 @@ class Cells(Mapping[str, Found]):
 
 
 def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
-    """The cells of graphs; without any, those that the names of the variables tell. Frozen graphs have none of these."""
+    """The cells of graphs, or without any those that the variables' names tell. Frozen graphs have no variables."""
     if not graphs and variables is not None:
         return Cells({each.name: each for each in found_named(variables)})
     found: list[Found] = []
