@@ -6,8 +6,9 @@
 
 A step is T = 1 with the state from the step before.  onnxruntime and torch get a model each whose weights their
 ``quantize_dynamic`` has made int8; onnxruntime's does nothing to a GRU.  Each candidate is a process of its own, asked
-in turn (turns.py), with one thread and with all; its better median counts.  The rounds of a point follow each other.  A
-ratio, to our float32, is the median of the rounds' ratios.  Bytes are those of the matrices and scales, which a step
+in turn (turns.py), with one thread and with all; its better median counts.  The rounds of a point follow each other;
+those in which the machine was disturbed are marked and repeated.  A ratio, to our float32, is the median of the rounds'
+ratios, and its spread their quartiles.  Bytes are those of the matrices and scales, which a step
 must read; a share is that of the rate at which ceiling.py reads so many bytes again and again with as many threads.
 
 The errors are those of `layer.storage_error` on what the layers were made for: the networks of `blockcell demo` on the
@@ -39,26 +40,14 @@ import numpy as np
 from bench import machine
 from candidates import drawn
 from ceiling import reading
-from turns import Worker, answer, seconds
+from turns import Worker, answer, counted, seconds, spread, watch
 
 KINDS = {"LSTM": 4, "GRU": 3}  # and their gates
 OURS = ("float32", "float16", "bfloat16", "int8")
 PEERS = ("onnxruntime float32", "onnxruntime int8", "torch int8")
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-COLUMNS = [
-    "kind",
-    "B",
-    "I",
-    "H",
-    "candidate",
-    "threads",
-    "microseconds",
-    "ratio",
-    "lowest",
-    "highest",
-    "bytes",
-    "share",
-]
+POINT = ["kind", "B", "I", "H"]
+COLUMNS = [*POINT, "candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked", "bytes", "share"]
 ERROR_COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 Step = Callable[[], object]
 Who = tuple[str, int]  # a candidate and its number of threads
@@ -207,8 +196,10 @@ def bandwidth(level: str, quarters: int, threads: int) -> float:
         return 0.0
 
 
-def summary(point: dict[str, Any], times: dict[Who, list[float]], level: str) -> Iterator[list[Any]]:
+def summary(point: dict[str, Any], rounds: list[tuple[dict[Who, float], bool]], level: str) -> Iterator[list[Any]]:
     """The lines of a point."""
+    kept, marked = counted(rounds), sum(mark for _, mark in rounds)
+    times = {who: [found[who] for found in kept] for who in kept[0]}
     best: dict[str, Who] = {}
     for who in sorted(times, key=lambda who: statistics.median(times[who])):
         best.setdefault(who[0], who)
@@ -221,8 +212,8 @@ def summary(point: dict[str, Any], times: dict[Who, list[float]], level: str) ->
         us = statistics.median(mine) * 1e6
         most = bandwidth(level, round(4 * np.log2(size)), threads)
         share = round(size / us / 1e3 / most, 3) if most else 0
-        spread = (round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios)))
-        yield [*point.values(), candidate, threads, round(us, 2), *spread, size, share]
+        figures = round(us, 2), *(round(ratio, 3) for ratio in spread(ratios))
+        yield [*point.values(), candidate, threads, *figures, len(rounds), marked, size, share]
 
 
 def measure(options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, Any]]:
@@ -241,21 +232,26 @@ def measure(options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, Any
             sys.exit("blockcell does not run here")
         about = machine(None, "float32", ["onnxruntime", "torch"])
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-        lines: list[list[Any]] = []
+        guard, lines = watch(workers.values()), []
+
+        def ask(point: dict[str, Any]) -> dict[Who, float]:
+            return {
+                who: worker.ask((point, options.budget))
+                for who, worker in workers.items()
+                if (point["kind"], who[0]) != ("GRU", "onnxruntime int8")  # it would stay float32
+            }
+
         for H, inputs, kind, B in itertools.product(options.widths, (1, None), options.kinds, options.batches):
             point = {"kind": kind, "B": B, "I": inputs or H, "H": H}
-            times: dict[Who, list[float]] = {}
-            for _ in range(options.rounds):
-                for who, worker in workers.items():
-                    if (kind, who[0]) != ("GRU", "onnxruntime int8"):  # it would stay float32
-                        times.setdefault(who, []).append(worker.ask((point, options.budget)))
-            for line in summary(point, times, about["level"]):
+            ask(point)  # the models are made, and caches filled
+            for line in summary(point, guard.rounds(cores, partial(ask, point), options.rounds), about["level"]):
                 lines.append(line)
-                _, _, _, _, candidate, threads, us, ratio, lowest, highest, size, share = line
+                candidate, threads, us, ratio, low, high, rounds, marked, size, share = line[len(POINT) :]
                 shown = " ".join(f"{name}{value}" for name, value in list(point.items())[1:])
                 print(
                     f"{kind:4} {shown:15} {candidate:20} {threads} thread(s) {us:10.2f} us, {ratio:.2f}x"
-                    f" ({lowest:.2f} to {highest:.2f}), {size / us / 1e3:6.1f} GB/s, {100 * share:.0f} %",
+                    f" ({low:.2f} to {high:.2f}), {size / us / 1e3:6.1f} GB/s, {100 * share:.0f} %"
+                    f"{f', {marked} of {rounds} rounds marked' if marked else ''}",
                     flush=True,
                 )
     return lines, about
@@ -350,7 +346,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[256, 512, 1024, 2048], help="H; I is 1, and H")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4], help="B")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=0.05, help="seconds of a round of one candidate (0.05)")
+    parser.add_argument("--budget", type=float, default=0.04, help="seconds of a round of one candidate (0.04)")
     parser.add_argument("--csv", help="write the points to this file")
     parser.add_argument("--errors", metavar="CSV", help="measure errors instead, and write them to this file")
     options = parser.parse_args()

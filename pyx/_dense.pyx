@@ -10,10 +10,11 @@ from dense cimport (
     Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
     take_batch_first
 )
+from narrow cimport FLOAT16, INT8, WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
-from tile cimport FLOAT16, INT8, WIDE, aligned, bytes_of, computed_size, storage_of, store
+from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))

@@ -10,6 +10,7 @@ from backward cimport run_backward
 from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
 from gru_reset_after cimport reset_after_of
+from narrow cimport FLOAT16, INT8, bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
@@ -18,7 +19,7 @@ from operands cimport (
 from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
-from tile cimport FLOAT16, INT8, aligned, bytes_of, computed_size, storage_of, store
+from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))

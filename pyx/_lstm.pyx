@@ -12,6 +12,7 @@ from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
+from narrow cimport FLOAT16, INT8, bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
@@ -24,9 +25,7 @@ from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from team cimport Team, barrier, gather, join, lost, share
-from tile cimport (
-    FLOAT16, INT8, LF, aligned, bytes_of, clear, computed_size, line_of, storage_of, store, store_line, store_row
-)
+from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))

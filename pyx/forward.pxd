@@ -12,6 +12,7 @@ from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
 from lstm cimport load_peepholes, lstm_cells
+from narrow cimport WIDE
 from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
@@ -21,9 +22,7 @@ from plan cimport Forward, Gru, Lstm, Part, ResetAfter, cell, h_before, part_of,
 from real cimport real
 from steps cimport FRESH, load_steps, marked
 from team cimport Team, barrier, gather, join, lost, share
-from tile cimport (
-    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, WIDE, clear, line_of, load_row, row_group, store, store_row
-)
+from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps

@@ -16,14 +16,13 @@ Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
 from activations cimport sigmoid, tanh
 from gradients cimport state_line
 from half cimport half
+from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
 from panels cimport units_in
 from plan cimport Backward, Forward, Gru
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport (
-    LF, LINES, WIDE, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
-)
+from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C

@@ -17,12 +17,13 @@ Its gradient, from d_h:
 from activations cimport sigmoid, tanh
 from gradients cimport state_line
 from half cimport half
+from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from outputs cimport store_output
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, WIDE, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC

@@ -21,6 +21,7 @@ Its gradient, from h_grad and cs_grad to dicfo = [d_i_bar, d_ci_bar, d_f_bar, d_
 from activations cimport sigmoid, tanh
 from gradients cimport peephole_sum, state_line
 from half cimport half
+from narrow cimport WIDE
 from operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
@@ -29,7 +30,7 @@ from outputs cimport store_output
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, step_at
-from tile cimport LF, LINES, WIDE, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR

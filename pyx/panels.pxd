@@ -20,11 +20,12 @@ from libc.stdint cimport uint16_t
 
 from caches cimport L1, L2, cache_sizes
 from half cimport half
+from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line
 from real cimport real
 from tile cimport (
-    BLOCK, INT8, LF, LINES, PACK, ROWS, TILES, WIDE, bytes_of, called, chain_rows, clear, line_of, load_line,
-    load_lines, load_lines_transposed, load_part, most_at_once, narrow_product, pack_line_transposed, packed_at,
-    packed_step, place_in_line, product, product_of_one, row_group, store, store_line, widen
+    BLOCK, LF, LINES, PACK, ROWS, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
+    load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
+    product_of_one, row_group, store, store_line, widen
 )
 
 cdef enum:

@@ -76,10 +76,8 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm h_grad and cs_grad": (
         "lstm.pxd",
         {
-            "load_line(value, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": (
-                "load_line(value, inputs[CS_GRAD] + at, n)"
-            ),
-            "load_line(value, inputs[CS_GRAD] + at, n)": "load_line(value, inputs[H_GRAD] + at, n)",
+            "inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": "inputs[CS_GRAD] + at, n)",
+            "inputs[CS_GRAD] + at, n)": "inputs[H_GRAD] + at, n)",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -111,8 +109,8 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "gru r and u in the gradient": (
         "gru.pxd",
         {
-            "load_line(gate_r, inputs[OUT_R]": "load_line(gate_r, inputs[OUT_U]",
-            "u, inputs[OUT_U] + at, n)\n    load_state": "u, inputs[OUT_R] + at, n)\n    load_state",
+            "&gate_r[0], inputs[OUT_R]": "&gate_r[0], inputs[OUT_U]",
+            "inputs[OUT_U] + at, n),\n               state": "inputs[OUT_R] + at, n),\n               state",
         },
     ),
     "reset after: r and u": (
@@ -169,17 +167,17 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "panels.pxd",
         {"line_in(p, u, gate, k < p.I)) * L * n": "line_in(p, u, gate, True)) * L * n"},
     ),
-    "stored scale of another line": ("tile.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
+    "stored scale of another line": ("narrow.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
     "stored halves of a line": (
-        "tile.pxd",
+        "narrow.pxd",
         {"<uint32_t> bits[2 * l] << 16": "<uint32_t> bits[2 * l + 1] << 16", "bits[2 * l + 1] <<": "bits[2 * l] <<"},
     ),
     "stored in registers: scale of another vector": (
-        "tile.pxd",
+        "narrow.pxd",
         {"(scales + i * next))[first + v]": "(scales + i * next))[v]"},
     ),
     "stored in registers: half of another vector": (
-        "tile.pxd",
+        "narrow.pxd",
         {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
     ),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
@@ -217,9 +215,16 @@ ORDERS = {  # the same for the order of summation
         "panels.pxd",
         {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
     ),
-    "stored blocks of 32": ("tile.pxd", {"BLOCK, K - k0)\n        block": "32, K - k0)\n        block"}),
+    "stored blocks of 32": (
+        "narrow.pxd",
+        {
+            "BLOCK, K - k0)\n        block = panel + k0 * lines * LF": (
+                "32, K - k0)\n        block = panel + k0 * lines * LF"
+            )
+        },
+    ),
     "stored in registers: from the last k to the first": (
-        "tile.pxd",
+        "narrow.pxd",
         {
             "next * sizeof(float) + (k * lines": "next * sizeof(float) + ((K - 1 - k) * lines",
             "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]": (

@@ -1,4 +1,4 @@
-"""What all layers have in common: `Layer`; `Single`, those with weights of their own; and `Cell`, `LSTM` and `GRU`."""
+"""What all layers have in common: `Layer`; `Single`, those with weights of their own; `Packed`; and `Cell`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
+from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,9 +34,6 @@ from .shared import (
     State,
 )
 from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
-
-if TYPE_CHECKING:
-    from .packed import Packed
 
 HALF = DTYPES.index(np.dtype(np.float16))
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
@@ -469,8 +466,6 @@ class Layer(ABC, Generic[S_co]):
         TypeError, ValueError
             `storage` is something else, the layer's dtype is not float32, or a weight is not finite or too large.
         """
-        from .packed import Packed  # which knows all kinds of layers
-
         reader = ArgumentReader(f"{type(self).__name__}.packed")
         return Packed(self, None if storage is None else read_storage(reader, storage, self.dtype))
 
@@ -751,6 +746,117 @@ class Single(Layer[S_co]):
                 for part, value in parts.items()
             )
         )
+
+
+# ---------------------------------------------------------------------------------------- for calls and streams alone
+class Packed(Generic[S_co]):
+    """A layer as it was, for calls and streams alone: of its weights it keeps only what these read.
+
+    Made by ``layer.packed(storage)``. It cannot be changed. Several threads may call it. It can be pickled, and a
+    pickle has the weights in as few bytes.
+
+    Attributes
+    ----------
+    storage : str or None
+        How matrices are stored: "float16", "bfloat16" or "int8"; None for as they were.
+    nbytes : int
+        Bytes of all weights: of the matrices and of what stands beside them.
+    """
+
+    def __init__(self, layer: Layer[S_co], storage: str | None) -> None:
+        self._layer, self._storage = layer._hollow(), storage
+        reader, weights = ArgumentReader(f"{type(layer).__name__}.packed"), layer._shared.weights
+        kept: dict[Any, CellWeights] = {}
+        for (prefix, cell), own in zip(layer._cells().items(), self._layer._cells().values(), strict=True):
+            kept[own] = weights[cell]
+            if storage is not None:
+                narrow = cell._narrow(reader, prefix, weights[cell], storage)
+                vectors = {name: array for name, array in narrow.arrays.items() if array.ndim == 1}
+                kept[own] = narrow._replace(arrays=vectors)
+        self._layer._share(SharedWeights(kept))
+
+    @property
+    def storage(self) -> str | None:
+        return self._storage
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weights.packed.nbytes for weights in self._layer._shared.weights.values())
+
+    @property
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+        return self._layer.input_size
+
+    @property
+    def hidden_size(self) -> int:
+        """H, as the layer has it."""
+        return self._layer.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """The last dimension of y."""
+        return self._layer.output_size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of all inputs and of all results."""
+        return self._layer.dtype
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: GivenState = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
+    ) -> tuple[Array, S_co]:
+        """What a call of the layer returns, of ``layer.rounded_to(storage)`` if there is a `storage`."""
+        return self._layer(x, state, lengths=lengths, reset=reset, mask=mask, masked=masked, batch_first=batch_first)
+
+    def stream(self, batch: SupportsIndex = 1) -> Any:
+        """Run it step by step, as ``layer.stream(batch, storage)`` does. All such streams share the weights."""
+        return self._layer.stream(batch)._belong_to(self)
+
+    def __repr__(self) -> str:
+        return f"<{self._layer!r}, packed, storage={self.storage!r}, nbytes={self.nbytes}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (_apart(self._layer), self.storage)
+
+
+class Parts(NamedTuple):
+    """A layer in a pickle."""
+
+    kind: type[Layer]
+    arguments: dict[str, Any]
+
+
+def _apart(value: Any) -> Any:
+    """A packed layer's parts, with matrices as they are stored; of an argument, it or its layers' parts."""
+    if isinstance(value, Layer):
+        arguments = value._arguments()
+        if isinstance(value, Single) and (weights := value._shared.weights[value]).narrow:
+            arguments |= value._matrices(weights)
+        return Parts(type(value), {name: _apart(each) for name, each in arguments.items()})
+    return tuple(map(_apart, value)) if type(value) is tuple else value  # those of a Stack's layers
+
+
+def _together(value: Any) -> Any:
+    """The layer, or an argument of one."""
+    if isinstance(value, Narrow):
+        return widened(value)
+    if isinstance(value, Parts):
+        return value.kind(**{name: _together(each) for name, each in value.arguments.items()})
+    return tuple(map(_together, value)) if type(value) is tuple else value
+
+
+def _restored(parts: Parts, storage: str | None) -> Packed:
+    """One from its pickle."""
+    return Packed(_together(parts), storage)
 
 
 # ------------------------------------------------------------------------------------------------------------- one cell

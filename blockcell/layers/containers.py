@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,12 +15,9 @@ from .._args import empty
 from .._read import ArgumentReader, short
 from ..optable import Array
 from .arguments import in_order, read_parts
-from .base import Cell, Layer, Single
+from .base import Cell, Layer, Packed, Single
 from .dense import Dense
 from .shared import Directions, ForwardPass, S_bw_co, S_co, SharedWeights, State
-
-if TYPE_CHECKING:
-    from .packed import Packed
 
 
 class Composite(Layer[S_co]):
