@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tf_files
+from test_tensorflow_cells import of_all_kinds
 from tf_files import field, varint
 
 from blockcell import FormatError
@@ -161,6 +162,9 @@ def everything(path: Path) -> dict[str, Any]:
         for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
             for node in nodes.values():
                 assert node.name and isinstance(node.inputs, tuple) and isinstance(node.attrs, dict)
+    for cell in model.cells.values():
+        if cell.refused is None and not cell.unsaid:
+            assert cell.check() is not None and cell.layer() is not None
     return {name: model.variables[name] for name in model.variables}
 
 
@@ -179,6 +183,8 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("graph.pbtxt", "graph.pbtxt", text_changed),
         ("saved", "saved/saved_model.pb", message_changed),
         ("small.pbmm", "small.pbmm", package_changed),
+        ("cells.pb", "cells.pb", message_changed),
+        ("cells.pb", "cells.pb", blob_changed),
     ],
 }
 
@@ -191,6 +197,7 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     kernel = np.arange(12, dtype=np.float32)
     nodes = tf_files.graph(tf_files.immutable("kernel", "float32", (3, 4)))
     (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
+    (folder / "cells.pb").write_bytes(of_all_kinds())
     cases = [
         (folder / path, folder / changed, (folder / changed).read_bytes(), how, everything(folder / path))
         for path, changed, how in KINDS[kind]

@@ -15,7 +15,7 @@ from fresh import printed, python
 import blockcell
 from blockcell.command import cli
 
-COMMANDS = ["info", "demo", "verify"]
+COMMANDS = ["info", "demo", "verify", "inspect", "extract"]
 
 
 def blocking(*modules: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `info`, `demo` and `verify`, their options, and `main`.
+"""The command line: `info`, `demo`, `verify`, `inspect` and `extract`, their options, and `main`.
 
 Each command is a function that takes its options and returns an exit status; `_parser` registers it, and `main` turns
 the errors it raises into one line on standard error. Exit statuses: 0 all is well, 1 a bound does not hold or something
@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
 from .terminal import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from ..tensorflow.found import Found
 
 RUNTIMES = {  # by the names that `onnx_export.verify` has for them
     "cpu": "onnxruntime CPU",
@@ -204,6 +208,123 @@ def verify(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def inspect_file(options: argparse.Namespace) -> int:
+    """Show the LSTMs and GRUs in a file of TensorFlow's, and check each.
+
+    PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
+    needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
+    largest entry. forget_bias and cell_clip that the file does not say are "?", and are given to `blockcell extract`.
+    The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
+    """
+    from .. import tensorflow
+    from ..tensorflow.found import said
+
+    with progress() as tell:
+        tell("reading", 0, 1)
+        model = tensorflow.open(options.path)
+        cells = model.cells
+        tell("reading", 1, 1)
+        results = []
+        for k, found in enumerate(cells.values()):
+            tell("checking cells", k, len(cells))
+            results.append(None if found.refused is not None or found.unsaid else found.check())
+        tell("checking cells", len(cells), len(cells))
+    checked = [*zip(cells.values(), results, strict=True)]
+    ok = all(error is None or error <= found.bound for found, error in checked)
+    if options.json:
+        print_json({"path": options.path, "cells": [_described(*each) for each in checked], "ok": ok})
+        return 0 if ok else 1
+    rows = []
+    for found, error in checked:
+        attributes = " ".join(f"{name}={said(value)}" for name, value in found.attributes.items())
+        verdict = ["", ""] if error is None else [f"{error:.2f}", error <= found.bound]
+        sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
+        rows.append([found.name, found.kind, *sizes, found.dtype, attributes, *verdict])
+    print_table(
+        f"{len(rows)} cells in {options.path}",
+        ["cell", "kind", "I:", "H:", "dtype", "attributes", "error, eps:", ""],
+        rows,
+    )
+    for found in cells.values():
+        print(f"{found.name}:")
+        if found.refused is not None:
+            print(f"  refused: {found.refused}")
+            continue
+        for role, name in found.weights.items():
+            print(f"  {role} is {name}")
+        if found.unsaid:
+            print(f"  not in the file: {', '.join(found.unsaid)}")
+    if not cells:
+        print("There is no cell. The variables are in blockcell.tensorflow.open(path).variables")
+    return 0 if ok else 1
+
+
+def extract(options: argparse.Namespace) -> int:
+    """Write a cell of a file of TensorFlow's as a layer.
+
+    OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. What the
+    file does not say is asked for: --forget-bias and --cell-clip. The cell is checked first, as by `blockcell inspect`;
+    nothing is written if its error is above the bound.
+    """
+    if options.out.suffix == ".onnx":
+        require("onnx", "onnx")
+        require_own_onnx_export()
+    elif options.streaming:
+        raise ValueError(f"--streaming is for .onnx, and {options.out} ends in {options.out.suffix}; leave it out")
+    from .. import tensorflow
+
+    with progress() as tell:
+        tell("reading", 0, 1)
+        cells = tensorflow.open(options.path).cells
+        tell("reading", 1, 1)
+        usable = [name for name, found in cells.items() if found.refused is None]
+        if options.cell is None and len(usable) != 1:
+            refused = [f"{name} is refused: {found.refused}" for name, found in cells.items() if found.refused]
+            names = f"say which with --cell: {', '.join(usable)}" if usable else "; ".join(refused)
+            raise ValueError(f"{options.path} has {len(usable)} cells; {names}".rstrip("; "))
+        found = cells[usable[0] if options.cell is None else options.cell]
+        given = {"forget_bias": options.forget_bias, "cell_clip": options.cell_clip, "average": options.average}
+        unsaid = [name for name in found.unsaid if given[name] is None]
+        if unsaid and found.refused is None:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in unsaid)
+            raise ValueError(f"{options.path} does not say {' and '.join(unsaid)} of {found.name}; pass {flags}")
+        tell("checking", 0, 1)
+        error = found.check(**given)
+        tell("checking", 1, 1)
+        if error > found.bound:
+            raise ValueError(
+                f"{found.name} is off by {error:.0f} eps, and {found.bound:.0f} are allowed; nothing is written"
+            )
+        layer = found.layer(**given)
+        if options.out.suffix == ".onnx":
+            import onnx_export
+
+            onnx_export.export(layer, options.out, streaming=options.streaming)
+        else:
+            layer.save(options.out)
+    if options.json:
+        print_json({"out": str(options.out), "layer": repr(layer)} | _described(found, error))
+    else:
+        print(f"{options.out} is {layer!r}, off by {error:.2f} eps")
+    return 0
+
+
+def _described(found: Found, error: float | None) -> dict[str, Any]:
+    return {
+        "cell": found.name,
+        "kind": found.kind,
+        "input_size": found.input_size,
+        "hidden_size": found.hidden_size,
+        "dtype": found.dtype,
+        "attributes": found.attributes,
+        "weights": found.weights,
+        "nodes": list(found.nodes),
+        "refused": found.refused,
+        "error_eps": error if error is not None and math.isfinite(error) else None,
+        "bound_eps": found.bound,
+    }
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="blockcell",
@@ -214,10 +335,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"blockcell {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:
+    def add(run: Callable[[argparse.Namespace], int], example: str, name: str | None = None) -> argparse.ArgumentParser:
         text = inspect.getdoc(run) or ""
         command = commands.add_parser(
-            run.__name__,
+            name or run.__name__,
             help=text.partition(".")[0],
             description=text,
             epilog=f"example: {example}",
@@ -245,7 +366,36 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--output", type=_png, default="blockcell-verify.png", metavar="PNG", help="the picture to write (%(default)s)"
     )
+    command = add(inspect_file, "blockcell inspect model.ckpt --json", "inspect")
+    command.add_argument("path", metavar="PATH", help="a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm")
+    command = add(extract, "blockcell extract model.ckpt lstm.onnx --cell rnn/lstm_cell --streaming")
+    command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
+    command.add_argument("out", type=_out, metavar="OUT", help="ends in .npz, .safetensors or .onnx")
+    command.add_argument("--cell", metavar="NAME", help="which one, as `blockcell inspect` names it")
+    command.add_argument("--forget-bias", type=_number, metavar="X", help="where the file does not say it")
+    command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
+    command.add_argument("--streaming", action="store_true", help="an .onnx of one step, with its state")
+    command.add_argument("--average", action="store_true", help="the moving averages of the weights")
     return parser
+
+
+def _out(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".npz", ".safetensors", ".onnx"):
+        raise argparse.ArgumentTypeError(f"{text} does not end in .npz, .safetensors or .onnx")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a number")
+    return value
 
 
 def _op(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "CudnnCompatibleLSTMCell": 0.0,
 }
 TF1_CELLS = (*FORGET_BIAS, "GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
-_REQUIRED = {
+REQUIRED = {
     "GRU": {"w_ru", "w_c", "b_ru", "b_c"},
     "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
     "LSTM": {"w", "b"},
 }
 _ALIASES = {"CudnnCompatibleLSTM": "CudnnCompatibleLSTMCell"}
-_SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
+SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "lstm_cell": "LSTMBlockCell",
     "lstm_fused_cell": "LSTMBlockFusedCell",
     "lstm_block_wrapper": "LSTMBlockFusedCell",
@@ -138,15 +138,14 @@ def from_tf1(
     return LSTM(**values, forget_bias=bias, cell_clip=cell_clip, gate_order=ORDERS["TF1 LSTM"])
 
 
-def _find(
-    caller: str, variables: Mapping[str, Any], cell: str | None, scope: str | None
-) -> tuple[str, str, dict[str, str]]:
-    """A cell's scope, its kind among those in _REQUIRED, and the names of its variables."""
+def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
+    """The names that a cell's variables may have, by scope and kind (one of REQUIRED), and by what they may be."""
+    names = [*names]
     cells: dict[tuple[str, str], dict[str, str]] = {}
     taken: set[str] = set()
     for kind, roles in _NAMES.items():
         for role, endings in roles.items():
-            for name in variables:
+            for name in names:
                 stem = name.removesuffix(":0")
                 ending = next((end for end in endings if stem == end or stem.endswith("/" + end)), None)
                 if ending is not None and name not in taken:
@@ -155,11 +154,19 @@ def _find(
     for scope_found, kind in [key for key in cells if key[1] == "GRU"]:
         if "w_ch" in cells[scope_found, kind]:
             cells[scope_found, "CudnnCompatibleGRU"] = cells.pop((scope_found, kind))
+    return cells
+
+
+def _find(
+    caller: str, variables: Mapping[str, Any], cell: str | None, scope: str | None
+) -> tuple[str, str, dict[str, str]]:
+    """A cell's scope, its kind among those in REQUIRED, and the names of its variables."""
+    cells = by_scope(variables)
     wanted = None if scope is None else scope.strip("/")
-    kinds = [kind for kind in _REQUIRED if cell is None or kind == _kind_of(cell)]
+    kinds = [kind for kind in REQUIRED if cell is None or kind == _kind_of(cell)]
     full = [
         key for key, named in cells.items()
-        if _REQUIRED[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
+        if REQUIRED[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
     ]  # fmt: skip
     if len(full) > 1:  # dense layers too have a kernel and a bias
         full = [key for key in full if re.search("lstm|gru", key[0].split("/")[-1], re.IGNORECASE)] or full
@@ -254,7 +261,7 @@ def _refuse(what: str, scope: str, variables: Mapping[str, Any], values: Mapping
 def _forget_bias(what: str, scope: str, cell: str | None, forget_bias: float | None) -> float:
     if forget_bias is not None:
         return forget_bias
-    named = _SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))
+    named = SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))
     default = FORGET_BIAS[cell or named or "LSTMCell"]
     if cell and named and FORGET_BIAS[named] != default:
         raise ValueError(

@@ -15,14 +15,18 @@ a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 
     model = blockcell.tensorflow.open("model.ckpt")
     model.variables["rnn/lstm_cell/kernel"]
+    print(model.cells)                                 # LSTMs and GRUs, or why something is none
+    layer = model.cells["rnn/lstm_cell"].layer()
 
 Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
 """
 
+from .cells import Cells
+from .found import Found
 from .graphs import Function, Graph, Node
 from .model import Model, open
 from .tensors import Tensor
 from .variables import Variables
 
-__all__ = ["Function", "Graph", "Model", "Node", "Tensor", "Variables", "open"]
+__all__ = ["Cells", "Found", "Function", "Graph", "Model", "Node", "Tensor", "Variables", "open"]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ..errors import FormatError
-from . import checkpoint, graphs
+from . import cells, checkpoint, graphs
+from .cells import Cells
 from .graphs import Graph
 from .mapped import File
 from .table import is_table
@@ -49,8 +50,14 @@ class Model:
     def variables(self) -> Variables:
         return _constants(self.graphs) if self._variables is None else self._variables
 
+    @cached_property
+    def cells(self) -> Cells:
+        """The LSTMs and GRUs that were found, by names."""
+        return cells.find(self.graphs, self._variables)
+
     def __repr__(self) -> str:
-        return "\n".join([f"<model {self.path}>", *(f"  {graph!r}" for graph in self.graphs), f"  {self.variables!r}"])
+        parts = [*self.graphs, self.cells, self.variables]
+        return "\n".join([f"<model {self.path}>", *(f"  {part!r}" for part in parts)])
 
 
 def open(path: str | os.PathLike[str]) -> Model:

@@ -1,0 +1,239 @@
+"""A cell that was found, as what it is, what it is made of, and the layer that computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..formulas import error_in_eps
+from ..layers import GRU, LSTM
+from ..optable import OPS, Array
+from .trace import AVERAGE, Source
+
+Weights = Mapping[str, Array]
+State = tuple[Array, ...]
+Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
+"""One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
+
+_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"]}
+_WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
+_UNITS = 64  # inputs and cells that are checked of a larger one
+_STEPS, _ROWS = 8, 3  # of a check
+_EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
+_DEPTH = 256
+
+
+class Found:
+    """A cell that was found in a model.
+
+    Attributes
+    ----------
+    name : str
+        The scope of its weights.
+    kind : str
+        What it is in TensorFlow: an op such as ``"BlockLSTM"``, or a class such as ``"BasicLSTMCell"``.
+    input_size, hidden_size : int or None
+        I and H; None if it is refused and has none.
+    attributes : dict
+        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``. None is what the file
+        does not say.
+    dtype : str
+        Of the weights; bfloat16 becomes float32 in a layer.
+    weights : dict of str to str
+        Where each weight of the layer comes from.
+    nodes : tuple of str
+        The nodes that it is in the graph: several steps, or copies in several functions. Empty in a bare checkpoint.
+    refused : str or None
+        Why there is no layer for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        nodes: Sequence[str] = (),
+        *,
+        cell: str = "LSTM",
+        sources: Mapping[str, Source] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        step: Step | None = None,
+        refused: str | None = None,
+    ) -> None:
+        self.name, self.kind, self.nodes = name, kind, tuple(nodes)
+        self._cell, self._sources, self._step = cell, dict(sources or {}), step
+        self.attributes = dict(attributes or {})
+        self.input_size: int | None = None
+        self.hidden_size: int | None = None
+        self.dtype = next((each.dtype for each in self._sources.values()), "")
+        self.weights = {role: source.name for role, source in self._sources.items()}
+        self.refused = refused or self._misfit()
+
+    def _misfit(self) -> str | None:
+        """What is wrong with the weights; finds the sizes."""
+        main, gates = ("w", 4) if self._cell == "LSTM" else ("w_c", 1)
+        for role, source in self._sources.items():
+            if gone := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
+                return f"{role} is the variable {gone[0]!r}, which is not in the checkpoint"
+            if source.dtype not in ("float16", "float32", "float64", "bfloat16"):
+                return f"{role}, which is {source.name}, is of {source.dtype}; expected float32, float64 or float16"
+            if source.dtype != self.dtype:
+                return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
+        rows, columns = self._sources[main].shape if len(self._sources[main].shape) == 2 else (0, 0)
+        hidden, left = divmod(columns, gates)
+        if left or hidden < 1 or rows <= hidden:
+            form = "(I+H, 4H)" if gates == 4 else "(I+H, H)"
+            return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {form}"
+        inputs = rows - hidden
+        for tensor in _OPS[self._cell].weights:
+            if tensor.name in self._sources:
+                shape = self._sources[tensor.name].shape
+                expected = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
+                if shape != expected:
+                    where = f"{tensor.name}, which is {self.weights[tensor.name]}"
+                    return f"{where}, has shape {shape}; expected {expected} beside {main} of shape {(rows, columns)}"
+        self.input_size, self.hidden_size = inputs, hidden
+        return None
+
+    @property
+    def unsaid(self) -> list[str]:
+        """The attributes that the file does not say, and `layer` has to be given."""
+        return [name for name, value in self.attributes.items() if value is None]
+
+    # ------------------------------------------------------------------------------------------------------ the layer
+    def layer(
+        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
+    ) -> LSTM | GRU:
+        """The layer with the cell's weights.
+
+        Parameters
+        ----------
+        forget_bias, cell_clip : float, optional
+            What the file does not say: a checkpoint without graph has neither. A cell_clip of 0 means that there is
+            none.
+        average : bool
+            Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
+
+        Raises
+        ------
+        ValueError
+            The cell is refused, what is needed is not given, or what is given is not what the file says.
+        """
+        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip))
+
+    def _completed(self, forget_bias: float | None, cell_clip: float | None) -> dict[str, Any]:
+        """The attributes, with those that the file does not say."""
+        what = f"the cell {self.name!r}"
+        if self.refused is not None:
+            raise ValueError(f"{what} is refused: {self.refused}")
+        given = {"forget_bias": forget_bias, "cell_clip": cell_clip}
+        found = dict(self.attributes)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name not in found:
+                raise ValueError(f"{what} is a GRU, which has no {name}; leave {name} out")
+            if found[name] is not None and np.float32(found[name]) != np.float32(value):
+                raise ValueError(f"{name} is {value}, but the graph has {found[name]:g} for {what}; leave {name} out")
+            found[name] = value
+        for name, value in found.items():
+            if value is None:
+                hint = "TensorFlow's cells have 1.0 by default" if name == "forget_bias" else "0 if it had none"
+                raise ValueError(f"{what}: the file does not say its {name}; pass {name}= ({hint})")
+        return found
+
+    def _arrays(self, average: bool = False, units: int | None = None) -> dict[str, Array]:
+        """The weights, or those of the first inputs and cells only."""
+        found = {}
+        tensors = {tensor.name: tensor for tensor in _OPS[self._cell].weights}
+        for role, source in self._sources.items():
+            try:
+                array = source.read(AVERAGE if average else "")
+            except KeyError as error:
+                if not average:
+                    raise
+                name = f"{source.name}{AVERAGE}"
+                raise ValueError(f"there is no moving average of {role}: {name} is not in the file") from error
+            if array.shape != source.shape:
+                raise ValueError(f"{source.name} of the shape {array.shape}; expected {source.shape}")
+            if units is not None:
+                for axis, word in enumerate(tensors[role].shape.split()):
+                    blocks = _size(word, self.input_size or 0, self.hidden_size or 0)
+                    starts = np.cumsum([0, *blocks[:-1]])
+                    parts = [slice(k, k + min(n, units)) for k, n in zip(starts, blocks, strict=True)]
+                    array = np.concatenate([array[(slice(None),) * axis + (part,)] for part in parts], axis)
+            found[role] = np.require(array, requirements=["A", "C"])
+        return found
+
+    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> LSTM | GRU:
+        arguments: dict[str, Any] = {**arrays, **attributes}
+        arguments.pop("use_peephole", None)  # there are peephole weights, or none
+        return GRU(**arguments) if self._cell == "GRU" else LSTM(**arguments)
+
+    # ------------------------------------------------------------------------------------------------------ the check
+    def check(
+        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
+    ) -> float:
+        """The largest error of the layer, in eps of the largest entry, against the cell as the graph has it.
+
+        Both run on the same random numbers from the same random state, the cell node by node in float64. `bound` says
+        how large an error may be. Of a cell of more than a million weights, the first inputs and units are checked.
+
+        Parameters
+        ----------
+        forget_bias, cell_clip, average
+            As in `layer`.
+
+        Returns
+        -------
+        float
+        """
+        attributes = self._completed(forget_bias, cell_clip)
+        with np.errstate(all="ignore"):  # weights may be anything
+            return self._error(attributes, average)
+
+    def _error(self, attributes: Mapping[str, Any], average: bool) -> float:
+        assert self.input_size is not None and self.hidden_size is not None and self._step is not None
+        large = max(math.prod(source.shape) for source in self._sources.values()) > _WHOLE
+        arrays = self._arrays(average, _UNITS if large else None)
+        layer = self._made(arrays, attributes)
+        g = np.random.default_rng(0)
+        x = g.standard_normal((_STEPS, _ROWS, layer.input_size)).astype(layer.dtype)
+        states = 2 if self._cell == "LSTM" else 1
+        start = [g.uniform(-1, 1, (_ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
+        y, _ = layer(x, tuple(start))
+        weights = {role: array.astype(np.float64) for role, array in arrays.items()}
+        state: State = tuple(each.astype(np.float64) for each in start)
+        exact = []
+        for t in range(_STEPS):
+            state = self._step(weights, x[t].astype(np.float64), state, attributes)
+            exact.append(state[-1])
+        return error_in_eps(y, np.stack(exact), float(np.finfo(layer.dtype).eps))
+
+    @property
+    def bound(self) -> float:
+        """What `check` may give: 24 eps, more where I + H is more than 256; in float64 1e-13 of the largest entry."""
+        eps = 1e-13 / float(np.finfo(np.float64).eps) if self.dtype == "float64" else _EPS
+        return eps * max(1.0, ((self.input_size or 0) + (self.hidden_size or 0)) / _DEPTH)
+
+    def __repr__(self) -> str:
+        sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
+        says = [f"{name}={said(value)}" for name, value in self.attributes.items()]
+        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says]).rstrip()
+        return f"<{self.name}: {head}{'' if self.refused is None else f'; refused: {self.refused}'}>"
+
+
+def said(value: Any) -> str:
+    """An attribute in short; "?" is what the file does not say."""
+    if value is None:
+        return "?"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _size(word: str, inputs: int, hidden: int) -> list[int]:
+    """The blocks of a dimension: ``"I+H"`` and ``"4H"`` of four."""
+    if word == "I+H":
+        return [inputs, hidden]
+    return [hidden] * int(word.removesuffix("H") or 1)

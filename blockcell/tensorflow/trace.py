@@ -1,0 +1,412 @@
+"""Where what a node is given comes from: backwards through a graph, and out of functions, to variables and constants.
+
+Each step is counted and each place is visited once, so loops, which are cycles, come to an end, and so does nonsense.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..optable import Array
+from .graphs import Called, Function, Graph, Node
+from .tensors import Stored
+from .variables import Variables
+
+AVERAGE = "/ExponentialMovingAverage"
+_DEEPEST = 4  # joins and splits within each other
+_MOST_PARTS = 4096
+_STEPS = 200  # for each node of a graph
+_MOST_REPEATED = 2**22  # entries of a constant that is one number
+_THROUGH = {
+    "Identity", "ReadVariableOp", "Enter", "RefEnter", "Switch", "RefSwitch", "Exit", "RefExit", "NextIteration",
+    "RefNextIteration", "RefIdentity", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot", "EnsureShape",
+}  # fmt: skip
+_VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
+_CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f", "RemoteCall": "f"}
+_LOOPS = {"While", "StatelessWhile"}
+_BRANCHES = {"If", "StatelessIf"}
+
+
+class Unknown(ValueError):
+    """Something comes from a place that is not understood: the text says from where."""
+
+
+class Place(NamedTuple):
+    """An output of a node, or an argument of a function."""
+
+    body: str
+    """The function's name; "" is the graph itself."""
+    name: str
+    output: int = 0
+
+
+class Source(NamedTuple):
+    """What a weight is: variables and constants, and how they are put together."""
+
+    name: str
+    """Of a variable or constant, or all of them, joined with " + "."""
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[str], Array]
+    """The values; the argument is appended to the variables' names, for another copy of them."""
+    leaves: tuple[str, ...]
+
+
+class Tracer:
+    """A graph with the variables of its checkpoint, for looking backwards."""
+
+    def __init__(self, graph: Graph, variables: Variables | None) -> None:
+        """`variables` is None for a frozen graph."""
+        self.graph, self.variables = graph, variables
+        self.bodies: dict[str, Mapping[str, Node]] = {"": graph.nodes}
+        self.bodies |= {name: function.nodes for name, function in graph.functions.items()}
+        self._inputs: dict[tuple[str, str], tuple[Place, ...]] = {}
+        self._sources: dict[Place, Source | str] = {}
+        self._left = _STEPS * (1000 + sum(map(len, self.bodies.values())))
+
+    def all_nodes(self) -> Iterator[tuple[str, Node]]:
+        for body, nodes in self.bodies.items():
+            for node in nodes.values():
+                yield body, node
+
+    def inputs(self, body: str, node: Node) -> tuple[Place, ...]:
+        """What a node is given, without control inputs."""
+        key = body, node.name
+        if key not in self._inputs:
+            self._inputs[key] = tuple(self.place(body, text) for text in node.inputs if text[:1] != "^")
+        return self._inputs[key]
+
+    def place(self, body: str, text: str) -> Place:
+        """What a reference in a body means: ``"name"``, ``"name:1"``, in functions ``"name:output:1"``."""
+        name, *rest = text.split(":")
+        if not rest:
+            return Place(body, name)
+        if not rest[-1].isdecimal() or len(rest[-1]) > 9:
+            raise Unknown(f"{text!r}, which is no output of a node")
+        output = int(rest[-1])
+        if len(rest) > 1 and rest[0] in _OUTPUTS:
+            output += _OUTPUTS[rest[0]]
+        return Place(body, name, output)
+
+    def node(self, place: Place) -> Node | None:
+        """The node at a place; None for an argument of a function."""
+        found = self.bodies[place.body].get(place.name)
+        if found is None and not (place.body and place.name in self.graph.functions[place.body].inputs):
+            raise Unknown(f"{place.name!r}, which is not in the graph")
+        return found
+
+    # -------------------------------------------------------------------------------------------------- to the origin
+    def origins(self, place: Place) -> dict[Place, None]:
+        """The places that it may come from unchanged: what is not passed on, in order."""
+        found: dict[Place, None] = {}
+        seen = {place}
+        left = [place]
+        while left:
+            self.count()
+            here = left.pop()
+            before = self.before(here)
+            if before is None:
+                found[here] = None
+                continue
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return found
+
+    def straight(self, place: Place) -> Place:
+        """The place that a value comes from unchanged, as far as that is one place."""
+        seen = {place}
+        while True:
+            self.count()
+            before = self.before(place) if self._plain(place) else None
+            if before is None or len(before) != 1 or before[0] in seen:
+                return place
+            place = before[0]
+            seen.add(place)
+
+    def _plain(self, place: Place) -> bool:
+        """Whether it comes out of a node that passes one value on."""
+        node = self.node(place)
+        return node is not None and node.op in _THROUGH
+
+    def state(self, place: Place) -> tuple[dict[Place, None], bool]:
+        """Where a state may come from, also out of selections by lengths, and whether that goes around a loop."""
+        found: dict[Place, None] = {}
+        seen, left, looped = {place}, [place], False
+        while left:
+            self.count()
+            here = left.pop()
+            node = self.node(here)
+            if node is None:
+                looped = looped or any(carried for *_, carried in self.callers.get(here.body, []))
+            elif node.op in ("NextIteration", "RefNextIteration"):
+                looped = True
+            chosen = node is not None and node.op in ("Select", "SelectV2")
+            before = list(self.inputs(here.body, node)[1:]) if node is not None and chosen else self.before(here)
+            if before is None:
+                found[here] = None
+                continue
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return found, looped
+
+    def count(self, steps: int = 1) -> None:
+        self._left -= steps
+        if self._left < 0:
+            node = next(node for _, node in self.all_nodes())
+            raise node.error("the graph that begins here is more entangled than that of any model", "is it damaged?")
+
+    def before(self, place: Place) -> list[Place] | None:
+        """Where a value comes from, unchanged, in one step; None if it is made here."""
+        node = self.node(place)
+        if node is None:
+            return self._given(place)
+        inputs = self.inputs(place.body, node)
+        if node.op in _THROUGH and inputs:
+            return [inputs[0]]
+        if node.op in ("Merge", "RefMerge"):
+            return list(inputs)
+        if node.op == "IdentityN":
+            return [inputs[place.output]] if place.output < len(inputs) else None
+        if node.op == "Cast":
+            attrs = node.attrs
+            return [inputs[0]] if inputs and attrs.get("SrcT") == attrs.get("DstT") else None
+        calls = self._calls(node)
+        if not calls:
+            return None
+        back = [self._returned(name, place.output) for name, _ in calls]
+        if node.op in _LOOPS:
+            back = [self._returned(calls[-1][0], place.output)]  # of the body, not of the condition
+            back += inputs[place.output : place.output + 1]
+        return back
+
+    def _calls(self, node: Node) -> list[tuple[str, int]]:
+        """The functions that a node calls, and which of its inputs is their first."""
+        if node.op in self.graph.functions:
+            return [(node.op, 0)]
+        if node.op in _CALLS:
+            keys, first = [_CALLS[node.op]], 0
+        elif node.op in _LOOPS:
+            keys, first = ["cond", "body"], 0
+        elif node.op in _BRANCHES:
+            keys, first = ["then_branch", "else_branch"], 1
+        else:
+            return []
+        attrs = node.attrs
+        called = [attrs.get(key) for key in keys]
+        names = [each.name for each in called if isinstance(each, Called) and each.name in self.graph.functions]
+        if len(names) != len(keys):
+            raise Unknown(f"the node {node.name!r}, which calls a function that is not in the graph")
+        return [(name, first) for name in names]
+
+    def _returned(self, name: str, output: int) -> Place:
+        function = self.graph.functions[name]
+        if output >= len(function.outputs) or function.outputs[output] not in function.returned:
+            raise Unknown(f"output {output} of the function {name!r}, which has none")
+        return self.place(name, function.returned[function.outputs[output]])
+
+    def _given(self, place: Place) -> list[Place]:
+        """What callers pass for an argument."""
+        function = self.graph.functions[place.body]
+        k = self._positions[place.body][place.name]
+        found = []
+        for body, node, first, carried in self.callers.get(place.body, []):
+            self.count()
+            inputs = self.inputs(body, node)
+            if k + first < len(inputs):
+                found.append(inputs[k + first])
+            if carried and k < len(function.outputs):
+                found.append(self._returned(carried, k))
+        if not found:
+            raise Unknown(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
+        return found
+
+    @cached_property
+    def _positions(self) -> dict[str, dict[str, int]]:
+        functions: Mapping[str, Function] = self.graph.functions
+        return {name: {each: k for k, each in enumerate(one.inputs)} for name, one in functions.items()}
+
+    @cached_property
+    def callers(self) -> dict[str, list[tuple[str, Node, int, str]]]:
+        """Of each function: body and node that call it, the first input, and the body of a loop or ""."""
+        found: dict[str, list[tuple[str, Node, int, str]]] = {}
+        for body, node in self.all_nodes():
+            try:
+                calls = self._calls(node)
+            except Unknown:
+                continue
+            for name, first in calls:
+                carried = calls[-1][0] if node.op in _LOOPS else ""
+                found.setdefault(name, []).append((body, node, first, carried))
+        return found
+
+    # --------------------------------------------------------------------------------------------------- what it holds
+    def source(self, place: Place, depth: int = 0) -> Source:
+        """The variables and constants that a weight is made of."""
+        if place not in self._sources:
+            try:
+                self._sources[place] = self._source(place, depth)
+            except Unknown as unknown:
+                self._sources[place] = str(unknown)
+        found = self._sources[place]
+        if isinstance(found, str):
+            raise Unknown(found)
+        return found
+
+    def _source(self, place: Place, depth: int) -> Source:
+        origins = self.origins(place)
+        if not origins:
+            raise Unknown(f"{place.name!r}, which comes from nothing but itself")
+        sources = [self._made(each, depth) for each in origins]
+        if any(each.name != sources[0].name for each in sources[1:]):
+            names = " or ".join(sorted({each.name for each in sources})[:4])
+            raise Unknown(f"{names}: not one weight")
+        return sources[0]
+
+    def _made(self, place: Place, depth: int) -> Source:
+        node = self.node(place)
+        if node is None:  # an argument is passed on: origins() has gone past it
+            raise Unknown(f"the argument {place.name!r} of {place.body!r}")
+        if depth > _DEEPEST:
+            raise Unknown(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
+        stored = self.graph.constant(node)
+        if stored is not None:
+            return _leaf(node, stored)
+        if node.op in _VARIABLES:
+            return self._variable(node)
+        inputs = self.inputs(place.body, node)
+        if node.op == "ConcatV2" and len(inputs) > 2:
+            return self._joined(node, inputs, depth)
+        if node.op == "Split" and len(inputs) == 2:
+            return self._part(node, place.output, inputs, depth)
+        if node.op == "Cast" and inputs:
+            return self._converted(node, inputs[0], depth)
+        raise Unknown(f"the node {node.name!r}, which is a {node.op}")
+
+    def _variable(self, node: Node) -> Source:
+        names = [node.name]
+        if node.op == "VarHandleOp":
+            shared = node.attrs.get("shared_name")
+            names += [shared] if isinstance(shared, str) and shared else []
+        for name in names:
+            if self.variables is not None and name in self.variables:
+                return self._stored(name)
+        shape = node.attrs.get("shape")
+        dtype = str(node.attrs.get("dtype"))
+        if isinstance(shape, tuple) and None not in shape:  # a part of one that is stored whole, perhaps
+
+            def read(more: str) -> Array:
+                raise KeyError(node.name)
+
+            return Source(node.name, shape, dtype, read, (f"?{node.name}",))
+        raise Unknown(f"the variable {node.name!r}, which is not in the checkpoint")
+
+    def _stored(self, name: str) -> Source:
+        assert self.variables is not None
+        variables, stored = self.variables, self.variables.stored[name]
+        return Source(name, tuple(stored.shape), stored.dtype, lambda more: variables[name + more], (name,))
+
+    def _joined(self, node: Node, inputs: tuple[Place, ...], depth: int) -> Source:
+        parts = [self.source(each, depth + 1) for each in inputs[:-1]]
+        rank = len(parts[0].shape)
+        axis = self.number(inputs[-1])
+        if not -rank <= axis < rank or any(len(part.shape) != rank for part in parts):
+            raise Unknown(f"the node {node.name!r}, which joins arrays along an axis that they do not have")
+        axis %= rank
+        shape = list(parts[0].shape)
+        shape[axis] = sum(part.shape[axis] for part in parts)
+        if any((*part.shape[:axis], 0, *part.shape[axis + 1 :]) != (*shape[:axis], 0, *shape[axis + 1 :])
+               for part in parts) or len({part.dtype for part in parts}) != 1:  # fmt: skip
+            raise Unknown(f"the node {node.name!r}, which joins arrays that do not fit together")
+        whole = _whole(parts)
+        if whole is not None and self.variables is not None and whole in self.variables:
+            found = self._stored(whole)
+            if found.shape != tuple(shape):
+                raise Unknown(f"the variable {whole!r} of shape {found.shape}, whose parts make {tuple(shape)}")
+            return found
+        leaves: dict[str, None] = {}
+        for part in parts:
+            for leaf in part.leaves:
+                self.count(20)
+                if leaf in leaves or len(leaves) > _MOST_PARTS:
+                    raise Unknown(f"the node {node.name!r}, which joins a variable with itself")
+                leaves[leaf] = None
+        few = len(parts) < 8
+        name = " + ".join(part.name for part in parts) if few else f"the {len(parts)} parts of {node.name}"
+
+        def read(more: str) -> Array:
+            return np.concatenate([part.read(more) for part in parts], axis)
+
+        return Source(name, tuple(shape), parts[0].dtype, read, tuple(leaves))
+
+    def _part(self, node: Node, k: int, inputs: tuple[Place, ...], depth: int) -> Source:
+        whole, count, axis = self.source(inputs[1], depth + 1), node.attrs.get("num_split"), self.number(inputs[0])
+        rank = len(whole.shape)
+        if not -rank <= axis < rank or not isinstance(count, int) or not 0 <= k < count or whole.shape[axis] % count:
+            raise Unknown(f"the node {node.name!r}, which splits {whole.name} of shape {whole.shape} in {count}")
+        size = whole.shape[axis] // count
+        shape = list(whole.shape)
+        shape[axis] = size
+        where = tuple(slice(k * size, (k + 1) * size) if d == axis % rank else slice(None) for d in range(rank))
+        name = f"{whole.name}, part {k} of {count}"
+        leaves = tuple(f"{leaf}, part {k} of {count}" for leaf in whole.leaves)
+        return Source(name, tuple(shape), whole.dtype, lambda more: whole.read(more)[where], leaves)
+
+    def _converted(self, node: Node, place: Place, depth: int) -> Source:
+        given, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
+        numpy = "float32" if dtype == "bfloat16" else dtype
+        if numpy not in ("float16", "float32", "float64"):
+            raise Unknown(f"the node {node.name!r}, which converts to {dtype}")
+        if dtype == "bfloat16":
+            raise Unknown(f"the node {node.name!r}, which rounds to bfloat16")
+        return given._replace(dtype=dtype, read=lambda more: given.read(more).astype(numpy))
+
+    def number(self, place: Place) -> int:
+        """A constant that is one whole number."""
+        return int(self.value(place, "i", "u"))
+
+    def value(self, place: Place, *kinds: str) -> float:
+        """A constant that is one number."""
+        found = None
+        for origin in self.origins(place):
+            node = self.node(origin)
+            stored = None if node is None else self.graph.constant(node)
+            if stored is None or math.prod(stored.shape) != 1 or found is not None:
+                raise Unknown(f"{origin.name!r}, which is not one number")
+            if stored.dtype in ("string", "resource", "variant", "bool"):
+                raise Unknown(f"{origin.name!r}, which is {stored.dtype}")
+            found = stored.read()
+        if found is None or found.dtype.kind not in (kinds or "f"):
+            raise Unknown(f"{place.name!r}, which is not one number")
+        number = float(found.reshape(()))
+        if not math.isfinite(number):
+            raise Unknown(f"{place.name!r}, which is {number}")
+        return number
+
+
+_OUTPUTS = {"output_true": 1}  # what functions call outputs, beside "output" and such, which begin at 0
+
+
+def _leaf(node: Node, stored: Stored) -> Source:
+    name, size = node.name, math.prod(stored.shape)
+
+    def read(more: str) -> Array:
+        if more:
+            raise KeyError(f"{name}{more}")
+        array = stored.read()
+        if size > _MOST_REPEATED and not any(array.strides):
+            raise node.error(f"a weight is one number, {size} times", "expected trained weights")
+        return array
+
+    return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
+
+
+def _whole(parts: list[Source]) -> str | None:
+    """The name of the variable that these are all the parts of, ``<name>/part_0`` and so on."""
+    stem = parts[0].name.removesuffix("/part_0")
+    fits = all(part.name == f"{stem}/part_{k}" for k, part in enumerate(parts))
+    return stem if fits else None

@@ -1,0 +1,719 @@
+"""Cells that are found in graphs and checkpoints: what they are, that their layers compute it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from tf_files import TYPES, constant, entry, field, graph, node, shape, tensor, write_checkpoint
+
+import blockcell
+from blockcell import formulas
+from blockcell.command import main
+from blockcell.tensorflow import open as opened
+
+I, H, T, B = 5, 4, 7, 3  # noqa: E741
+PEEPHOLES = ("wci", "wcf", "wco")
+LSTM_BIASES = {"forget_bias": 0.5, "cell_clip": 0.75}
+BLOCKS = {
+    "LSTMBlockCell": ["x", "cs_prev", "h_prev", "w", *PEEPHOLES, "b"],
+    "BlockLSTM": ["seq_len_max", "x", "cs_prev", "h_prev", "w", *PEEPHOLES, "b"],
+    "BlockLSTMV2": ["seq_len_max", "x", "cs_prev", "h_prev", "w", *PEEPHOLES, "b"],
+    "GRUBlockCell": ["x", "h_prev", "w_ru", "w_c", "b_ru", "b_c"],
+}
+NAMES = {
+    "w": "rnn/lstm_cell/kernel",
+    "b": "rnn/lstm_cell/bias",
+    "wci": "rnn/lstm_cell/w_i_diag",
+    "wcf": "rnn/lstm_cell/w_f_diag",
+    "wco": "rnn/lstm_cell/w_o_diag",
+    "w_ru": "rnn/gru_cell/gates/kernel",
+    "w_c": "rnn/gru_cell/candidate/kernel",
+    "b_ru": "rnn/gru_cell/gates/bias",
+    "b_c": "rnn/gru_cell/candidate/bias",
+}
+
+
+def drawn(*roles, seed=0, dtype=np.float32):
+    shapes = {"w": (I + H, 4 * H), "b": (4 * H,), "w_ru": (I + H, 2 * H), "w_c": (I + H, H), "b_ru": (2 * H,)}
+    g = np.random.default_rng(seed)
+    return {role: g.standard_normal(shapes.get(role, (H,))).astype(dtype) for role in roles}
+
+
+def real(name, value, **more):
+    """A Const of an array, or of numbers that are float32."""
+    value = np.asarray(value, np.float32 if isinstance(value, float) else None)
+    return constant(name, tensor(str(value.dtype), value.shape, field(4, value.tobytes())))
+
+
+def number(name, value):
+    return real(name, np.int32(value))
+
+
+def attributes(**values):
+    made = {}
+    for name, value in values.items():
+        kind = 5 if isinstance(value, bool) else 3 if isinstance(value, int) else 4
+        made[name] = field(kind, int(value) if kind != 4 else value)
+    return made
+
+
+def called(name):
+    return field(10, field(1, name))
+
+
+def kind_of(dtype):
+    return field(6, TYPES[dtype])
+
+
+def function(name, inputs, returned, *nodes):
+    arguments = b"".join(field(2, field(1, each)) for each in inputs)
+    outputs = b"".join(field(3, field(1, f"out{k}")) for k in range(len(returned)))
+    ret = b"".join(field(4, field(1, f"out{k}") + field(2, each)) for k, each in enumerate(returned))
+    return field(1, field(1, name) + arguments + outputs) + b"".join(field(3, each) for each in nodes) + ret
+
+
+def library(*functions):
+    return field(2, b"".join(field(1, each) for each in functions))
+
+
+def write(tmp_path, *parts, more=b""):
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts) + more)
+    return opened(path)
+
+
+def exact(op, weights, x, **options):
+    states = {"h_prev": np.zeros((B, H))} | ({} if op.startswith("GRU") else {"cs_prev": np.zeros((B, H))})
+    name = {"LSTMBlockCell": "BlockLSTM", "GRUBlockCell": "block_gru"}.get(op, op)
+    return formulas.FORMULAS[name](seq_len_max=len(x), x=x, **states, **weights, **options).h
+
+
+def agrees(layer, expected, x):
+    y, _ = layer(x.astype(layer.dtype))
+    assert formulas.error_in_eps(y, expected, float(np.finfo(layer.dtype).eps)) <= 4
+
+
+X = np.random.default_rng(7).standard_normal((T, B, I)).astype(np.float32)
+
+
+# -------------------------------------------------------------------------------------------------------- block nodes
+def block(op, name, names, **attrs):
+    others = {"seq_len_max": "steps", "x": "x", "cs_prev": "zeros", "h_prev": "zeros"}
+    return node(name, op, [names.get(role, others.get(role, "zeros")) for role in BLOCKS[op]], **attributes(**attrs))
+
+
+def inputs():
+    return [node("x", "Placeholder"), node("zeros", "Placeholder"), node("steps", "Placeholder")]
+
+
+OPTIONS = [
+    ("LSTMBlockCell", {}),
+    ("LSTMBlockCell", {"forget_bias": 0.5, "cell_clip": 0.75, "use_peephole": True}),
+    ("BlockLSTM", {"forget_bias": 0.0, "cell_clip": -1.0}),
+    ("BlockLSTM", {"use_peephole": True}),
+    ("BlockLSTMV2", {}),
+    ("BlockLSTMV2", {"cell_clip": 0.5, "use_peephole": True}),
+    ("GRUBlockCell", {}),
+]
+
+
+@pytest.mark.parametrize("where", ["plain", "frame", "function"])
+@pytest.mark.parametrize(("op", "options"), OPTIONS)
+def test_block_nodes(tmp_path, op, options, where):
+    roles = [role for role in BLOCKS[op] if role in NAMES and (options.get("use_peephole") or role not in PEEPHOLES)]
+    weights = drawn(*roles)
+    scope = NAMES[roles[0]].removesuffix("/kernel").removesuffix("/gates")
+    parts = [*inputs(), *(real(NAMES[role], value) for role, value in weights.items())]
+    parts += [node(f"{NAMES[role]}/read", "Identity", [NAMES[role]]) for role in roles]
+    names = {role: f"{NAMES[role]}/read" for role in roles}
+    more = b""
+    if where == "plain":
+        parts.append(block(op, "cell", names, **options))
+    elif where == "frame":
+        parts += [node(f"while/{role}", "Enter", [name]) for role, name in names.items()]
+        for role in roles:  # a weight that goes around the loop
+            parts.append(node(f"while/{role}/merge", "Merge", [f"while/{role}", f"while/{role}/next"]))
+            parts.append(node(f"while/{role}/switch", "Switch", [f"while/{role}/merge", "steps"]))
+            parts.append(node(f"while/{role}/next", "NextIteration", [f"while/{role}/switch:1"]))
+        parts.append(block(op, "while/cell", {role: f"while/{role}/switch:1" for role in roles}, **options))
+    else:
+        inner = block(op, "cell", {role: f"{role}_read:output:0" for role in roles}, **options)
+        arguments = ["x", "zeros", "steps", *roles]
+        reads = [node(f"{role}_read", "Identity", [role]) for role in roles]
+        body = function("body", arguments, arguments, *reads, inner)
+        cond = function("cond", arguments, ["steps"])
+        outer = function("outer", arguments, ["x"], node("loop", "StatelessWhile", arguments, body=called("body"),
+                                                         cond=called("cond")))  # fmt: skip
+        given = ["x", "zeros", "steps", *names.values()]
+        parts.append(node("call", "PartitionedCall", given, f=called("outer")))
+        more = library(body, cond, outer)
+    model = write(tmp_path, *parts, more=more)
+    (found,) = model.cells.values()
+    assert (found.name, found.kind, found.refused) == (scope, op, None)
+    assert (found.input_size, found.hidden_size, found.dtype) == (I, H, "float32")
+    assert found.weights == {role: NAMES[role] for role in roles}
+    expected = {}
+    if op != "GRUBlockCell":
+        default = (
+            {"forget_bias": 0.0, "cell_clip": 0.0} if op.endswith("V2") else {"forget_bias": 1.0, "cell_clip": 3.0}
+        )
+        expected = default | {"use_peephole": False} | options
+        assert found.attributes == expected | {"gate_order": "ifco" if op.endswith("V2") else "icfo"}
+        if op.endswith("V2"):
+            del expected["forget_bias"]
+    agrees(found.layer(), exact(op, weights, X, **expected), X)
+    assert found.check() <= 8 < found.bound
+    assert repr(found) in repr(model) and op in repr(found)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_put_together_and_converted(tmp_path, dtype):
+    """Parts of a partitioned variable, a split of two kernels in one variable, and a conversion."""
+    w, b = drawn("w", "b", dtype=dtype).values()
+    parts = [real("k/part_0", w[:3]), real("k/part_1", w[3:]), number("axis", 0)]
+    parts += [node("k", "ConcatV2", ["k/part_0", "k/part_1", "axis"])]
+    parts += [real("both", np.concatenate([b + 1, b]).astype(dtype)), node("halves", "Split", ["axis", "both"],
+                                                                          num_split=field(3, 2))]  # fmt: skip
+    names = {}
+    for name, role in (("k", "w"), ("halves:1", "b")):
+        parts.append(node(f"to/{role}", "Cast", [name], SrcT=kind_of(dtype), DstT=kind_of("float64")))
+        names[role] = f"to/{role}"
+    (found,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
+    assert found.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and found.dtype == "float64"
+    layer = found.layer()
+    np.testing.assert_array_equal(layer.weights["w"], w.astype(np.float64), strict=True)
+    np.testing.assert_array_equal(layer.weights["b"], b.astype(np.float64), strict=True)
+    assert found.check() <= found.bound
+
+
+def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
+    w, b = drawn("w", "b").values()
+    names = {"w": "rnn/lstm_cell/kernel", "b": "rnn/lstm_cell/bias"}
+    nodes = [block("LSTMBlockCell", name, names) for name in ("fw/cell", "fw/cell_1", "fw/cell_2", "bw/cell")]
+    nodes += [block("LSTMBlockCell", "fw/cell_3", names, cell_clip=1.0)]
+    model = write(tmp_path, *inputs(), real(names["w"], w), real(names["b"], b), *nodes)
+    found = {name: (each.nodes, each.attributes["cell_clip"]) for name, each in model.cells.items()}
+    assert found == {
+        "fw": (("fw/cell", "fw/cell_1", "fw/cell_2"), 3.0),
+        "bw": (("bw/cell",), 3.0),
+        "fw (2)": (("fw/cell_3",), 1.0),
+    }
+
+
+W, V = (drawn("w", seed=seed)["w"] for seed in (1, 2))
+REFUSED = {
+    "a cycle": ([node("w", "Identity", ["v"]), node("v", "Identity", ["w"])], "nothing but itself"),
+    "nowhere": ([node("w", "Identity", ["gone"])], "'gone', which is not in the graph"),
+    "an input": ([node("w", "Placeholder")], "'w', which is a Placeholder"),
+    "computed": ([real("v", W), node("w", "Mul", ["v", "v"])], "'w', which is a Mul"),
+    "integers": ([real("w", W.astype(np.int32))], "is of int32; expected float32"),
+    "another dtype": ([real("w", W.astype(np.float64))], "b is of float32, and w of float64"),
+    "a shape": ([real("w", W[:, :-1])], "expected (I+H, 4H)"),
+    "no inputs": ([real("w", W[:H])], "expected (I+H, 4H)"),
+    "another shape": ([real("w", np.zeros((I + H, 8 * H), np.float32) + W[0, 0])], "b, which is b, has shape (16,)"),
+    "two": ([real("u", W), real("v", V), node("w", "Merge", ["u", "v"])], "u or v: not one weight"),
+    "itself": (
+        [real("v", W), number("axis", 0), node("w", "ConcatV2", ["v", "v", "axis"])],
+        "joins a variable with itself",
+    ),
+    "parts": (
+        [real("u", W), real("v", V[:, :-1]), number("axis", 0), node("w", "ConcatV2", ["u", "v", "axis"])],
+        "do not fit together",
+    ),
+    "axis": (
+        [real("u", W), real("v", V), number("axis", 2), node("w", "ConcatV2", ["u", "v", "axis"])],
+        "an axis that they do not have",
+    ),
+    "split": (
+        [real("v", W), number("axis", 0), node("w", "Split", ["axis", "v"], num_split=field(3, 2))],
+        "splits v of shape (9, 16) in 2",
+    ),
+    "call": ([node("w", "PartitionedCall", ["x"], f=called("gone"))], "a function that is not in the graph"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_weights(tmp_path, case):
+    nodes, said = REFUSED[case]
+    names = {"w": "w", "b": "b"}
+    parts = [*inputs(), *nodes, real("b", drawn("b")["b"]), block("BlockLSTM", "cell", names)]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert said in found.refused
+    assert found.refused in repr(found)
+    for call in (found.layer, found.check):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            call()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_function_that_is_called_twice(tmp_path, same):
+    """With the same weights it is one cell; with others it is none that is known."""
+    b = drawn("b")["b"]
+    body = function("body", ["x", "zeros", "steps", "w", "b"], ["x"], block("BlockLSTM", "cell", {"w": "w", "b": "b"}))
+    calls = [
+        node(name, "StatefulPartitionedCall", ["x", "zeros", "steps", w, "b"], f=called("body"))
+        for name, w in (("one", "w"), ("two", "w" if same else "v"))
+    ]
+    parts = [*inputs(), real("w", W), real("v", V), real("b", b), *calls]
+    (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
+    assert (found.refused is None) == same
+    assert same or "v or w: not one weight" in found.refused
+
+
+def test_deep_and_entangled_graphs_end(tmp_path):
+    """A chain of 5,000 nodes, functions that call themselves, and joins of joins; no recursion, no explosion."""
+    chain = [node(f"n{k}", "Identity", [f"n{k + 1}"]) for k in range(5000)] + [real("n5000", W)]
+    names = {"w": "n0", "b": "b"}
+    parts = [*inputs(), real("b", drawn("b")["b"]), *chain, block("BlockLSTM", "cell", names)]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.refused is None and found.weights["w"] == "n5000"
+    itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
+    parts[-1] = block("BlockLSTM", "cell", {"w": "call", "b": "b"})
+    model = write(tmp_path, *parts, node("call", "PartitionedCall", ["n0"], f=called("f")), more=library(itself))
+    (found,) = model.cells.values()
+    assert "nothing but itself" in found.refused
+    joins = [node(f"j{k}", "ConcatV2", [f"j{k + 1}"] * 50 + ["axis"]) for k in range(20)] + [real("j20", W)]
+    parts = [*inputs(), real("b", drawn("b")["b"]), number("axis", 0), *joins]
+    (found,) = write(tmp_path, *parts, block("BlockLSTM", "cell", {"w": "j0", "b": "b"})).cells.values()
+    assert "beyond" in found.refused
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1, True])
+def test_refused_attributes(tmp_path, value):
+    parts = [*inputs(), real("w", W), real("b", drawn("b")["b"])]
+    nodes = block("BlockLSTM", "cell", {"w": "w", "b": "b"}, cell_clip=value)
+    (found,) = write(tmp_path, *parts, nodes).cells.values()
+    assert "the attribute cell_clip is" in found.refused
+
+
+# ---------------------------------------------------------------------------------------------- cells of many nodes
+def composed_lstm(peephole, clip, *, loop=True, order="icfo", forget=0.5, change=None):
+    """The nodes of LSTMCell as TensorFlow 1.15 makes them; `change` puts other lines in place of some."""
+    index = {gate: f":{k}" if k else "" for k, gate in enumerate(order)}
+    scope = "rnn/while/lstm_cell"
+    lines = {
+        "axis": ("Const", 1),
+        "concat": ("ConcatV2", "x", "h_prev", "axis"),
+        "kernel": ("Enter", "=rnn/lstm_cell/kernel"),
+        "bias": ("Enter", "=rnn/lstm_cell/bias"),
+        "MatMul": ("MatMul", "concat", "kernel"),
+        "BiasAdd": ("BiasAdd", "MatMul", "bias"),
+        "split": ("Split", "axis", "BiasAdd"),
+        "forget": ("Const", float(forget)),
+        "f_bar": ("AddV2", f"split{index['f']}", "forget"),
+        "f": ("Sigmoid", "f_peep" if peephole else "f_bar"),
+        "i": ("Sigmoid", "i_peep" if peephole else f"split{index['i']}"),
+        "j": ("Tanh", f"split{index['c']}"),
+        "keep": ("Mul", "f", "c_prev"),
+        "new": ("Mul", "i", "j"),
+        "total": ("AddV2", "keep", "new"),
+        "top": ("Const", 0.25),
+        "bottom": ("Const", -0.25),
+        "below": ("Minimum", "total", "top"),
+        "clipped": ("Maximum", "below", "bottom"),
+        "c": ("Identity", "clipped" if clip else "total"),
+        "o": ("Sigmoid", "o_peep" if peephole else f"split{index['o']}"),
+        "co": ("Tanh", "c"),
+        "h": ("Mul", "o", "co"),
+    }
+    if peephole:
+        for gate, of, state in (("i", f"split{index['i']}", "c_prev"), ("f", "f_bar", "c_prev"),
+                                ("o", f"split{index['o']}", "c")):  # fmt: skip
+            lines[f"{gate}_times"] = ("Mul", f"=rnn/lstm_cell/w_{gate}_diag", state)
+            lines[f"{gate}_peep"] = ("AddV2", of, f"{gate}_times")
+    lines |= looped("c", "h") if loop else {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}
+    return made(scope, lines | (change or {}))
+
+
+def composed_gru(change=None):
+    lines = {
+        "axis": ("Const", 1),
+        "concat": ("ConcatV2", "x", "h_prev", "axis"),
+        "MatMul": ("MatMul", "concat", "=rnn/gru_cell/gates/kernel"),
+        "BiasAdd": ("BiasAdd", "MatMul", "=rnn/gru_cell/gates/bias"),
+        "gates": ("Sigmoid", "BiasAdd"),
+        "split": ("Split2", "axis", "gates"),
+        "reset": ("Mul", "split", "h_prev"),
+        "concat_1": ("ConcatV2", "x", "reset", "axis"),
+        "MatMul_1": ("MatMul", "concat_1", "=rnn/gru_cell/candidate/kernel"),
+        "BiasAdd_1": ("BiasAdd", "MatMul_1", "=rnn/gru_cell/candidate/bias"),
+        "c": ("Tanh", "BiasAdd_1"),
+        "keep": ("Mul", "split:1", "h_prev"),
+        "one": ("Const", 1.0),
+        "rest": ("Sub", "one", "split:1"),
+        "new": ("Mul", "rest", "c"),
+        "h": ("AddV2", "keep", "new"),
+    }
+    return made("rnn/while/gru_cell", lines | looped("h") | (change or {}))
+
+
+def looped(*states):
+    lines = {"cond": ("Placeholder",), "start": ("Placeholder",)}
+    for state in states:
+        lines |= {
+            f"{state}_enter": ("Enter", "start"),
+            f"{state}_merge": ("Merge", f"{state}_enter", f"{state}_next"),
+            f"{state}_switch": ("Switch", f"{state}_merge", "cond"),
+            f"{state}_prev": ("Identity", f"{state}_switch:1"),
+            f"{state}_next": ("NextIteration", state),
+        }
+    return lines
+
+
+def made(scope, lines):
+    nodes = []
+    for name, (op, *given) in lines.items():
+        if op == "Const":
+            nodes.append(real(f"{scope}/{name}", np.int32(given[0]) if isinstance(given[0], int) else given[0]))
+            continue
+        names = [each[1:] if each[0] == "=" else each if each == "x" else f"{scope}/{each}" for each in given]
+        more = {"num_split": field(3, 2 if op == "Split2" else 4)} if op.startswith("Split") else {}
+        nodes.append(node(f"{scope}/{name}", op.removesuffix("2") if more else op, names, **more))
+    return nodes
+
+
+def lstm_consts(peephole):
+    weights = drawn("w", "b", *(PEEPHOLES if peephole else ()))
+    return weights, [real(NAMES[role], value) for role, value in weights.items()]
+
+
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize("order", ["icfo", "ifco"])
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("peephole", [True, False])
+def test_composed_lstm(tmp_path, peephole, clip, order, loop):
+    weights, consts = lstm_consts(peephole)
+    nodes = composed_lstm(peephole, clip, order=order, loop=loop)
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert (found.name, found.kind, found.refused) == ("rnn/lstm_cell", "LSTMCell", None)
+    expected = {"forget_bias": 0.5, "cell_clip": 0.25 if clip else 0.0, "use_peephole": peephole}
+    assert found.attributes == expected | {"gate_order": order}
+    if order == "ifco":
+        columns = np.arange(4 * H).reshape(4, H)[[0, 2, 1, 3]].ravel()
+        weights |= {"w": weights["w"][:, columns], "b": weights["b"][columns]}
+    agrees(found.layer(), exact("BlockLSTM", weights, X, **expected), X)
+    assert found.check() <= 8 < found.bound
+
+
+def test_composed_gru(tmp_path):
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    consts = [real(NAMES[role], value) for role, value in weights.items()]
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
+    assert (found.name, found.kind, found.refused, found.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
+    agrees(found.layer(), exact("GRUBlockCell", weights, X), X)
+    assert found.check() <= 8 < found.bound
+
+
+PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
+CHANGES = {
+    "relu": {"j": ("Relu", "split:1")},
+    "relu of the state": {"co": ("Relu", "c")},
+    "hard sigmoid": {"o": ("HardSigmoid", "split:3")},
+    "coupled": {"one": ("Const", 1.0), "i": ("Sub", "one", "f")},
+    "bias on i": {"more": ("Const", 1.0), "plus": ("Add", "split", "more"), "i": ("Sigmoid", "plus")},
+    "gate twice": {"o": ("Sigmoid", "split")},
+    "another split": {"other": ("Split", "axis", "MatMul"), "o": ("Sigmoid", "other:3")},
+    "one peephole": {"times": ("Mul", "=rnn/lstm_cell/w_o_diag", "c"), "plus": ("Add", "split:3", "times"),
+                     "o": ("Sigmoid", "plus")},
+    "one-sided clip": {"below": ("Minimum", "total", "top"), "c": ("Identity", "below")},
+    "uneven clip": {"bottom": ("Const", -0.5), "c": ("Identity", "clipped")},
+    "normalized": {"normal": ("FusedBatchNorm", "BiasAdd"), "split": ("Split", "axis", "normal")},
+    "projection": PROJECTED,
+    "another state": {"h_next": ("NextIteration", "co")},
+    "dropout of the state": {"mask": ("Placeholder",), "dropped": ("Mul", "h", "mask"),
+                             "h_next": ("NextIteration", "dropped")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_lstms_are_refused(tmp_path, change):
+    """Each node has its meaning: with any other there is no layer."""
+    _, consts = lstm_consts(True)
+    consts.append(real("rnn/lstm_cell/projection/kernel", drawn("w")["w"][:H, :H]))
+    parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change=CHANGES[change])]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.name == "rnn/lstm_cell" and found.refused is not None
+    assert change != "projection" or "projection" in found.refused
+    with pytest.raises(ValueError, match="refused"):
+        found.layer()
+
+
+GRU_CHANGES = {
+    "relu": {"c": ("Relu", "BiasAdd_1")},
+    "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),
+                    "c": ("Tanh", "c_bar")},
+    "gates swapped": {"reset": ("Mul", "split:1", "h_prev"), "keep": ("Mul", "split", "h_prev"),
+                      "rest": ("Sub", "one", "split")},
+    "two": {"one": ("Const", 2.0)},
+    "another rest": {"rest": ("Sub", "one", "split")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", GRU_CHANGES)
+def test_changed_grus_are_refused(tmp_path, change):
+    consts = [real(NAMES[role], value) for role, value in drawn("w_ru", "w_c", "b_ru", "b_c").items()]
+    parts = [node("x", "Placeholder"), *consts, *composed_gru(GRU_CHANGES[change])]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.name == "rnn/gru_cell" and found.refused is not None
+
+
+def test_other_products_are_no_cells(tmp_path):
+    dense = [
+        node("x", "Placeholder"),
+        real("after_lstm/dense/kernel", W),
+        node("y", "MatMul", ["x", "after_lstm/dense/kernel"]),
+    ]
+    model = write(tmp_path, *dense)
+    assert len(model.cells) == 0 and "<0 cells>" in repr(model)
+    with pytest.raises(KeyError, match="there are none"):
+        model.cells["lstm"]
+
+
+def of_all_kinds():
+    """A graph with a cell of each kind, for fuzz_tensorflow.py, too."""
+    _, consts = lstm_consts(True)
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    parts = [*inputs(), *consts, *composed_lstm(True, True)]
+    parts += [*(real(NAMES[role], value) for role, value in weights.items()), *composed_gru()]
+    parts += [block("BlockLSTM", "block", {"w": NAMES["w"], "b": NAMES["b"]}, **LSTM_BIASES)]
+    parts += [real("v/part_0", W[:3]), real("v/part_1", W[3:]), number("zero", 0), real("c", drawn("b")["b"])]
+    parts += [node("v", "ConcatV2", ["v/part_0", "v/part_1", "zero"])]
+    arguments = ["x", "zeros", "steps", "w", "b"]
+    body = function("body", arguments, arguments, block("LSTMBlockCell", "cell", {"w": "w", "b": "b"}))
+    cond = function("cond", arguments, ["steps"])
+    loops = {"body": called("body"), "cond": called("cond")}
+    parts += [node("loop", "While", ["x", "zeros", "steps", "v", "c"], **loops)]
+    return graph(*parts) + library(body, cond)
+
+
+def test_kinds_beside_each_other(tmp_path):
+    (tmp_path / "graph.pb").write_bytes(of_all_kinds())
+    found = {name: (each.kind, each.refused) for name, each in opened(tmp_path / "graph.pb").cells.items()}
+    assert {kind for kind, _ in found.values()} == {"LSTMCell", "GRUCell", "BlockLSTM", "LSTMBlockCell"}
+    assert not any(refused for _, refused in found.values()) and len(found) == 4
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+def write_variables(tmp_path, values):
+    data, entries = b"", {}
+    for name, value in values.items():
+        entries[name.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
+        data += value.tobytes()
+    return opened(write_checkpoint(tmp_path / "model.ckpt", entries, data))
+
+
+def checkpoint_of(scope="rnn/lstm_cell", roles=("w", "b", *PEEPHOLES), seed=0):
+    return {NAMES[role].replace("rnn/lstm_cell", scope): value for role, value in drawn(*roles, seed=seed).items()}
+
+
+def test_checkpoint_asks(tmp_path):
+    values = checkpoint_of()
+    slots = {f"{name}/{slot}": value + 1 for name, value in values.items() for slot in ("Adam", "Adam_1")}
+    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in values.items()}
+    model = write_variables(tmp_path, values | slots | averages | {"global_step": np.int64(3).reshape(())})
+    (found,) = model.cells.values()
+    assert (
+        found.name == "rnn/lstm_cell"
+        and found.unsaid == ["forget_bias", "cell_clip"]
+        and "forget_bias=?" in repr(found)
+    )
+    with pytest.raises(ValueError, match="does not say its forget_bias; pass forget_bias="):
+        found.layer(cell_clip=0)
+    with pytest.raises(ValueError, match="does not say its cell_clip; pass cell_clip="):
+        found.check(forget_bias=1.0)
+    weights = drawn("w", "b", *PEEPHOLES)
+    expected = exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True)
+    agrees(found.layer(**LSTM_BIASES), expected, X)
+    assert found.check(**LSTM_BIASES) <= 8
+    doubled = {role: value * 2 for role, value in weights.items()}
+    agrees(
+        found.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X
+    )
+
+
+def test_checkpoint_classes(tmp_path):
+    values = checkpoint_of("a/basic_lstm_cell", ("w", "b")) | checkpoint_of("a/cudnn_compatible_lstm_cell", ("w", "b"))
+    values |= {name: value for name, value in checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")).items()}
+    values |= checkpoint_of("a/lstm_v2", ("w", "b")) | checkpoint_of("dense", ("w", "b"))
+    values |= checkpoint_of("a/coupled_input_forget_gate_lstm_cell", ("w", "b"))
+    values |= checkpoint_of("p/lstm_cell", ("w", "b")) | {"p/lstm_cell/projection/kernel": W}
+    values |= checkpoint_of("n/layer_norm_basic_lstm_cell", ("w", "b")) | {
+        "n/layer_norm_basic_lstm_cell/input/gamma": W[0]
+    }
+    cells = write_variables(tmp_path, values).cells
+    open_ = ["forget_bias", "cell_clip"]
+    said = {name: (each.kind, each.unsaid, (each.refused or "")[:22]) for name, each in cells.items()}
+    assert said == {
+        "a/basic_lstm_cell": ("BasicLSTMCell", ["forget_bias"], ""),
+        "a/cudnn_compatible_lstm_cell": ("CudnnCompatibleLSTMCell", [], ""),
+        "rnn/gru_cell": ("GRUCell", [], ""),
+        "a/lstm_v2": ("LSTMCell", open_, "the order of its gates"),
+        "a/coupled_input_forget_gate_lstm_cell": ("LSTMCell", open_, "its input gate is coup"),
+        "p/lstm_cell": ("LSTMBlockCell", open_, "it has a projection, p"),
+        "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
+    }
+    assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    agrees(cells["rnn/gru_cell"].layer(), exact("GRUBlockCell", weights, X), X)
+    with pytest.raises(ValueError, match="is a GRU, which has no forget_bias"):
+        cells["rnn/gru_cell"].layer(forget_bias=1)
+    with pytest.raises(ValueError, match="there is no moving average of w_ru"):
+        cells["rnn/gru_cell"].layer(average=True)
+
+
+def test_swapped_names_are_told_by_shape(tmp_path):
+    values = checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c"))
+    names = [NAMES[role] for role in ("w_ru", "w_c", "b_ru", "b_c")]
+    swapped = dict(zip([names[1], names[0], names[3], names[2]], values.values(), strict=True))
+    (found,) = write_variables(tmp_path, swapped).cells.values()
+    agrees(found.layer(), exact("GRUBlockCell", drawn("w_ru", "w_c", "b_ru", "b_c"), X), X)
+
+
+def test_graph_beside_a_checkpoint(tmp_path):
+    """Variables, one of them in parts, and attributes from the .meta; what it says is not changed."""
+    values = checkpoint_of("s", ("w", "b"))
+    write_variables(tmp_path, values | {"s/kernel/ExponentialMovingAverage": values["s/kernel"] + 1})
+    rows = (4, I + H - 4)
+    parts = [node(f"s/kernel/part_{k}", "VariableV2", shape=field(7, shape(n, 4 * H)), dtype=kind_of("float32"))
+             for k, n in enumerate(rows)]  # fmt: skip
+    parts += [number("axis", 0), node("s/kernel", "ConcatV2", ["s/kernel/part_0", "s/kernel/part_1", "axis"])]
+    parts += [node("s/bias", "VarHandleOp", shared_name=field(2, "s/bias")), node("read", "ReadVariableOp", ["s/bias"])]
+    parts += [*inputs(), block("BlockLSTM", "s/cell", {"w": "s/kernel", "b": "read"}, **LSTM_BIASES)]
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.unsaid == []
+    agrees(found.layer(), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    agrees(found.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    with pytest.raises(ValueError, match=r"forget_bias is 1\.0, but the graph has 0\.5"):
+        found.layer(forget_bias=1.0)
+    with pytest.raises(ValueError, match="no moving average of b: s/bias/ExponentialMovingAverage"):
+        found.layer(average=True)
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts[1:])))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert "part_0', which is not in the graph" in found.refused
+
+
+def test_variables_that_are_gone(tmp_path):
+    write_variables(tmp_path, checkpoint_of("s", ("b",)))
+    parts = [node("w", "VariableV2", shape=field(7, shape(I + H, 4 * H)), dtype=kind_of("float32"))]
+    parts += [node("s/bias", "VariableV2"), *inputs(), block("BlockLSTM", "s/cell", {"w": "w", "b": "s/bias"})]
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert found.refused == "w is the variable 'w', which is not in the checkpoint"
+
+
+def test_large_cells_are_checked_in_part(tmp_path):
+    """A wrong order of gates shows in the first units, too; here the layer is right, and the error small."""
+    inputs_, cells = 300, 1000
+    g = np.random.default_rng(3)
+    w = (g.standard_normal((inputs_ + cells, 4 * cells)) / 30).astype(np.float32)
+    b = g.standard_normal(4 * cells).astype(np.float32)
+    (found,) = write(
+        tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
+    ).cells.values()
+    assert (found.input_size, found.hidden_size) == (inputs_, cells)
+    arrays = found._arrays(units=64)
+    columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
+    rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
+    np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
+    np.testing.assert_array_equal(arrays["b"], b[columns])
+    assert found.check() <= 8
+
+
+def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
+    """What `check` is for."""
+    _, consts = lstm_consts(False)
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
+    for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(found.attributes, name, value)
+            assert found.check() > 1000 > found.bound
+
+
+# -------------------------------------------------------------------------------------------------------- commands
+def two_cells(tmp_path):
+    weights, consts = lstm_consts(False)
+    parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change={"j": ("Relu", "split:1")})]
+    names = {"w": NAMES["w"], "b": NAMES["b"]}
+    parts += [*inputs()[1:], block("BlockLSTM", "fused/cell", names, **LSTM_BIASES)]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts))
+    return path, weights
+
+
+def test_inspect(tmp_path, capsys):
+    path, _ = two_cells(tmp_path)
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "BlockLSTM" in out and "cell_clip=0.75" in out and " ok" in out and f"w is {NAMES['w']}" in out
+    assert main(["inspect", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
+    assert "not what BasicLSTMCell" in other["refused"] and other["error_eps"] is None
+    assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
+
+
+def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
+    write_variables(tmp_path, checkpoint_of() | checkpoint_of("p/coupled_input_forget_gate_lstm_cell", ("w", "b")))
+    assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
+    out = capsys.readouterr().out
+    assert "not in the file: forget_bias, cell_clip" in out and "refused: its input gate is coupled" in out
+    assert main(["inspect", str(tmp_path / "model.ckpt"), "--json"]) == 0
+    cells = {cell["cell"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
+
+
+def test_inspect_without_cells(tmp_path, capsys):
+    write_variables(tmp_path, {"dense/kernel": W})
+    assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
+    assert "There is no cell" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_extract(tmp_path, capsys, ending):
+    path, weights = two_cells(tmp_path)
+    out = tmp_path / f"layer{ending}"
+    assert main(["extract", str(path), str(out)]) == 0
+    assert "off by" in capsys.readouterr().out
+    agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES), X)
+
+
+def test_extract_asks(tmp_path, capsys):
+    model, out = str(tmp_path / "model.ckpt"), tmp_path / "layer.npz"
+    one, two = checkpoint_of(), checkpoint_of("b/lstm_cell", seed=1)
+    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in two.items()}
+    write_variables(tmp_path, one | two | averages)
+    given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
+    for arguments, said in (
+        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell"),
+        (["--cell", "c"], "c; there are"),
+        (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
+        (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
+        (["--cell", "rnn/lstm_cell", "--average", *given], "no moving average"),
+    ):
+        assert main(["extract", model, str(out), *arguments]) == 1
+        assert said in capsys.readouterr().err and not out.exists()
+    assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["cell"] == "b/lstm_cell"
+    weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
+    agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_extract_to_onnx(tmp_path, capsys, streaming):
+    runtime = pytest.importorskip("onnxruntime")
+    path, weights = two_cells(tmp_path)
+    out = tmp_path / "layer.onnx"
+    assert main(["extract", str(path), str(out), *["--streaming"] * streaming]) == 0
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    names = {each.name: each for each in session.get_inputs()}
+    zeros = {name: np.zeros((B, H), np.float32) for name in names if name.endswith("_prev")}
+    if "lengths" in names:
+        zeros["lengths"] = np.full(B, T)
+    x = X[0] if len(names["x"].shape) == 2 else X[:1] if streaming else X
+    y = session.run(["y"], {"x": x, **zeros})[0].reshape(-1, B, H)
+    expected = exact("BlockLSTM", weights, X, **LSTM_BIASES)[: len(y)]
+    assert formulas.error_in_eps(y, expected, float(np.finfo(np.float32).eps)) <= 16

@@ -1,0 +1,191 @@
+"""Random graphs that TensorFlow itself writes and runs: what is found in them gives TensorFlow's results.
+
+`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockcell.formulas import error_in_eps
+from blockcell.tensorflow import open as opened
+
+pytestmark = pytest.mark.peers
+SEED = int(os.environ.get("BLOCKCELL_SEED", random.randrange(10**6)))
+CASES = 200
+T, B = 5, 2
+
+
+@pytest.fixture(scope="module")
+def tf():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow")
+
+
+@contextmanager
+def control_flow(v1, version):
+    (v1.enable_control_flow_v2 if version == 2 else v1.disable_control_flow_v2)()
+    try:
+        yield
+    finally:
+        v1.enable_control_flow_v2()
+
+
+class Cell:
+    """A random cell, as a function of x and its state."""
+
+    def __init__(self, tf, g, scope, inputs, dtype):
+        self.tf, self.g, self.scope, self.I, self.dtype = tf, g, scope, inputs, dtype
+        self.H = int(g.integers(1, 20))
+        kinds = ["LSTMBlockCell", "LSTMCell", "GRUCell"] + ["GRUBlockCell"] * (dtype == "float32")
+        self.kind = str(g.choice(kinds))  # GRUBlockCell has no other dtype
+        self.peephole = "LSTM" in self.kind and bool(g.integers(2))
+        self.forget = float(g.choice([0, 0.5, 1, 2]))
+        self.clip = float(g.choice([-1, 0.25, 3]))
+        self.states = 1 if "GRU" in self.kind else 2
+        shapes = {"kernel": (self.I + self.H, 4 * self.H), "bias": (4 * self.H,)}
+        if self.states == 1:
+            shapes = {"gates/kernel": (self.I + self.H, 2 * self.H), "gates/bias": (2 * self.H,),
+                      "candidate/kernel": (self.I + self.H, self.H), "candidate/bias": (self.H,)}  # fmt: skip
+        elif self.peephole:
+            shapes |= {f"w_{gate}_diag": (self.H,) for gate in "ifo"}
+        self.weights = {name: self._variable(f"{scope}/{name}", shape) for name, shape in shapes.items()}
+
+    def _variable(self, name, shape):
+        v1, g = self.tf.compat.v1, self.g
+        stored = str(g.choice(["float32", self.dtype, "bfloat16"])) if g.integers(4) == 0 else self.dtype
+        parts = int(g.integers(1, 4)) if len(shape) == 2 and stored == self.dtype else 1
+        values = (g.standard_normal(shape) / 2).astype(np.float32)
+        if parts == 1:
+            made = v1.get_variable(name, initializer=self.tf.cast(values, stored), use_resource=bool(g.integers(2)))
+            return self.tf.cast(made, self.dtype)
+
+        def initializer(shape, dtype, partition_info):
+            first = partition_info.var_offset[0]
+            return self.tf.cast(values[first : first + shape[0]], dtype)
+
+        partitioner = v1.fixed_size_partitioner(parts)
+        made = v1.get_variable(name, shape, self.dtype, initializer, partitioner=partitioner, use_resource=False)
+        return self.tf.convert_to_tensor(made)
+
+    def __call__(self, x, *state):
+        tf, w = self.tf, self.weights
+        with tf.compat.v1.name_scope(f"{self.scope.replace('/', '_')}_step"):
+            if self.kind == "LSTMBlockCell":
+                cs, h = state
+                zeros = tf.zeros((self.H,), self.dtype)
+                diagonals = {f"wc{gate}": w.get(f"w_{gate}_diag", zeros) for gate in "ifo"}
+                options = {"forget_bias": self.forget, "cell_clip": self.clip, "use_peephole": self.peephole}
+                made = tf.raw_ops.LSTMBlockCell(
+                    x=x, cs_prev=cs, h_prev=h, w=w["kernel"], b=w["bias"], **diagonals, **options
+                )
+                return made.cs, made.h
+            if self.kind == "GRUBlockCell":
+                names = {"w_ru": "gates/kernel", "w_c": "candidate/kernel", "b_ru": "gates/bias",
+                         "b_c": "candidate/bias"}  # fmt: skip
+                given = {role: w[name] for role, name in names.items()}
+                return (tf.raw_ops.GRUBlockCell(x=x, h_prev=state[0], **given).h,)
+            return self._lstm(x, *state) if self.kind == "LSTMCell" else (self._gru(x, *state),)
+
+    def _lstm(self, x, cs, h):
+        tf, w = self.tf, self.weights
+        i, j, f, o = tf.split(tf.nn.bias_add(tf.matmul(tf.concat([x, h], 1), w["kernel"]), w["bias"]), 4, 1)
+        if self.peephole:
+            i, f = i + w["w_i_diag"] * cs, f + self.forget + w["w_f_diag"] * cs
+        else:
+            f = f + self.forget
+        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.tanh(j)
+        if self.clip > 0:
+            cs = tf.clip_by_value(cs, -self.clip, self.clip)
+        o = o + w["w_o_diag"] * cs if self.peephole else o
+        return cs, tf.sigmoid(o) * tf.tanh(cs)
+
+    def _gru(self, x, h):
+        tf, w = self.tf, self.weights
+        gates = tf.sigmoid(tf.nn.bias_add(tf.matmul(tf.concat([x, h], 1), w["gates/kernel"]), w["gates/bias"]))
+        r, u = tf.split(gates, 2, 1)
+        c = tf.matmul(tf.concat([x, r * h], 1), w["candidate/kernel"])
+        return u * h + (1 - u) * tf.tanh(tf.nn.bias_add(c, w["candidate/bias"]))
+
+
+def unrolled(tf, cell, x, state):
+    found = []
+    for t in range(T):
+        state = cell(x[t], *state)
+        found.append(state[-1])
+    return tf.stack(found)
+
+
+def looped(tf, cell, x, state):
+    y = tf.TensorArray(cell.dtype, T)
+
+    def body(t, y, *state):
+        state = cell(x[t], *state)
+        return (t + 1, y.write(t, state[-1]), *state)
+
+    return tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, *state))[1].stack()
+
+
+def frozen(tf, session, names, folder):
+    from tensorflow.python.framework import convert_to_constants
+
+    definition = convert_to_constants.convert_variables_to_constants_from_session_graph(
+        session, session.graph.as_graph_def(), names
+    )
+    path = folder / "frozen.pb"
+    path.write_bytes(definition.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_graphs(tf, case, tmp_path):
+    g = np.random.default_rng([SEED, case])
+    print(f"seed {SEED}, case {case}")
+    v1 = tf.compat.v1
+    dtype = str(g.choice(["float32", "float32", "float16"]))
+    version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
+    with control_flow(v1, version), tf.Graph().as_default(), v1.Session() as session:
+        first = int(g.integers(1, 12))
+        x = v1.placeholder(dtype, (T, B, first), "x")
+        outputs, cells, y = [], [], x
+        layers = int(g.integers(1, 4))
+        for k in range(layers):
+            scope = str(g.choice(["rnn", "a/b/rnn", "encoder"])) + f"/cell_{k}/cell"
+            cell = Cell(tf, g, scope, int(y.shape[-1]), dtype)
+            state = [tf.zeros((B, cell.H), dtype)] * cell.states
+            y = (unrolled if g.integers(2) else looped)(tf, cell, y, state)
+            cells.append(cell)
+            outputs.append(tf.identity(y, f"y{k}"))
+        session.run(v1.global_variables_initializer())
+        given = g.standard_normal((T, B, first)).astype(dtype)
+        expected = session.run(outputs, {x: given})
+        if saved == "checkpoint":
+            path = Path(v1.train.Saver(sharded=bool(g.integers(2))).save(session, str(tmp_path / "model.ckpt")))
+        elif saved == "frozen":
+            path = frozen(tf, session, [f"y{k}" for k in range(layers)], tmp_path)
+        else:
+            path = tmp_path / "saved"
+            v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": outputs[-1]})
+    found = opened(path).cells
+    print(found, [cell.kind for cell in cells], saved, version)
+    assert len(found) == layers
+    value = given
+    for cell, result in zip(cells, expected, strict=True):
+        (one,) = (each for each in found.values() if any(cell.scope in name for name in each.weights.values()))
+        assert one.refused is None and (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        if "Block" in cell.kind:
+            assert one.kind == cell.kind
+        if cell.states == 2:
+            clip = cell.clip if cell.clip > 0 or "Block" in cell.kind else 0
+            said = {"forget_bias": cell.forget, "cell_clip": clip, "use_peephole": cell.peephole}
+            assert one.attributes == said | {"gate_order": "icfo"}
+        assert one.check() <= one.bound
+        y, _ = one.layer()(value)
+        assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
+        value = result
