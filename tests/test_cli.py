@@ -55,7 +55,10 @@ def test_info(capsys):
     out, err = capsys.readouterr()
     shown = dict(line.split(maxsplit=1) for line in out.splitlines()[1:-1])
     assert not err and "\x1b" not in out
-    for key, value in blockcell.build_info().items():
+    info = blockcell.build_info()
+    caches = info.pop("caches")
+    assert shown["caches"] == ", ".join(f"{name} {size // 1024} KiB" for name, size in caches.items())
+    for key, value in info.items():
         assert shown[key] == (", ".join(value) if isinstance(value, tuple) else str(value))
 
 

@@ -113,6 +113,10 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
             "inputs[OUT_U] + at, n),\n               state": "inputs[OUT_R] + at, n),\n               state",
         },
     ),
+    "gates that share lines are taken apart wrongly": (
+        "panels.pxd",
+        {"row[gate * width + l] if": "row[gate * L + l] if"},
+    ),
     "reset after: r and u": (
         "gru_reset_after.pxd",
         {
@@ -242,7 +246,7 @@ ORDERS = {  # the same for the order of summation
     "biases without blocks of rows": (
         "gradients.pxd",
         {
-            "    block[l] = block[l] + chain[l]\n            k0": "    sums[g * L + l] += chain[l]\n            k0",
+            "    block[l] = block[l] + chain[l]\n            k0": "    sums[c0 + l] += chain[l]\n            k0",
         },
     ),
 }

@@ -453,7 +453,9 @@ def require_own_onnx_export() -> None:
 
 
 def print_machine() -> None:
-    rows = [[key, ", ".join(value) if isinstance(value, tuple) else str(value)] for key, value in build_info().items()]
+    shown = build_info()
+    shown["caches"] = tuple(f"{name} {size >> 10} KiB" for name, size in shown["caches"].items())
+    rows = [[key, ", ".join(value) if isinstance(value, tuple) else str(value)] for key, value in shown.items()]
     print_table("This machine", ["", ""], rows)
 
 
