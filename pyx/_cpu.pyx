@@ -21,7 +21,7 @@ cdef extern from *:
         static int runs_v4(void) { return 0; }
     #endif
 
-    /* In bytes, of the data caches of each level; 0 for a level that there is not, or that nobody tells of. */
+    /* In bytes, of the data caches of each level; 0 where the processor does not tell. */
     static Py_ssize_t cache_sizes[3];
     #if defined(__x86_64__)
         #include <cpuid.h>
@@ -77,12 +77,9 @@ def supported_levels():
     return LEVELS[: 1 + runs_v3() + runs_v4()]
 
 
-cdef list USUAL = [32 << 10, 1 << 20, 32 << 20]  # where the processor does not tell
 cdef int _level
 read_cache_sizes()
-for _level in range(3):
-    if cache_sizes[_level] == 0:
-        cache_sizes[_level] = USUAL[_level]
-cache_sizes[2] = max(cache_sizes[1], cache_sizes[2])
+for _level, _usual in enumerate((32 << 10, 1 << 20, 32 << 20)):
+    cache_sizes[_level] = cache_sizes[_level] or _usual
 CACHE_SIZES = PyCapsule_New(cache_sizes, "blockcell._cpu.CACHE_SIZES", NULL)  # for the kernels
 CACHES = {"L1": cache_sizes[0], "L2": cache_sizes[1], "L3": cache_sizes[2]}

@@ -7,7 +7,7 @@ cdef extern from *:
     const Py_ssize_t *cache_sizes
 
 cdef enum:
-    L1, L2, L3  # the first-level cache for data; L3 is the last one
+    L1, L2, L3
 
 
 cdef inline void use_cache_sizes(const Py_ssize_t *sizes) noexcept:

@@ -48,8 +48,8 @@ cdef extern from *:
     #endif
     """
     enum:
-        WIDE
-        FLOAT16
+        WIDE  # 0
+        FLOAT16  # and on: in the order of WEIGHT_STORAGES in blockcell/optable.py
         BFLOAT16
         INT8
         PAIRED  # of BFLOAT16, lane l of a line's first half stands beside that of its second: one shift widens each

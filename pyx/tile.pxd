@@ -124,7 +124,7 @@ cdef extern from *:
     const vecd ZEROD
     enum:
         ROWS  # rows of the tile
-        SUB  # lines that the tile takes at once
+        SUB  # lines that the tile takes at once: one, or all of a panel
         LF  # floats in a line
         LD  # doubles in a line
         LINE_BYTES
@@ -389,7 +389,7 @@ cdef inline inlined tiles(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """Sub-panels of SUB lines."""
+    """One sub-panel after the other."""
     cdef Py_ssize_t g = 0
     while True:
         tile(rows, SUB * VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead)
@@ -403,7 +403,8 @@ cdef inline called tile_rows(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """The tile for 1 to ROWS rows and all lines of a panel, if SUB is 1, or else 1 to SUB lines."""
+    """The tile for 1 to ROWS rows and all lines of a panel.  With each sub-panel K lines from `ahead` on come nearer,
+    then those `step` bytes further on."""
     if SUB > 1 and lines == 1:
         if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K, ahead)
         elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K, ahead)
@@ -512,17 +513,12 @@ cdef inline void product_of_block(
 ) noexcept nogil:
     """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ a panel's block of kb values of k, for at most
     ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
-    cdef Py_ssize_t g = 0, n, lanes = line_of(acc)
-    while g < lines:
-        n = min(<Py_ssize_t> SUB, lines - g) if SUB > 1 else lines
-        if real is float:
-            tile_rows(rows, n, <vecf *> (acc + g * lanes), a, rs, ks, <const vecf *> (block + g * lanes * kb), kb,
-                      <const char *> ahead, step * sizeof(real))
-        else:
-            tile_rows(rows, n, <vecd *> (acc + g * lanes), a, rs, ks, <const vecd *> (block + g * lanes * kb), kb,
-                      <const char *> ahead, step * sizeof(real))
-        ahead += step
-        g += n
+    if real is float:
+        tile_rows(rows, lines, <vecf *> acc, a, rs, ks, <const vecf *> block, kb, <const char *> ahead,
+                  step * sizeof(real))
+    else:
+        tile_rows(rows, lines, <vecd *> acc, a, rs, ks, <const vecd *> block, kb, <const char *> ahead,
+                  step * sizeof(real))
 
 
 cdef inline void product(

@@ -27,6 +27,10 @@ PATHS = [  # T, B, I, H, threads
     (1, 70, 70, 90, 2),  # and backward threads share the rows
     (1, 400, 70, 90, 2),  # weights are packed at the beginning, and threads share the rows
     (4, 1, 90, 170, 1),  # one row; its input products are computed for several steps at once
+    (3, 1, 70, 104, 1),  # several panels at once, of which the last one has fewer lines: a GRU's
+    (3, 1, 70, 114, 1),  # an LSTM's and a GRU's,
+    (3, 1, 70, 120, 1),  # an LSTM's of other numbers of lines
+    (3, 1, 70, 122, 1),
     (4, 1, 90, 170, 3),  # threads share the units
     (3, 11, 70, 100, 3),  # of several rows
     (3, 20, 70, 90, 2),  # threads share the rows

@@ -15,7 +15,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -85,7 +84,7 @@ def layer_info(options: argparse.Namespace) -> int:
             layer(x)  # x does not fit
             refused[name] = str(error)
     if options.json:
-        storages = [{k: None if v != v or v == np.inf else v for k, v in asdict(cost).items()} for cost in costs]
+        storages = [{k: None if v != v or v == np.inf else v for k, v in cost._asdict().items()} for cost in costs]
         print_json(about | {"data": what, "storages": storages, "refused": refused})
         return 0
     shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else x] for name, x in about.items()]

@@ -18,7 +18,6 @@ scale was made from; below that it is rounded by at most 32 units of the scale's
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,7 @@ class Narrow(NamedTuple):
     """Of int8: float32, one for each column."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class StorageError:
+class StorageError(NamedTuple):
     """What storing the weights in fewer bytes costs, as `Layer.storage_error` measures it."""
 
     storage: str
@@ -57,8 +55,8 @@ class StorageError:
     nbytes_float32: int
 
     def __repr__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values.items())
+        values = self._asdict().items()
+        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

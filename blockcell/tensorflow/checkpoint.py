@@ -53,10 +53,10 @@ class Shards:
         return self._files[k]
 
 
-class Whole:
+class Whole(Stored):
     """A tensor in a data file."""
 
-    __slots__ = ("_crc", "_dtype", "_message", "_offset", "_shard", "_shards", "_size", "shape")
+    __slots__ = ("_crc", "_message", "_offset", "_shard", "_shards", "_size")
 
     def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...], shards: Shards) -> None:
         self._message, self._dtype, self.shape, self._shards = message, dtype, shape, shards
@@ -71,10 +71,6 @@ class Whole:
         shards.taken.append((self._shard, self._offset, self._offset + self._size))
 
     @property
-    def dtype(self) -> str:
-        return self._dtype.name
-
-    @property
     def file(self) -> File:
         return self._shards[self._shard]
 
@@ -87,19 +83,15 @@ class Whole:
         return values_of(file.buffer[self._offset : end], self._dtype).reshape(self.shape)
 
 
-class Partitioned:
+class Partitioned(Stored):
     """A tensor in slices."""
 
-    __slots__ = ("_dtype", "_message", "_parts", "_tensors", "shape")
+    __slots__ = ("_message", "_parts", "_tensors")
 
     def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
         self._message, self._dtype, self.shape = message, dtype, shape
         self._parts: list[tuple[slice, ...]] = []
         self._tensors: list[Whole | OldSlice] = []
-
-    @property
-    def dtype(self) -> str:
-        return self._dtype.name
 
     def add(self, part: tuple[slice, ...], tensor: Whole | OldSlice) -> None:
         if tensor.dtype != self.dtype or tensor.shape != size_of(part):
@@ -183,18 +175,14 @@ def read_old(file: File) -> Variables:
     return Variables(stored, skipped)
 
 
-class OldSlice:
+class OldSlice(Stored):
     """A slice in a checkpoint of V1 format."""
 
-    __slots__ = ("_block", "_dtype", "_message", "_name", "_table", "shape")
+    __slots__ = ("_block", "_message", "_name", "_table")
 
     def __init__(self, table: Table, entry: Entry, name: str, dtype: Dtype, shape: tuple[int, ...]) -> None:
         self._table, self._message, self._block = table, entry.value, entry.block
         self._name, self._dtype, self.shape = name, dtype, shape
-
-    @property
-    def dtype(self) -> str:
-        return self._dtype.name
 
     @property
     def file(self) -> File:

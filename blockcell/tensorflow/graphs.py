@@ -79,23 +79,16 @@ class Function(NamedTuple):
     """What each output is: ``"name:output:0"`` or an input."""
 
 
-class Region:
+class Region(Stored):
     """The tensor of an ImmutableConst, which is a region of a memory-mapped package."""
 
-    __slots__ = ("_dtype", "_region", "shape")
+    __slots__ = ("_region",)
 
     def __init__(self, region: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
         size = math.prod(shape) * (dtype.stored.itemsize if dtype.stored else 0)
         if size > len(region):
             raise region.error(f"a region of {len(region)} bytes is for a tensor of {dtype.name} and shape {shape}")
         self._region, self._dtype, self.shape = Message(region.file, region.start, region.start + size), dtype, shape
-
-    @property
-    def dtype(self) -> str:
-        return self._dtype.name
-
-    def __repr__(self) -> str:
-        return f"<{self.dtype} {self.shape}>"
 
     def read(self) -> Array:
         """The values, where they lie."""

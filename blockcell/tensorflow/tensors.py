@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..layers.storage import Narrow, widened
 from ..optable import Array
 from .mapped import File
 from .wire import Message
@@ -80,18 +81,25 @@ def is_number(name: str) -> bool:
     return any(dtype.name == name for dtype in DTYPES.values() if dtype.stored is not None)
 
 
-class Stored(Protocol):
-    """A tensor in a file, which `read` reads."""
+class Stored:
+    """A tensor in a file, whose dtype and shape are known before `read` reads it."""
+
+    __slots__ = ("_dtype", "shape")
+
+    _dtype: Dtype
+    shape: tuple[int, ...]
 
     @property
     def dtype(self) -> str:
         """TensorFlow's name of it."""
+        return self._dtype.name
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
+    def __repr__(self) -> str:
+        return f"<{self.dtype} {self.shape}>"
 
     def read(self) -> Array:
         """The values, as they lie in the file where that is possible; bfloat16 as float32."""
+        raise NotImplementedError
 
 
 def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
@@ -130,31 +138,19 @@ def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
     stored: Array = np.frombuffer(data, np.uint8 if dtype.name == "bool" else dtype.stored)
     if dtype.name == "bool":
         return stored.view(bool) if stored.max(initial=0) <= 1 else stored != 0
-    return widened(stored) if dtype.name == "bfloat16" else stored
+    return widened(Narrow(stored, None)) if dtype.name == "bfloat16" else stored
 
 
-def widened(stored: Array) -> Array:
-    """bfloat16, as uint16, in float32."""
-    return (stored.astype(np.uint32) << 16).view(np.float32)
-
-
-class Tensor:
+class Tensor(Stored):
     """A TensorProto that is read when it is asked for."""
 
-    __slots__ = ("_dtype", "_message", "shape")
+    __slots__ = ("_message",)
 
     def __init__(self, message: Message, dtype: Dtype | None = None, shape: tuple[int, ...] | None = None) -> None:
         """The dtype and the shape are those that the message has, if they are not given."""
         self._message = message
         self._dtype = dtype or dtype_of(message.integer(1))
         self.shape = shape if shape is not None else full_shape(message.last(2), self._dtype, message.file)
-
-    @property
-    def dtype(self) -> str:
-        return self._dtype.name
-
-    def __repr__(self) -> str:
-        return f"<{self.dtype} {self.shape}>"
 
     def read(self) -> Array:
         """The values: as they lie in the file if that has all of them."""
@@ -186,5 +182,5 @@ class Tensor:
             return values_of(message.fixed(dtype.field, dtype.stored.itemsize), dtype)
         if dtype.name in ("float16", "bfloat16"):
             bits = message.integers(dtype.field, np.dtype(np.uint16))
-            return widened(bits) if dtype.name == "bfloat16" else bits.view(np.float16)
+            return widened(Narrow(bits, None)) if dtype.name == "bfloat16" else bits.view(np.float16)
         return message.integers(dtype.field, dtype.stored)
