@@ -302,6 +302,7 @@ def processes(method: str) -> None:
 def signals(count: str, seed: str) -> None:
     """SIGINT at random moments of calls, inside kernels and outside."""
     blockcell.set_num_threads(2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started to ignore it
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     g, inside = random.Random(int(seed)), 0
     calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
