@@ -212,8 +212,8 @@ def inspect_file(options: argparse.Namespace) -> int:
 
     PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
     needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
-    largest entry. forget_bias and cell_clip that the file does not say are "?", and are given to `blockcell extract`.
-    The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
+    largest entry. An attribute that the file does not say is "?": give it to `blockcell extract`. What is refused has
+    the reason. The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
     """
     from .. import tensorflow
     from ..tensorflow.found import said
@@ -233,28 +233,30 @@ def inspect_file(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"path": options.path, "cells": [_described(*each) for each in checked], "ok": ok})
         return 0 if ok else 1
-    rows = []
+    if not cells:
+        print(f"There is no LSTM and no GRU in {options.path}, by what blockcell knows of them. Its variables are in")
+        print(f"blockcell.tensorflow.open({options.path!r}).variables")
+        return 0
+    rows: list[list[Any]] = []
     for found, error in checked:
-        attributes = " ".join(f"{name}={said(value)}" for name, value in found.attributes.items())
-        verdict = ["", ""] if error is None else [f"{error:.2f}", error <= found.bound]
         sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
-        rows.append([found.name, found.kind, *sizes, found.dtype, attributes, *verdict])
-    print_table(
-        f"{len(rows)} cells in {options.path}",
-        ["cell", "kind", "I:", "H:", "dtype", "attributes", "error, eps:", ""],
-        rows,
-    )
+        verdict = ["", "refused" if found.refused is not None else "not checked"]
+        if error is not None:
+            verdict = [f"{error:.2f}", error <= found.bound]
+        rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])
+    title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
+    print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
     for found in cells.values():
         print(f"{found.name}:")
         if found.refused is not None:
             print(f"  refused: {found.refused}")
             continue
+        if found.attributes:
+            print(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
         for role, name in found.weights.items():
             print(f"  {role} is {name}")
         if found.unsaid:
             print(f"  not in the file: {', '.join(found.unsaid)}")
-    if not cells:
-        print("There is no cell. The variables are in blockcell.tensorflow.open(path).variables")
     return 0 if ok else 1
 
 
@@ -281,12 +283,17 @@ def extract(options: argparse.Namespace) -> int:
             refused = [f"{name} is refused: {found.refused}" for name, found in cells.items() if found.refused]
             names = f"say which with --cell: {', '.join(usable)}" if usable else "; ".join(refused)
             raise ValueError(f"{options.path} has {len(usable)} cells; {names}".rstrip("; "))
+        if options.cell is not None and options.cell not in cells:
+            names = ", ".join(cells) or "none"
+            raise ValueError(f"{options.path} has no cell {options.cell}; there are: {names}")
         found = cells[usable[0] if options.cell is None else options.cell]
         given = {"forget_bias": options.forget_bias, "cell_clip": options.cell_clip, "average": options.average}
         unsaid = [name for name in found.unsaid if given[name] is None]
         if unsaid and found.refused is None:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in unsaid)
-            raise ValueError(f"{options.path} does not say {' and '.join(unsaid)} of {found.name}; pass {flags}")
+            where = "as the program that made it has them, or put the checkpoint's .meta beside it"
+            what = f"{options.path} does not say {' and '.join(unsaid)} of {found.name}"
+            raise ValueError(f"{what}; pass {flags}, {where}")
         tell("checking", 0, 1)
         error = found.check(**given)
         tell("checking", 1, 1)

@@ -18,8 +18,11 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], fold: int | None = None) -> None:
+    """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict.
+
+    On a terminal that is too narrow, the column `fold` is folded, or all but the first.
+    """
     right = [heading.endswith(":") for heading in columns]
     columns = [heading.removesuffix(":") for heading in columns]
     texts = [[VERDICTS[cell] if isinstance(cell, bool) else str(cell) for cell in row] for row in rows]
@@ -38,8 +41,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     from rich.text import Text
 
     table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
-    for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):  # of the first one, names, none is cut
-        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=not k)
+    for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):
+        whole = k == 0 if fold is None else k != fold
+        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=whole)
     styles = {VERDICTS[True]: "green", VERDICTS[False]: "bold red"}
     for row in texts:
         table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))

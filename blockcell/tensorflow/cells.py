@@ -50,8 +50,8 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     found: list[Found] = []
     for graph in graphs:
         tracer = Tracer(graph, variables)
-        found += [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
-        found += found_composed(tracer)
+        blocks = [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
+        found += blocks + found_composed(tracer, {name for each in blocks for name in each.weights.values()})
     return Cells(_named(_together(found)))
 
 

@@ -49,8 +49,8 @@ class Match:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def found_composed(tracer: Tracer) -> list[Found]:
-    """The cells of many nodes in a graph, and those that look like some."""
+def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
+    """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
     matches: list[tuple[Match, dict[str, Source]]] = []
     for body, node in tracer.all_nodes():
         for pattern in (_lstm, _gru):
@@ -84,7 +84,7 @@ def found_composed(tracer: Tracer) -> list[Found]:
             refused = refused or "its input and its states are not told apart: they come from one node"
         more: dict[str, Any] = {"attributes": match.attributes, "step": step, "refused": refused}
         found.append(Found(match.last.name, kind, [match.last.name], cell=match.cell, sources=sources, **more))
-    covered = {source.name for _, sources in matches for source in sources.values()}
+    covered = known | {source.name for _, sources in matches for source in sources.values()}
     return found + _refused(tracer, products, covered)
 
 
