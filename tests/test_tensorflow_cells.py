@@ -204,6 +204,17 @@ def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
 
 
 W, V = (drawn("w", seed=seed)["w"] for seed in (1, 2))
+
+
+def test_the_gradient_of_a_cell_is_no_cell(tmp_path):
+    """It multiplies with the same kernel."""
+    name = "rnn/lstm_cell/kernel"
+    parts = [*inputs(), real(name, W), real("b", drawn("b")["b"]), block("LSTMBlockCell", "a", {"w": name, "b": "b"})]
+    parts += [node("grad", "MatMul", ["x", name], transpose_b=field(5, 1))]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert (found.name, found.nodes, found.refused) == ("rnn/lstm_cell", ("a",), None)
+
+
 REFUSED = {
     "a cycle": ([node("w", "Identity", ["v"]), node("v", "Identity", ["w"])], "nothing but itself"),
     "nowhere": ([node("w", "Identity", ["gone"])], "'gone', which is not in the graph"),
@@ -669,7 +680,7 @@ def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
 def test_inspect_without_cells(tmp_path, capsys):
     write_variables(tmp_path, {"dense/kernel": W})
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
-    assert "There is no cell" in capsys.readouterr().out
+    assert "There is no LSTM and no GRU in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
@@ -689,7 +700,7 @@ def test_extract_asks(tmp_path, capsys):
     given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
     for arguments, said in (
         (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell"),
-        (["--cell", "c"], "c; there are"),
+        (["--cell", "c"], "has no cell c; there are: b/lstm_cell"),
         (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
         (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
         (["--cell", "rnn/lstm_cell", "--average", *given], "no moving average"),

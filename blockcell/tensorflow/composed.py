@@ -50,7 +50,7 @@ class Match:
 
 
 def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
-    """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
+    """The cells of many nodes in a graph, and those that look like some; `known` are weights of cells that are one node."""
     matches: list[tuple[Match, dict[str, Source]]] = []
     for body, node in tracer.all_nodes():
         for pattern in (_lstm, _gru):
@@ -84,7 +84,8 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
             refused = refused or "its input and its states are not told apart: they come from one node"
         more: dict[str, Any] = {"attributes": match.attributes, "step": step, "refused": refused}
         found.append(Found(match.last.name, kind, [match.last.name], cell=match.cell, sources=sources, **more))
-    covered = known | {source.name for _, sources in matches for source in sources.values()}
+    covered = {source.name for _, sources in matches for source in sources.values()}
+    products = [each for each in products if each[-1].name not in known or not each[1].attrs.get("transpose_b")]
     return found + _refused(tracer, products, covered)
 
 
