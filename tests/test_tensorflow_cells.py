@@ -677,6 +677,19 @@ def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
     assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
 
 
+def test_inspect_escapes_what_a_terminal_would_obey(tmp_path, capsys):
+    name = "a\x1b[2Jb\x07/lstm_cell"
+    parts = [*inputs(), real(f"{name}/kernel", W), real("b", drawn("b")["b"])]
+    parts += [block("BlockLSTM", "cell", {"w": f"{name}/kernel", "b": "b"})]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts))
+    assert main(["inspect", str(path)]) == 0
+    assert main(["extract", str(path), str(tmp_path / "layer.npz"), "--cell", "\x1b"]) == 1
+    out, err = capsys.readouterr()
+    assert r"a\x1b[2Jb\x07/lstm_cell" in out and r"\x07" in err
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+
+
 def test_inspect_without_cells(tmp_path, capsys):
     write_variables(tmp_path, {"dense/kernel": W})
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0

@@ -24,7 +24,7 @@ from .. import __version__, build_info
 from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
-from .terminal import print_json, print_table, progress
+from .terminal import plain, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from ..tensorflow.found import Found
@@ -247,14 +247,14 @@ def inspect_file(options: argparse.Namespace) -> int:
     title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
     print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
     for found in cells.values():
-        print(f"{found.name}:")
+        print(f"{plain(found.name)}:")
         if found.refused is not None:
-            print(f"  refused: {found.refused}")
+            print(f"  refused: {plain(found.refused)}")
             continue
         if found.attributes:
             print(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
         for role, name in found.weights.items():
-            print(f"  {role} is {name}")
+            print(f"  {role} is {plain(name)}")
         if found.unsaid:
             print(f"  not in the file: {', '.join(found.unsaid)}")
     return 0 if ok else 1
@@ -494,5 +494,5 @@ def run(arguments: Sequence[str] | None) -> int:
         if options.debug:
             raise
         what, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
-    print(f"blockcell {options.command}: {what}", file=sys.stderr)
+    print(f"blockcell {options.command}: {plain(what)}", file=sys.stderr)
     return status

@@ -18,6 +18,11 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def plain(text: str) -> str:
+    """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], fold: int | None = None) -> None:
     """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict.
 
@@ -25,7 +30,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     """
     right = [heading.endswith(":") for heading in columns]
     columns = [heading.removesuffix(":") for heading in columns]
-    texts = [[VERDICTS[cell] if isinstance(cell, bool) else str(cell) for cell in row] for row in rows]
+    texts = [[VERDICTS[cell] if isinstance(cell, bool) else plain(str(cell)) for cell in row] for row in rows]
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         lines = [list(columns), *texts] if any(columns) else texts
         widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
