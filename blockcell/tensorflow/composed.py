@@ -15,6 +15,7 @@ from ..optable import GATE_ORDERS
 from .evaluate import step_of
 from .found import Found, Step
 from .graphs import Node
+from .sequences import At
 from .trace import Place, Source, Tracer, Unknown
 
 _KINDS = {
@@ -82,7 +83,8 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
         step, refused = steps.get((name, match.body, *match.attributes.items())), refusals.get(name)
         if step is None:
             refused = refused or "its input and its states are not told apart: they come from one node"
-        more: dict[str, Any] = {"attributes": match.attributes, "step": step, "refused": refused}
+        at = At(match.body, match.x, match.states[-1], match.results[-1])
+        more: dict[str, Any] = {"attributes": match.attributes, "step": step, "at": at, "refused": refused}
         found.append(Found(match.last.name, kind, [match.last.name], cell=match.cell, sources=sources, **more))
     covered = {source.name for _, sources in matches for source in sources.values()}
     products = [each for each in products if each[-1].name not in known or not each[1].attrs.get("transpose_b")]
