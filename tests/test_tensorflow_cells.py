@@ -712,7 +712,7 @@ def test_extract_asks(tmp_path, capsys):
     write_variables(tmp_path, one | two | averages)
     given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
     for arguments, said in (
-        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell"),
+        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell. Not all: the file does not tell"),
         (["--cell", "c"], "has no cell c; there are: b/lstm_cell"),
         (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
         (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
@@ -721,7 +721,7 @@ def test_extract_asks(tmp_path, capsys):
         assert main(["extract", model, str(out), *arguments]) == 1
         assert said in capsys.readouterr().err and not out.exists()
     assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *given]) == 0
-    assert json.loads(capsys.readouterr().out)["cell"] == "b/lstm_cell"
+    assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["b/lstm_cell"]
     weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
     agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
 
