@@ -50,8 +50,8 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     found: list[Found] = []
     for graph in graphs:
         tracer = Tracer(graph, variables)
-        found += [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
-        found += found_composed(tracer)
+        blocks = [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
+        found += blocks + found_composed(tracer, {name for each in blocks for name in each.weights.values()})
     return Cells(_named(_together(found)))
 
 
@@ -79,7 +79,7 @@ def _named(cells: Iterable[Found]) -> dict[str, Found]:
     cells = list(cells)
     wanted: dict[str, list[Found]] = {}
     for each in cells:
-        first = next(iter(each.weights.values()), "").partition(" + ")[0].partition(", part ")[0]
+        first = next(iter(each.weights.values()), "").partition(" + ")[0].partition(", ")[0]
         scope, count = _ENDINGS.subn("", first)
         each.name = scope if count else scope_of(each)
         wanted.setdefault(each.name, []).append(each)
