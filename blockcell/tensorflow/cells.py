@@ -60,8 +60,8 @@ def _together(found: Iterable[Found]) -> list[Found]:
     cells: dict[tuple[object, ...], Found] = {}
     nodes: dict[tuple[object, ...], list[str]] = {}
     for each in found:
-        weights = tuple(each.weights.items()) if each.refused is None else each.nodes
-        key: tuple[object, ...] = each.kind, weights, tuple(each.attributes.items()), scope_of(each)
+        weights = tuple(each.weights.items()) or each.nodes
+        key: tuple[object, ...] = each.kind, weights, tuple(each.attributes.items()), scope_of(each), each.refused
         cells.setdefault(key, each)
         nodes.setdefault(key, []).extend(each.nodes)
     for key, each in cells.items():

@@ -23,6 +23,7 @@ _KINDS = {
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "gru_cell": "GRUCell",
 }
+_SHAPES = {"Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank"}
 Wrong = dict[Place, tuple[str, dict[str, Source]]]
 """What is none of the cells: by its last node why, and its kernels."""
 
@@ -33,6 +34,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     lstms: list[Lstm] = []
     grus: list[Match] = []
     variants: dict[Place, str] = {}
+    added: set[Place] = set()
     for body, node in tracer.all_nodes():
         try:
             if node.op == "Mul":
@@ -41,6 +43,8 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
                 grus.append(gru(sums, body, node))
         except Variant as variant:
             variants[Place(body, node.name)] = str(variant)
+            if node.op in ADD:
+                added.add(Place(body, node.name))
         except (Other, Unknown):
             continue
     products = products_of(sums)
@@ -50,11 +54,11 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
     understood = {name for match in matches for name in match.kernels}
     by_place = {product.place: product for product in products}
-    for end, reason in variants.items():
+    for end in sorted(variants, key=lambda end: end in added):  # an LSTM's cell state may look like a GRU's state
         kernels = kernels_before(tracer, end, by_place)
         kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
         if kernels and (end in looped or is_named(next(iter(kernels)))):
-            wrong[end] = reason, kernels
+            wrong[end] = variants[end], kernels
     for loop in loops:
         kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
         if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
@@ -63,15 +67,14 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     for end, (reason, kernels) in wrong.items():
         if not refused & kernels.keys():
             first = next(iter(kernels.values()))
-            found.append(Found(end.name, kind_of(first.name), [end.name], sources={"w": first}, refused=reason))
+            found.append(Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason))
         refused |= kernels.keys()
     for match in _alive(tracer, matches, looped):
         if not refused & match.kernels.keys():
             found.append(_found(tracer, match))
     for product, reason in by_names(products, known | understood | refused):
-        place = product.node.name
-        kind = kind_of(product.kernel.name)
-        found.append(Found(place, kind, [place], sources={"w": product.kernel}, refused=reason))
+        place, kernels = product.node.name, {product.kernel.name: product.kernel}
+        found.append(Found(place, _kind(kernels), [place], sources={"w": product.kernel}, refused=reason))
     return found
 
 
@@ -124,37 +127,46 @@ def _of_grus(tracer: Tracer, grus: list[Match], products: list[Product], wrong: 
 
 
 def _alive(tracer: Tracer, matches: list[Match], looped: set[Place]) -> list[Match]:
-    """Without steps before a loop of the same cell whose results nothing reads, as Keras has them."""
+    """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
     loops = {tuple(match.kernels) for match in matches if match.end in looped}
-    read: dict[str, set[Place]] = {}
-    found = []
-    for match in matches:
-        if match.end not in looped and tuple(match.kernels) in loops:
-            if match.body not in read:
-                read[match.body] = _read(tracer, match.body)
-            if match.end not in read[match.body]:
-                continue
-        found.append(match)
-    return found
+    dead = [match for match in matches if match.end not in looped and tuple(match.kernels) in loops]
+    ends = {match.end for match in dead}
+    needed = {body: _needed(tracer, body, ends) for body in {match.body for match in dead}}
+    return [match for match in matches if match.end not in ends or match.last.name in needed[match.body]]
 
 
-def _read(tracer: Tracer, body: str) -> set[Place]:
-    """What is read in a body, or returned."""
-    found: set[Place] = set()
-    for node in tracer.bodies[body].values():
+def _needed(tracer: Tracer, body: str, ends: set[Place]) -> set[str]:
+    """What the results of a body depend on; of the graph, that is nodes that nothing reads, but for `ends`."""
+    nodes = tracer.bodies[body]
+    inputs: dict[str, list[str]] = {}
+    for name, node in nodes.items():
         with suppress(Unknown):
-            found.update(tracer.inputs(body, node))
+            inputs[name] = [place.name for place in tracer.inputs(body, node) if node.op not in _SHAPES]
     if body:
-        for text in tracer.graph.functions[body].returned.values():
-            with suppress(Unknown):
-                found.add(tracer.place(body, text))
+        left = [text.partition(":")[0] for text in tracer.graph.functions[body].returned.values()]
+    else:
+        read = {each for before in inputs.values() for each in before}
+        left = [name for name in nodes if name not in read and Place(body, name) not in ends]
+    found = {*left}
+    while left:
+        before = [each for each in inputs.get(left.pop(), ()) if each not in found]
+        found.update(before)
+        left += before
     return found
+
+
+def _kind(kernels: dict[str, Source]) -> str:
+    """What a cell is, by the names of its weights."""
+    name = next(iter(kernels))
+    scope = re.sub(r"/(gates|candidate)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
+    return _KINDS.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
 
 
 def _found(tracer: Tracer, match: Match) -> Found:
     """A cell that was understood."""
-    scope = re.sub(r"/(gates|candidate)\Z", "", next(iter(match.kernels)).rpartition("/")[0]).rpartition("/")[2]
-    kind = match.kind or _KINDS.get(re.sub(r"_\d+\Z", "", scope), match.cell)
+    kind = match.kind or _kind(match.kernels)
+    if kind == "unknown cell":
+        kind = match.cell
     more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes}
     try:
         body = Body(tracer, match.x, match.states, match.results, *match.sizes)

@@ -373,24 +373,27 @@ def _together(one: Piece, other: Piece, axis: int) -> Piece | None:
 
 
 def _names(pieces: Sequence[Piece]) -> str:
-    """``"kernel, part 1 of 3"``, ``"kernel, rows 4:8"``, and so on; several are joined with " + "."""
-    return " + ".join(dict.fromkeys(_name(piece) for piece in pieces))
+    """``"kernel, part 1 of 3"``, ``"kernel, rows 4:8"``, and so on; those of several are joined with " + "."""
+    said: dict[str, list[str]] = {}
+    for piece in pieces:
+        source, at = piece.source, [source_range for source_range in piece.ranges]
+        rows = [_part_said("row", *each, size) for each, size in zip(at[:-1], source.shape, strict=False)]
+        columns = [_part_said("part", *each, size) for each, size in zip(at[-1:], source.shape[-1:], strict=True)]
+        said.setdefault(", ".join([source.name, *filter(None, rows)]), []).extend(filter(None, columns))
+    return " + ".join(", ".join([name, " and ".join(dict.fromkeys(parts))] if parts else [name])
+                      for name, parts in said.items())  # fmt: skip
 
 
-def _name(piece: Piece) -> str:
-    said = []
-    for axis, ((start, stop), size) in enumerate(zip(piece.ranges, piece.source.shape, strict=True)):
-        if (start, stop) != (0, size):
-            width = stop - start
-            even = size % width == 0 and start % width == 0
-            what = "part" if axis == len(piece.ranges) - 1 else "row" if axis not in piece.axes else "rows"
-            if what == "row":
-                said.append(f"row {start}")
-            elif even:
-                said.append(f"{what} {start // width} of {size // width}")
-            else:
-                said.append(f"{what} {start}:{stop}")
-    return ", ".join([piece.source.name, *said])
+def _part_said(what: str, start: int, stop: int, size: int) -> str:
+    """Which part of an axis; "" is all of it."""
+    width = stop - start
+    if width == size:
+        return ""
+    return (
+        f"{what} {start // width} of {size // width}"
+        if size % width == start % width == 0
+        else f"{what} {start}:{stop}"
+    )
 
 
 def added(sources: Sequence[Source]) -> Source:
