@@ -128,7 +128,7 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     for k, graph in enumerate(graphs):
         tracer = Tracer(graph, variables)
         inside = [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
-        inside += found_composed(tracer)
+        inside += found_composed(tracer, {name for each in inside for name in each.weights.values()})
         _connect(tracer, k, inside)
         found += inside
     return Cells(_named(_together(found)))
@@ -183,8 +183,8 @@ def _chains(tracer: Tracer, found: Iterable[Found]) -> list[list[Found]]:
 
 
 def _key(each: Found) -> tuple[object, ...]:
-    weights = tuple(each.weights.items()) if each.refused is None else each.nodes
-    return each.kind, weights, tuple(each.attributes.items()), scope_of(each)
+    weights = tuple(each.weights.items()) or each.nodes
+    return each.kind, weights, tuple(each.attributes.items()), scope_of(each), each.refused
 
 
 def _together(found: Iterable[Found]) -> list[Found]:
@@ -225,7 +225,7 @@ def _named(cells: Iterable[Found]) -> dict[str, Found]:
     cells = list(cells)
     wanted: dict[str, list[Found]] = {}
     for each in cells:
-        first = next(iter(each.weights.values()), "").partition(" + ")[0].partition(", part ")[0]
+        first = next(iter(each.weights.values()), "").partition(" + ")[0].partition(", ")[0]
         scope, count = _ENDINGS.subn("", first)
         each.name = scope if count else scope_of(each)
         wanted.setdefault(each.name, []).append(each)

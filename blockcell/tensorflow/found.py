@@ -10,7 +10,7 @@ import numpy as np
 
 from ..formulas import error_in_eps
 from ..layers import GRU, LSTM
-from ..optable import OPS, Array
+from ..optable import OPS, Array, Op
 from .sequences import At
 from .trace import AVERAGE, Place, Source
 
@@ -21,7 +21,7 @@ Origin = tuple[int, Place, int | None]
 Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
-_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"]}
+_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"], "GRU that resets after": OPS["block_gru_reset_after"]}
 _WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
 _UNITS = 64  # inputs and cells that are checked of a larger one
 _STEPS, _ROWS = 8, 3  # of a check
@@ -41,8 +41,8 @@ class Found:
     input_size, hidden_size : int or None
         I and H; None if it is refused and has none.
     attributes : dict
-        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``. None is what the file
-        does not say.
+        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``; ``reset_after`` of a GRU
+        that is one. None is what the file does not say.
     dtype : str
         Of the weights; bfloat16 becomes float32 in a layer.
     weights : dict of str to str
@@ -68,10 +68,12 @@ class Found:
         attributes: Mapping[str, Any] | None = None,
         step: Step | None = None,
         at: At | None = None,
+        parts: Mapping[str, Source] | None = None,
         refused: str | None = None,
     ) -> None:
         self.name, self.kind, self.nodes = name, kind, tuple(nodes)
         self._cell, self._sources, self._step = cell, dict(sources or {}), step
+        self._parts = parts  # what the step is given, if not the layer's weights
         self.attributes = dict(attributes or {})
         self.at = at
         self.reverse: bool | None = None
@@ -101,7 +103,7 @@ class Found:
             form = "(I+H, 4H)" if gates == 4 else "(I+H, H)"
             return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {form}"
         inputs = rows - hidden
-        for tensor in _OPS[self._cell].weights:
+        for tensor in self._op.weights:
             if tensor.name in self._sources:
                 shape = self._sources[tensor.name].shape
                 expected = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
@@ -110,6 +112,10 @@ class Found:
                     return f"{where}, has shape {shape}; expected {expected} beside {main} of shape {(rows, columns)}"
         self.input_size, self.hidden_size = inputs, hidden
         return None
+
+    @property
+    def _op(self) -> Op:
+        return _OPS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
 
     @property
     def unsaid(self) -> list[str]:
@@ -185,7 +191,7 @@ class Found:
     def _arrays(self, average: bool = False, units: int | None = None) -> dict[str, Array]:
         """The weights, or those of the first inputs and cells only."""
         found = {}
-        tensors = {tensor.name: tensor for tensor in _OPS[self._cell].weights}
+        tensors = {tensor.name: tensor for tensor in self._op.weights}
         for role, source in self._sources.items():
             try:
                 array = source.read(AVERAGE if average else "")
@@ -242,7 +248,9 @@ class Found:
         states = 2 if self._cell == "LSTM" else 1
         start = [g.uniform(-1, 1, (_ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
         y, _ = layer(x, tuple(start))
-        weights = {role: array.astype(np.float64) for role, array in arrays.items()}
+        weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
+        if self._parts is not None:
+            weights = {name: part.read(AVERAGE if average else "") for name, part in self._parts.items()}
         state: State = tuple(each.astype(np.float64) for each in start)
         exact = []
         for t in range(_STEPS):
