@@ -48,13 +48,13 @@ def test_variables(golden, name, path):
         for key, value in values.items()
         if key.startswith(f"variable/{name}/")
     }
-    left = {"save_counter/.ATTRIBUTES/VARIABLE_VALUE"} if name == "objects" else set()
-    assert set(model.variables) - left == set(expected)
+    left = {"save_counter"} if name == "objects" else set()
+    assert set(model.variables) - left == {key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in expected}
     for key, value in expected.items():
         found = model.variables[key]
         np.testing.assert_array_equal(found, value, strict=True, err_msg=key)
         assert found.tobytes() == value.tobytes() and not found.flags.writeable
-        stored = model.variables.stored[key]
+        stored = model.variables.stored[model.variables.name_of(key)]
         assert stored.shape == value.shape and stored.dtype in (value.dtype.name, "bfloat16")
     assert model.variables.skipped == SKIPPED.get(name, {})
     assert model.path == str(folder / path) and not model.frozen
@@ -277,9 +277,8 @@ def test_what_is_no_checkpoint(tmp_path, entries, words):
 
 @pytest.mark.parametrize(
     "header, words",
-    [(field(1, 0), "0 data files"), (field(1, 10**6), "1000000 data files"), (field(1, -1), "-1 data files"),
-     (field(1, 1) + field(2, 1), "big-endian")],
-)  # fmt: skip
+    [(field(1, 0), "0 data files"), (field(1, 10**6), "1000000 data files"), (field(1, -1), "-1 data files")],
+)
 def test_headers(tmp_path, header, words):
     path = write_checkpoint(tmp_path / "model", {b"v": entry("float32", (), ONE)}, ONE, header=header)
     with pytest.raises(FormatError, match=words):

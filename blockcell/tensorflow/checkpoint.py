@@ -15,14 +15,18 @@ import math
 from collections.abc import Sized
 from itertools import pairwise
 
+import numpy as np
+
 from ..errors import FormatError
 from ..optable import Array
+from .crc32c import crc32c, masked
 from .mapped import File
+from .objects import GRAPH, Objects
 from .slices import Slice, joined, size_of
 from .table import Entry, Table
-from .tensors import Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
+from .tensors import DTYPES, TEXT, Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
 from .variables import Variables
-from .wire import FIXED32, Message
+from .wire import FIXED32, Message, varint
 
 MOST_VARIABLES = 2**16  # and slices, in a file, besides one for each 200 bytes
 MOST_SHARDS = 10**5  # five digits
@@ -31,8 +35,8 @@ MOST_SHARDS = 10**5  # five digits
 class Shards:
     """The data files of a checkpoint, opened when they are needed."""
 
-    def __init__(self, prefix: str, count: int) -> None:
-        self._prefix, self._count = prefix, count
+    def __init__(self, prefix: str, count: int, big_endian: bool) -> None:
+        self._prefix, self._count, self.big_endian = prefix, count, big_endian
         self._files: dict[int, File] = {}
         self.taken: list[tuple[int, int, int]] = []
         """Data file, first byte and the one past the last, of each tensor."""
@@ -64,8 +68,8 @@ class Whole(Stored):
         self._crc = message.integer(6, FIXED32)
         if not 0 <= self._shard < len(shards):
             raise message.error(f"a tensor is in data file {self._shard}; there are {len(shards)}")
-        assert dtype.stored is not None
-        if self._size != math.prod(shape) * dtype.stored.itemsize or self._offset < 0:
+        size = self._size if dtype.stored is None else math.prod(shape) * dtype.stored.itemsize
+        if self._size != size or self._offset < 0:
             found = f"a tensor of {dtype.name} and shape {shape} is said to be {self._size} bytes at {self._offset}"
             raise message.error(found)
         shards.taken.append((self._shard, self._offset, self._offset + self._size))
@@ -76,11 +80,34 @@ class Whole(Stored):
 
     def read(self) -> Array:
         """The values, once their checksum has been compared."""
+        data = self.bytes()
+        self.file.check(data.start, data.end, self._crc, f"the tensor of {self._size} bytes")
+        assert self._dtype.stored is not None
+        view = data.view
+        if self._shards.big_endian:
+            view = np.frombuffer(view, self._dtype.stored).byteswap().data.cast("B")
+        return values_of(view, self._dtype).reshape(self.shape)
+
+    def bytes(self) -> Message:
+        """Where they are in the file, which has them all."""
         file, end = self.file, self._offset + self._size
         if end > len(file):
             raise file.error(len(file), f"it ends before byte {end}, where a tensor of {self._size} bytes should end")
-        file.check(self._offset, end, self._crc, f"the tensor of {self._size} bytes")
-        return values_of(file.buffer[self._offset : end], self._dtype).reshape(self.shape)
+        return Message(file, self._offset, end)
+
+    def text(self) -> Message:
+        """What a tensor that is one text holds: its length, a checksum of that, and the bytes."""
+        data = self.bytes()
+        length, at = varint(data.file, data.start, data.end)
+        text = Message(data.file, at + 4, data.end)
+        if length != len(text) or length >= 2**32:
+            raise data.error(f"a text of {length} bytes is said to be one of {len(text)}")
+        found = masked(
+            crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
+        )
+        if found != self._crc:
+            raise data.error(f"the checksum of a text of {length} bytes is {found:#010x}; expected {self._crc:#010x}")
+        return text
 
 
 class Partitioned(Stored):
@@ -121,9 +148,7 @@ def read(prefix: str) -> Variables:
     count = header.integer(1)
     if not 0 < count <= MOST_SHARDS:
         raise header.error(f"there are said to be {count} data files")
-    shards = Shards(prefix, count)
-    if header.integer(2):
-        raise header.error("it is from a big-endian machine", "save it again on another one")
+    shards = Shards(prefix, count, header.integer(2) == 1)
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for key, message in [*entries.items()]:
@@ -138,7 +163,17 @@ def read(prefix: str) -> Variables:
     for (shard, _, end), (other, start, _) in pairwise(shards.taken):
         if shard == other and start < end:
             raise file.error(0, f"two tensors overlap in data file {shard}, at byte {start}")
-    return Variables(stored, skipped)
+    return Variables(stored, skipped, _objects(entries.get(GRAPH.encode()), shards))
+
+
+def _objects(message: Message | None, shards: Shards) -> Objects | None:
+    """The graph of the objects whose variables these are; None if there is none."""
+    if message is None or message.integer(1) != TEXT or full_shape(message.last(2), DTYPES[TEXT], message.file):
+        return None
+    try:
+        return Objects(Whole(message, DTYPES[TEXT], (), shards).text())
+    except FileNotFoundError:  # the index alone says something, too
+        return None
 
 
 def read_old(file: File) -> Variables:

@@ -107,8 +107,14 @@ class Graph:
         tags: Sequence[str] = (),
         regions: Mapping[str, Message] | None = None,
         others: int = 0,
+        saver: str = "",
+        objects: Message | None = None,
     ) -> None:
         """`regions` are those of a memory-mapped package, `others` the nodes of other graphs in the file."""
+        self.saver = saver
+        """The node that restores all variables, or the call of the function that does."""
+        self.objects = objects
+        """Of a SavedModel of TensorFlow 2, its SavedObjectGraph."""
         self.tags = tuple(tags)
         """Of a SavedModel's graph, such as ``"serve"``."""
         self.nodes = _nodes(message.inside(1), others)
@@ -187,7 +193,8 @@ def _meta(message: Message, others: int) -> Graph:
     _count(message, others)
     if found is None:
         raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
-    return Graph(found, tags=[each.text() for each in _few(info, 4)] if info else (), others=others)
+    tags, saver = [each.text() for each in _few(info, 4)] if info else (), message.last(3)
+    return Graph(found, tags=tags, others=others, saver=saver.texts(3)[0] if saver else "", objects=message.last(7))
 
 
 def _regions(file: File) -> dict[str, Message]:

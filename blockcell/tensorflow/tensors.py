@@ -14,6 +14,7 @@ from .wire import Message
 
 LARGEST = 2**48  # bytes of a tensor
 MOST_DIMENSIONS = 32
+MOST_TEXTS = 2**16
 MOST_FILLED = 2**24  # bytes of a tensor for which the file has fewer numbers, besides twice the file's size
 
 
@@ -56,6 +57,7 @@ DTYPES = {
     22: _dtype("uint32", 16),
     23: _dtype("uint64", 17),
 }
+TEXT = 7
 _REFERENCE = 100  # added for a reference to such a tensor
 
 
@@ -173,6 +175,15 @@ class Tensor(Stored):
             filled[: len(values)] = values
             values = filled
         return values.reshape(self.shape)
+
+    def texts(self) -> list[str]:
+        """Those of a tensor of texts."""
+        found: list[str] = []
+        for each in self._message.inside(8):
+            found.append(each.text())
+            if len(found) > MOST_TEXTS:
+                raise each.error(f"a tensor has more than {MOST_TEXTS} texts", "no graph has so many")
+        return found
 
     def _numbers(self) -> Array:
         """Those that stand in a field of their own."""

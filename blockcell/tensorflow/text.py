@@ -23,7 +23,18 @@ _VALUES = {
 }  # fmt: skip
 _FIELDS: dict[str, dict[str, tuple[int, str]]] = {  # of each message: number, and type or message
     "SavedModel": {"meta_graphs": (2, "MetaGraph")},
-    "MetaGraph": {"meta_info_def": (1, "MetaInfo"), "graph_def": (2, "Graph")},
+    "MetaGraph": {
+        "meta_info_def": (1, "MetaInfo"), "graph_def": (2, "Graph"), "saver_def": (3, "Saver"),
+        "object_graph_def": (7, "Objects"),
+    },
+    "Saver": {"restore_op_name": (3, TEXT)},
+    "Objects": {"nodes": (1, "Object"), "concrete_functions": (2, "Captures")},
+    "Object": {"children": (1, "Child"), "variable": (7, "Variable"), "constant": (9, "Constant")},
+    "Child": {"node_id": (1, INTEGER), "local_name": (2, TEXT)},
+    "Variable": {},
+    "Constant": {"operation": (1, TEXT)},
+    "Captures": {"key": (1, TEXT), "value": (2, "Captured")},
+    "Captured": {"bound_inputs": (2, INTEGER)},
     "MetaInfo": {"tags": (4, TEXT)},
     "Graph": {"node": (1, "Node"), "library": (2, "Library")},
     "Library": {"function": (1, "Function")},

@@ -6,6 +6,8 @@ Each step is counted and each place is visited once, so loops, which are cycles,
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
@@ -26,7 +28,7 @@ _THROUGH = {
     "Identity", "ReadVariableOp", "Enter", "RefEnter", "Switch", "RefSwitch", "Exit", "RefExit", "NextIteration",
     "RefNextIteration", "RefIdentity", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot", "EnsureShape",
 }  # fmt: skip
-_VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
+VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
 _CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f", "RemoteCall": "f"}
 _LOOPS = {"While", "StatelessWhile"}
 _BRANCHES = {"If", "StatelessIf"}
@@ -45,6 +47,14 @@ class Place(NamedTuple):
     output: int = 0
 
 
+class Saved(NamedTuple):
+    """Where a variable is in a checkpoint."""
+
+    key: str
+    part: tuple[tuple[int, int | None], ...] | None = None
+    """Start and stop in each dimension; None is all of it."""
+
+
 class Source(NamedTuple):
     """What a weight is: variables and constants, and how they are put together."""
 
@@ -55,6 +65,8 @@ class Source(NamedTuple):
     read: Callable[[str], Array]
     """The values; the argument is appended to the variables' names, for another copy of them."""
     leaves: tuple[str, ...]
+    saved: Saved | None = None
+    """Of a variable."""
 
 
 class Tracer:
@@ -62,12 +74,18 @@ class Tracer:
 
     def __init__(self, graph: Graph, variables: Variables | None) -> None:
         """`variables` is None for a frozen graph."""
+        from .savers import captures, restored
+
         self.graph, self.variables = graph, variables
         self.bodies: dict[str, Mapping[str, Node]] = {"": graph.nodes}
         self.bodies |= {name: function.nodes for name, function in graph.functions.items()}
         self._inputs: dict[tuple[str, str], tuple[Place, ...]] = {}
         self._sources: dict[Place, Source | str] = {}
         self._left = _STEPS * (1000 + sum(map(len, self.bodies.values())))
+        self._captures: dict[str, list[Place | None]] = {}
+        self.restored = restored(self)
+        """Where variables are, by their nodes: for the Saver that the file names, and for others."""
+        self._captures = captures(self)  # of functions that nothing calls
 
     def all_nodes(self) -> Iterator[tuple[str, Node]]:
         for body, nodes in self.bodies.items():
@@ -221,6 +239,9 @@ class Tracer:
                 found.append(inputs[k + first])
             if carried and k < len(function.outputs):
                 found.append(self._returned(carried, k))
+        captured, left = self._captures.get(place.body, []), len(function.inputs) - k
+        if not found and left <= len(captured) and (one := captured[-left]) is not None:
+            found.append(one)
         if not found:
             raise Unknown(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
         return found
@@ -276,7 +297,7 @@ class Tracer:
         stored = self.graph.constant(node)
         if stored is not None:
             return _leaf(node, stored)
-        if node.op in _VARIABLES:
+        if node.op in VARIABLES:
             return self._variable(node)
         inputs = self.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
@@ -288,13 +309,10 @@ class Tracer:
         raise Unknown(f"the node {node.name!r}, which is a {node.op}")
 
     def _variable(self, node: Node) -> Source:
-        names = [node.name]
-        if node.op == "VarHandleOp":
-            shared = node.attrs.get("shared_name")
-            names += [shared] if isinstance(shared, str) and shared else []
-        for name in names:
-            if self.variables is not None and name in self.variables:
-                return self._stored(name)
+        name = self._names.get(node.name, node.name)
+        saved = self._saved(node)
+        if saved is not None:
+            return self._stored(name, saved, node)
         shape = node.attrs.get("shape")
         dtype = str(node.attrs.get("dtype"))
         if isinstance(shape, tuple) and None not in shape:  # a part of one that is stored whole, perhaps
@@ -302,13 +320,62 @@ class Tracer:
             def read(more: str) -> Array:
                 raise KeyError(node.name)
 
-            return Source(node.name, shape, dtype, read, (f"?{node.name}",))
+            return Source(name, shape, dtype, read, (f"?{node.name}",))
         raise Unknown(f"the variable {node.name!r}, which is not in the checkpoint")
 
-    def _stored(self, name: str) -> Source:
+    def _saved(self, node: Node) -> Saved | None:
+        """Where a variable is: as its Saver says, by its own name, or as another Saver says."""
+        if self.variables is None:
+            return None
+        own, others = self.restored
+        objects = self.variables.objects is not None and own  # whose names need not be those of nodes
+        shared = node.attrs.get("shared_name") if node.op == "VarHandleOp" else None
+        named = [] if objects else [Saved(name) for name in (node.name, shared) if isinstance(name, str)]
+        for known in (own.get(node.name, {}), dict.fromkeys(named[:1]), dict.fromkeys(named[1:]),
+                      others.get(node.name, {})):  # fmt: skip
+            found = [saved for saved in known if saved.key in self.variables]
+            if len(found) > 1:
+                names = " or ".join(sorted({saved.key for saved in found})[:4])
+                raise Unknown(f"the variable {node.name!r}, which is saved as {names}: not one weight")
+            if found:
+                return found[0]
+        return None
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Of nodes such as "gru/kernel_1", the full name of their variable, "gru/kernel", if no other's is the same."""
+        names: dict[str, str] = {}
+        for name, places in self.restored[0].items():
+            if self.variables is not None and len(places) == 1:
+                full = self.variables.full_names.get(self.variables.name_of(next(iter(places)).key), "")
+                if full and re.fullmatch(r"_\d+", name.removeprefix(full)):
+                    names[name] = full
+        count = Counter(names.values())
+        names = {name: full for name, full in names.items() if count[full] == 1}
+        others = set(names.values()) & self.bodies[""].keys() - names.keys()
+        return names | {name: f"{name}, the node" for name in others}
+
+    def _stored(self, name: str, saved: Saved, node: Node | None = None) -> Source:
+        """A variable that is in the checkpoint."""
         assert self.variables is not None
-        variables, stored = self.variables, self.variables.stored[name]
-        return Source(name, tuple(stored.shape), stored.dtype, lambda more: variables[name + more], (name,))
+        variables, shown, part = self.variables, self.variables.name_of(saved.key), saved.part
+        stored = variables.stored[shown]
+        shape = tuple(stored.shape)
+        if part is not None:
+            ends = [size if stop is None else stop for (_, stop), size in zip(part, shape, strict=False)]
+            if len(part) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
+                raise Unknown(f"a part of the variable {shown!r} that it does not have: its shape is {shape}")
+            shape = tuple(end - start for (start, _), end in zip(part, ends, strict=True))
+
+        def read(more: str) -> Array:
+            where = Saved(shown + more, part)
+            copy = self.bodies[""].get(node.name + more) if more and node is not None else None
+            if copy is not None and copy.op in VARIABLES:
+                where = self._saved(copy) or where
+            array = variables[where.key]
+            return array if where.part is None else array[tuple(slice(*each) for each in where.part)]
+
+        return Source(name, shape, stored.dtype, read, (name,), saved)
 
     def _joined(self, node: Node, inputs: tuple[Place, ...], depth: int) -> Source:
         parts = [self.source(each, depth + 1) for each in inputs[:-1]]
@@ -322,12 +389,9 @@ class Tracer:
         if any((*part.shape[:axis], 0, *part.shape[axis + 1 :]) != (*shape[:axis], 0, *shape[axis + 1 :])
                for part in parts) or len({part.dtype for part in parts}) != 1:  # fmt: skip
             raise Unknown(f"the node {node.name!r}, which joins arrays that do not fit together")
-        whole = _whole(parts)
-        if whole is not None and self.variables is not None and whole in self.variables:
-            found = self._stored(whole)
-            if found.shape != tuple(shape):
-                raise Unknown(f"the variable {whole!r} of shape {found.shape}, whose parts make {tuple(shape)}")
-            return found
+        whole = self._whole(parts, axis)
+        if whole is not None and whole.shape != tuple(shape):
+            raise Unknown(f"the variable {whole.name!r} of shape {whole.shape}, whose parts make {tuple(shape)}")
         leaves: dict[str, None] = {}
         for part in parts:
             for leaf in part.leaves:
@@ -339,9 +403,35 @@ class Tracer:
         name = " + ".join(part.name for part in parts) if few else f"the {len(parts)} parts of {node.name}"
 
         def read(more: str) -> Array:
+            if whole is not None:
+                try:
+                    return whole.read(more)
+                except KeyError:  # there may be moving averages of the parts
+                    pass
             return np.concatenate([part.read(more) for part in parts], axis)
 
+        if whole is not None:
+            return whole._replace(read=read)
+
         return Source(name, tuple(shape), parts[0].dtype, read, tuple(leaves))
+
+    def _whole(self, parts: list[Source], axis: int) -> Source | None:
+        """The variable that these are all the parts of, one behind the other."""
+        stem = parts[0].name.removesuffix("/part_0")
+        named = all(part.name == f"{stem}/part_{k}" for k, part in enumerate(parts))
+        first = parts[0].saved
+        if self.variables is None or (first is None and not (named and stem in self.variables)):
+            return None
+        if first is None:
+            return self._stored(stem, Saved(stem))
+        end = 0
+        for part in parts:
+            start = part.saved.part[axis][0] if part.saved and part.saved.part else 0
+            if part.saved is None or part.saved.key != first.key or start != end:
+                return None
+            end += part.shape[axis]
+        found = self._stored(stem if named else self.variables.name_of(first.key), Saved(first.key))
+        return found if found.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
 
     def _part(self, node: Node, k: int, inputs: tuple[Place, ...], depth: int) -> Source:
         whole, count, axis = self.source(inputs[1], depth + 1), node.attrs.get("num_split"), self.number(inputs[0])
@@ -403,10 +493,3 @@ def _leaf(node: Node, stored: Stored) -> Source:
         return array
 
     return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
-
-
-def _whole(parts: list[Source]) -> str | None:
-    """The name of the variable that these are all the parts of, ``<name>/part_0`` and so on."""
-    stem = parts[0].name.removesuffix("/part_0")
-    fits = all(part.name == f"{stem}/part_{k}" for k, part in enumerate(parts))
-    return stem if fits else None

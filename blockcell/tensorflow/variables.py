@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..optable import Array
+from .objects import Named, Objects, named
 from .tensors import Stored
 
 _SHOWN = 60
@@ -15,18 +16,36 @@ class Variables(Mapping[str, Array]):
 
     The arrays cannot be changed and may lie in the file itself, unaligned; copy one to keep it without the file.
     bfloat16 comes as float32.
+
+    Those of an object checkpoint of TensorFlow 2 have their full names, such as ``"gru/gru_cell/kernel"``, where these
+    tell them apart, else the path to them, such as ``"model/layer_with_weights-0/cell/kernel"``. The keys that the
+    checkpoint has for them, ``"model/.../kernel/.ATTRIBUTES/VARIABLE_VALUE"``, will do, too.
     """
 
-    def __init__(self, stored: Mapping[str, Stored], skipped: Mapping[str, str]) -> None:
-        self.stored = stored
+    def __init__(
+        self, stored: Mapping[str, Stored], skipped: Mapping[str, str], objects: Objects | None = None
+    ) -> None:
+        """`objects` are those of an object checkpoint."""
+        names, full, slots = named(objects, stored.keys()) if objects is not None else Named({}, {}, set())
+        self._names = names
+        self.objects = objects
+        self.stored = {names.get(key, key): each for key, each in stored.items()}
         """Name and what is known without reading: ``stored[name].dtype``, TensorFlow's name, and ``.shape``."""
         self.skipped = skipped
         """The dtypes of those that are no numbers, such as strings, which are not read."""
+        self.full_names = {names.get(key, key): name for key, name in full.items() if name}
+        """Of an object checkpoint, the full names, of which several may be the same."""
+        self.slots = frozenset(names.get(key, key) for key in slots)
+        """Of an object checkpoint, what an optimizer keeps for other variables."""
+
+    def name_of(self, key: str) -> str:
+        """The name of a variable that a checkpoint has by a key, or by this name."""
+        return self._names.get(key, key)
 
     def __getitem__(self, name: str) -> Array:
         if name in self.skipped:
             raise KeyError(f"{name} is of {self.skipped[name]}, which is not read")
-        array = self.stored[name].read()
+        array = self.stored[self.name_of(name)].read()
         array.flags.writeable = False
         return array
 
@@ -37,7 +56,7 @@ class Variables(Mapping[str, Array]):
         return len(self.stored)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.stored
+        return isinstance(name, str) and self.name_of(name) in self.stored
 
     def __repr__(self) -> str:
         lines = [f"{name}  {each.dtype} {list(each.shape)}" for name, each in self.stored.items()]

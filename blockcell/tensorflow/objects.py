@@ -1,0 +1,219 @@
+"""Object graphs of TensorFlow 2: through which objects a variable is reached, in checkpoints and SavedModels.
+
+A checkpoint of objects has its variables by keys such as ``model/layer-1/cell/kernel/.ATTRIBUTES/VARIABLE_VALUE``, and
+among them, as a text, the graph of the objects, a TrackableObjectGraph. A SavedModel has a SavedObjectGraph, too, which
+says what its functions have captured. In both, objects are numbered, and each names its children:
+
+.. code-block:: text
+
+    graph: 1 object ...  2 (in SavedModels) function's name and what it has captured
+    object: 1 child ...  2 (in checkpoints) attribute ...  7 (in SavedModels) a variable  9 a constant
+    child: 1 number  2 name
+    attribute: 1 name, such as VARIABLE_VALUE  2 full name, such as "gru/gru_cell/kernel"  3 key
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from .wire import VARINT, Message, varint
+
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+SLOT = "/.OPTIMIZER_SLOT/"
+MOST_OBJECTS = 2**18  # besides one for each 16 bytes
+MOST_CHILDREN = 2**17
+MOST_CAPTURED = 2**16
+_DEEPEST, _LONGEST = 64, 1000  # objects and characters of a name that is a path
+_MOST_LETTERS = 2**23  # of all such names
+
+
+class Objects:
+    """The objects of a graph, by their numbers; the first is the root."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self._starts, self._ends = array("Q"), array("Q")
+        most = MOST_OBJECTS + len(message) // 16
+        for each in message.inside(1):
+            self._starts.append(each.start)
+            self._ends.append(each.end)
+            if len(self._starts) > most:
+                raise each.error(f"there are more than {most} objects", "no model has so many")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, k: int) -> Message:
+        return Message(self.message.file, self._starts[k], self._ends[k])
+
+    def children(self, k: int) -> Iterator[tuple[int, Message]]:
+        """The number of each, and the message that names it."""
+        for count, child in enumerate(self[k].inside(1)):
+            number = child.integer(1)
+            if not 0 <= number < len(self):
+                raise child.error(f"an object has the number {number}; there are {len(self)}")
+            if count == MOST_CHILDREN:
+                raise child.error(f"an object has more than {MOST_CHILDREN} children", "no model has so many")
+            yield number, child
+
+
+def _name(child: Message) -> str:
+    return child.texts(2)[0]
+
+
+class Named(NamedTuple):
+    """What the variables of a checkpoint of objects are called, by their keys."""
+
+    names: dict[str, str]
+    """Of each its own: its full name if that has a scope and is no other's too, else the path through the objects."""
+    full: dict[str, str]
+    """Full names, of which several may be the same."""
+    slots: set[str]
+    """Those that an optimizer keeps for others."""
+
+
+def named(objects: Objects, keys: Collection[str]) -> Named:
+    """Names for those of the keys that are variables in the graph."""
+    holders: dict[int, str] = {}
+    full: dict[str, str] = {}
+    for k in range(len(objects)):
+        for attribute in objects[k].inside(2):
+            kind, its_name, key = attribute.texts(1, 2, 3)
+            if kind == "VARIABLE_VALUE" and key in keys and key not in full and k not in holders:
+                holders[k], full[key] = key, its_name
+    walk = _Walk(objects, holders)
+    slots = {key for key in full if SLOT in key}
+    slots |= {holders[k] for each in walk.optimizers for k, _ in objects.children(each) if k in holders}
+    same = Counter(full.values())
+    scoped = {k for k, key in holders.items() if "/" in full[key] and same[full[key]] == 1}
+    mixed = {walk.edges[k][0] for k in walk.edges if k not in scoped}  # what one object has is named alike
+    names, letters = {}, 0
+    for k, key in holders.items():
+        if k in scoped and not (k in walk.edges and walk.edges[k][0] in mixed):
+            names[key] = full[key]
+        elif k in walk.edges and letters < _MOST_LETTERS:
+            names[key] = walk.path(k) or key
+            letters += len(names[key])
+    taken = Counter([*names.values(), *keys])
+    return Named({key: name for key, name in names.items() if taken[name] == 1}, full, slots)
+
+
+class _Walk:
+    """From the root to all objects, by the shortest ways.
+
+    Attributes
+    ----------
+    edges : dict of int to (int, str)
+        Of each variable an object that has it, and its name there. Of several, one that has it as an attribute, such as
+        "kernel", which says more than its number in a list.
+    optimizers : set of int
+        The lists of the variables of optimizers.
+    """
+
+    def __init__(self, objects: Objects, holders: Collection[int]) -> None:
+        count = len(objects)
+        self._objects = objects
+        self._parents = array("q", [-1]) * count
+        self._starts, self._ends = array("Q", [0]) * count, array("Q", [0]) * count  # of what names it there
+        self.edges: dict[int, tuple[int, str]] = {}
+        self.optimizers: set[int] = set()
+        seen, order = bytearray(count), array("q", [0] if count else [])
+        seen[:1] = b"\1"
+        for k in order:  # which grows meanwhile
+            variables, counts = -1, False
+            for child, message in objects.children(k):
+                name = _name(message)
+                variables = child if name == "_variables" else variables
+                counts = counts or name == "_iterations"
+                if child in holders and (
+                    child not in self.edges or self.edges[child][1].isdecimal() > name.isdecimal()
+                ):
+                    self.edges[child] = k, name
+                if not seen[child]:
+                    seen[child] = 1
+                    self._parents[child], self._starts[child], self._ends[child] = k, message.start, message.end
+                    order.append(child)
+            if counts and variables >= 0:
+                self.optimizers.add(variables)
+
+    def path(self, k: int) -> str:
+        """The names from the root to a variable; "" if there are too many."""
+        k, name = self.edges[k]
+        names = [name]
+        while k and len(names) < _DEEPEST and len(names[-1]) < _LONGEST:
+            names.append(_name(Message(self._objects.message.file, self._starts[k], self._ends[k])))
+            k = self._parents[k]
+        path = "/".join(reversed(names))
+        return "" if k or len(path) > _LONGEST else path
+
+
+class Capture(NamedTuple):
+    """What a function of a SavedModel has captured: the variable with a key, or a node of the graph."""
+
+    key: str = ""
+    node: str = ""
+
+
+def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
+    """Of each function, the last of its arguments: a SavedModel's graph, by that of its checkpoint."""
+    keys = _keys(saved, tracked)
+    found: dict[str, list[Capture]] = {}
+    count = 0
+    for entry in saved.message.inside(2):
+        (function,), value = entry.texts(1), entry.last(2)
+        captures = []
+        for number in _numbers(value) if value else ():
+            if not 0 <= number < len(saved):
+                raise entry.error(f"an object has the number {number}; there are {len(saved)}")
+            constant = saved[number].last(9)
+            captures.append(Capture(keys.get(number, ""), constant.texts(1)[0] if constant else ""))
+            count += 1
+            if count > MOST_CAPTURED + len(saved.message) // 16:
+                raise entry.error("functions capture more than those of any model")
+        found[function] = captures
+    return found
+
+
+def _numbers(message: Message) -> Iterator[int]:
+    """The bound inputs of a function, one by one or packed."""
+    for number, kind, start, end in message.fields():
+        if number == 2 and kind == VARINT:
+            yield start
+        elif number == 2:
+            while start < end:
+                value, start = varint(message.file, start, end)
+                yield value
+
+
+def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
+    """The keys of a SavedModel's variables: those of the objects that are reached by the same names."""
+    keys: dict[int, str] = {}
+    if not len(saved) or not len(tracked):
+        return keys
+    seen, others = bytearray(len(saved)), bytearray(len(tracked))
+    seen[0] = others[0] = 1
+    pairs = array("q", [0, 0])
+    at = 0
+    while at < len(pairs):
+        one, other = pairs[at], pairs[at + 1]
+        at += 2
+        if saved[one].last(7) is not None:
+            key = next((each for kind, each in _attributes(tracked[other]) if kind == "VARIABLE_VALUE"), "")
+            keys.update({one: key} if key else {})
+        partners = {_name(message): child for child, message in tracked.children(other)}
+        for child, message in saved.children(one):
+            partner = partners.get(_name(message), -1)
+            if partner >= 0 and not seen[child] and not others[partner]:
+                seen[child] = others[partner] = 1
+                pairs.extend((child, partner))
+    return keys
+
+
+def _attributes(message: Message) -> Iterator[tuple[str, str]]:
+    """Kind and key of each."""
+    for attribute in message.inside(2):
+        kind, key = attribute.texts(1, 3)
+        yield kind, key
