@@ -13,7 +13,18 @@ from typing import Any
 from .evaluate import Body
 from .found import Found
 from .patterns import Lstm, Match, Variant, gru, lstm
-from .refusals import Product, by_names, is_named, kernels_before, kind_of, misused, products_of, recurrences, why
+from .refusals import (
+    Product,
+    by_names,
+    is_named,
+    kernels_before,
+    kind_of,
+    misused,
+    products_of,
+    recurrences,
+    shows,
+    why,
+)
 from .sequences import At
 from .sums import ADD, Other, Sums
 from .trace import Place, Source, Tracer, Unknown
@@ -34,8 +45,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     sums = Sums(tracer)
     lstms: list[Lstm] = []
     grus: list[Match] = []
-    variants: dict[Place, str] = {}
-    added: set[Place] = set()
+    variants: dict[Place, Variant] = {}
     for body, node in tracer.all_nodes():
         try:
             if node.op == "Mul":
@@ -43,9 +53,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
             elif node.op in ADD:
                 grus.append(gru(sums, body, node))
         except Variant as variant:
-            variants[Place(body, node.name)] = str(variant)
-            if node.op in ADD:
-                added.add(Place(body, node.name))
+            variants[Place(body, node.name)] = variant
         except (Other, Unknown):
             continue
     products = products_of(sums)
@@ -55,11 +63,12 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
     understood = {name for match in matches for name in match.kernels}
     by_place = {product.place: product for product in products}
-    for end in sorted(variants, key=lambda end: end in added):  # an LSTM's cell state may look like a GRU's state
+    for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
         kernels = kernels_before(tracer, end, by_place)
         kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
         if kernels and (end in looped or is_named(next(iter(kernels)))):
-            wrong[end] = variants[end], kernels
+            shown = next((shows(loop) for loop in loops if end in loop.places and variants[end].vague), None)
+            wrong[end] = shown or str(variants[end]), kernels
     for loop in loops:
         kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
         if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():

@@ -228,20 +228,26 @@ class _Dependencies:
 
 
 # ------------------------------------------------------------------------------------------------------------- reasons
-def why(recurrence: Recurrence) -> str:
-    """Why a recurrence is none of the cells, as far as one node shows it."""
-    strange = [node for node in recurrence.nodes if node.op not in _PLAIN]
+def shows(recurrence: Recurrence) -> str | None:
+    """What one node of a recurrence shows it to be."""
     for ops, says in (
         (_NORMALIZES, "it has layer normalization, which the block cells do not have"),
         (_RANDOM, "it changes its state at random"),
         (_ACTIVATIONS, "it has another activation than sigmoid and tanh"),
         (_CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
     ):
-        for node in strange:
+        for node in recurrence.nodes:
             if node.op in ops:
                 return f"{says}: the node {node.name!r} is a {node.op}"
-    if strange:
-        return f"the node {strange[0].name!r}, which is a {strange[0].op}, is in none of the cells that are known"
+    return None
+
+
+def why(recurrence: Recurrence) -> str:
+    """Why a recurrence is none of the cells."""
+    for node in recurrence.nodes:
+        if node.op not in _PLAIN:
+            says = f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
+            return shows(recurrence) or says
     kernel = recurrence.kernels[0].name
     return f"what follows the product {recurrence.product.name!r} with {kernel} is neither an LSTM nor a GRU"
 
