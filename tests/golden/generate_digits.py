@@ -2,7 +2,7 @@
 
     python tests/golden/generate_digits.py        # needs tensorflow-cpu 2.21 and scikit-learn
 
-It reads the rows of handwritten digits, top to bottom, and after each says which digit it believes it sees; all of it is
+It reads the rows of handwritten digits, top to bottom, and after each says which digit it believes it sees. It is
 moved in docs/move-tensorflow-1.md. In the archive, written by TensorFlow but for the last:
 
 =====================  ===========================================================================
