@@ -11,10 +11,13 @@ import numpy as np
 from ..formulas import error_in_eps
 from ..layers import GRU, LSTM
 from ..optable import OPS, Array, Op
-from .trace import AVERAGE, Source
+from .sequences import At
+from .trace import AVERAGE, Place, Source
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
+Origin = tuple[int, Place, int | None]
+"""The number of a graph, a place in it, and the axis of time there."""
 Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
@@ -46,6 +49,10 @@ class Found:
         Where each weight of the layer comes from.
     nodes : tuple of str
         The nodes that it is in the graph: several steps, or copies in several functions. Empty in a bare checkpoint.
+    reverse : bool or None
+        Whether the graph gives it x in reverse, by ReverseSequence or ReverseV2, against the order that x has in the
+        end, or that the x has of the cells below. None if the file does not tell: there is no graph, the order of the
+        steps is not understood, or all of x is reversed while each row has a length of its own.
     refused : str or None
         Why there is no layer for it.
     """
@@ -61,12 +68,19 @@ class Found:
         attributes: Mapping[str, Any] | None = None,
         step: Step | None = None,
         parts: Mapping[str, Source] | None = None,
+        at: At | None = None,
         refused: str | None = None,
     ) -> None:
         self.name, self.kind, self.nodes = name, kind, tuple(nodes)
         self._cell, self._sources, self._step = cell, dict(sources or {}), step
         self._parts = parts  # what the step is given, if not the layer's weights
         self.attributes = dict(attributes or {})
+        self.at = at
+        self.reverse: bool | None = None
+        self.below: tuple[Found, ...] = ()
+        self.behind: set[Found] = set()
+        """Cells whose h is put beside this one's, behind it."""
+        self.origins: frozenset[Origin] = frozenset()
         self.input_size: int | None = None
         self.hidden_size: int | None = None
         self.dtype = next((each.dtype for each in self._sources.values()), "")
@@ -108,11 +122,32 @@ class Found:
         """The attributes that the file does not say, and `layer` has to be given."""
         return [name for name, value in self.attributes.items() if value is None]
 
+    @property
+    def input_from(self) -> tuple[str, ...]:
+        """The cells whose h is x, side by side: one, or both directions. Empty where there is none, or none is sure.
+
+        Dropout, for one, is not passed: what the graph computes is not h alone then.
+        """
+        return tuple(each.name for each in self.below)
+
+    @property
+    def input(self) -> str | None:
+        """The node that x comes from, if that is no cell and is known."""
+        return ", ".join(sorted({place.name for _, place, _ in self.origins})) or None
+
     # ------------------------------------------------------------------------------------------------------ the layer
     def layer(
-        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
+        self,
+        *,
+        forget_bias: float | None = None,
+        cell_clip: float | None = None,
+        average: bool = False,
+        reverse: bool | None = None,
     ) -> LSTM | GRU:
-        """The layer with the cell's weights.
+        """The layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
+
+        Its y is in the order of x, as behind a second reversal in the graph. If that is ReverseSequence, call the layer
+        with the same `lengths`; if it is ReverseV2, without.
 
         Parameters
         ----------
@@ -121,13 +156,16 @@ class Found:
             none.
         average : bool
             Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
+        reverse : bool, optional
+            The direction, if not that of the graph; False where the file does not tell it.
 
         Raises
         ------
         ValueError
             The cell is refused, what is needed is not given, or what is given is not what the file says.
         """
-        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip))
+        backward = bool(self.reverse if reverse is None else reverse)
+        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip), backward)
 
     def _completed(self, forget_bias: float | None, cell_clip: float | None) -> dict[str, Any]:
         """The attributes, with those that the file does not say."""
@@ -173,8 +211,8 @@ class Found:
             found[role] = np.require(array, requirements=["A", "C"])
         return found
 
-    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> LSTM | GRU:
-        arguments: dict[str, Any] = {**arrays, **attributes}
+    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False) -> LSTM | GRU:
+        arguments: dict[str, Any] = {**arrays, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
         return GRU(**arguments) if self._cell == "GRU" else LSTM(**arguments)
 
@@ -229,8 +267,9 @@ class Found:
     def __repr__(self) -> str:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
         says = [f"{name}={said(value)}" for name, value in self.attributes.items()]
-        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says]).rstrip()
-        return f"<{self.name}: {head}{'' if self.refused is None else f'; refused: {self.refused}'}>"
+        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says, *["reversed"] * bool(self.reverse)]).rstrip()
+        below = f"; input: {', '.join(self.input_from)}" if self.below else ""
+        return f"<{self.name}: {head}{below}{'' if self.refused is None else f'; refused: {self.refused}'}>"
 
 
 def said(value: Any) -> str:

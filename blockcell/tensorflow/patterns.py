@@ -12,10 +12,9 @@ from typing import Any
 
 from ..optable import GATE_ORDERS
 from .graphs import Node
+from .refusals import ACTIVATIONS, CLIPS
 from .sums import ADD, Other, Piece, Sum, Sums, added, joined, zeros
 from .trace import Place, Source, Unknown
-
-_PARTS = ("Split", "StridedSlice")
 
 
 class Variant(Exception):
@@ -219,9 +218,9 @@ def _changed(sums: Sums, factors: list[Place]) -> Variant | Other:
                     " cells are independent"
                 )
     for each in factors:
-        node_ = sums.tracer.node(sums.past(each))
-        if node_ is not None and node_.op not in ("Sigmoid", "Tanh", *_PARTS):
-            return Variant(f"the node {node_.name!r} is a {node_.op}, where the block cells have a sigmoid or a tanh")
+        made = sums.tracer.node(sums.past(each))
+        if made is not None and made.op in (*ACTIVATIONS, *CLIPS):
+            return Variant(f"the node {made.name!r} is a {made.op}, where the block cells have a sigmoid or a tanh")
     return _vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
 
 

@@ -21,10 +21,10 @@ _PLAIN = {
 }  # fmt: skip
 _NORMALIZES = {"Rsqrt", "SquaredDifference", "Mean", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 _RANDOM = {"RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2"}
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Softsign", "Softplus", "Softmax", "Erf", "Erfc", "Exp", "Sin", "Abs",
 }  # fmt: skip
-_CLIPS = {"ClipByValue", "Minimum", "Maximum"}
+CLIPS = {"ClipByValue", "Minimum", "Maximum"}
 
 
 class Product(NamedTuple):
@@ -47,7 +47,7 @@ class Recurrence(NamedTuple):
     nodes: tuple[Node, ...]
     """In the graph's order."""
     kernels: tuple[Source, ...]
-    product: Node
+    product: Product
 
 
 def products_of(sums: Sums) -> list[Product]:
@@ -155,12 +155,12 @@ def _recurrence(tracer: Tracer, body: str, names: set[str], products: list[Produ
     nodes = tuple(node for name, node in tracer.bodies[body].items() if name in names)
     ops = {node.op for node in nodes}
     inside = [product for product in products if product.node.name in names]
-    if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *_CLIPS}:
+    if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *CLIPS}:
         return None
     if any(op.endswith("Grad") or op in BLOCKS for op in ops):
         return None
     kernels = tuple({product.kernel.name: product.kernel for product in inside}.values())
-    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0].node)
+    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0])
 
 
 class _Dependencies:
@@ -233,8 +233,8 @@ def shows(recurrence: Recurrence) -> str | None:
     for ops, says in (
         (_NORMALIZES, "it has layer normalization, which the block cells do not have"),
         (_RANDOM, "it changes its state at random"),
-        (_ACTIVATIONS, "it has another activation than sigmoid and tanh"),
-        (_CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
+        (ACTIVATIONS, "it has another activation than sigmoid and tanh"),
+        (CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
     ):
         for node in recurrence.nodes:
             if node.op in ops:
@@ -249,7 +249,7 @@ def why(recurrence: Recurrence) -> str:
             says = f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
             return shows(recurrence) or says
     kernel = recurrence.kernels[0].name
-    return f"what follows the product {recurrence.product.name!r} with {kernel} is neither an LSTM nor a GRU"
+    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is neither an LSTM nor a GRU"
 
 
 def is_named(kernel: str) -> bool:
