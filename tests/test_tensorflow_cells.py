@@ -456,8 +456,7 @@ GRU_CHANGES = {
     "relu": {"c": ("Relu", "BiasAdd_1")},
     "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),
                     "c": ("Tanh", "c_bar")},
-    "gates swapped": {"reset": ("Mul", "split:1", "h_prev"), "keep": ("Mul", "split", "h_prev"),
-                      "rest": ("Sub", "one", "split")},
+    "one gate": {"reset": ("Mul", "split:1", "h_prev")},
     "two": {"one": ("Const", 2.0)},
     "another rest": {"rest": ("Sub", "one", "split")},
 }  # fmt: skip
@@ -663,7 +662,7 @@ def test_inspect(tmp_path, capsys):
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
-    assert "not what BasicLSTMCell" in other["refused"] and other["error_eps"] is None
+    assert "is a Relu, where the block cells have" in other["refused"] and other["error_eps"] is None
     assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
 
 

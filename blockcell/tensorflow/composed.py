@@ -7,13 +7,26 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from .evaluate import Body
 from .found import Found
 from .patterns import Lstm, Match, Variant, gru, lstm
-from .refusals import Product, by_names, is_named, kernels_before, kind_of, misused, products_of, recurrences, why
+from .refusals import (
+    Product,
+    Recurrence,
+    by_names,
+    is_named,
+    kernels_before,
+    kind_of,
+    misused,
+    products_of,
+    recurrences,
+    shows,
+    why,
+)
 from .sequences import At
 from .sums import ADD, Other, Sums
 from .trace import Place, Source, Tracer, Unknown
@@ -34,8 +47,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     sums = Sums(tracer)
     lstms: list[Lstm] = []
     grus: list[Match] = []
-    variants: dict[Place, str] = {}
-    added: set[Place] = set()
+    variants: dict[Place, Variant] = {}
     for body, node in tracer.all_nodes():
         try:
             if node.op == "Mul":
@@ -43,9 +55,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
             elif node.op in ADD:
                 grus.append(gru(sums, body, node))
         except Variant as variant:
-            variants[Place(body, node.name)] = str(variant)
-            if node.op in ADD:
-                added.add(Place(body, node.name))
+            variants[Place(body, node.name)] = variant
         except (Other, Unknown):
             continue
     products = products_of(sums)
@@ -54,29 +64,40 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     wrong: Wrong = {}
     matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
     understood = {name for match in matches for name in match.kernels}
-    by_place = {product.place: product for product in products}
-    for end in sorted(variants, key=lambda end: end in added):  # an LSTM's cell state may look like a GRU's state
-        kernels = kernels_before(tracer, end, by_place)
-        kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
-        if kernels and (end in looped or is_named(next(iter(kernels)))):
-            wrong[end] = variants[end], kernels
+    _add_variants(tracer, variants, understood, products, loops, wrong)
     for loop in loops:
         kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
         if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
-            wrong[Place(next(iter(loop.places)).body, loop.product.name)] = why(loop), kernels
+            wrong[loop.product.place] = why(loop), kernels
     found, refused = [], set[str]()
     for end, (reason, kernels) in wrong.items():
         if not refused & kernels.keys():
-            first = next(iter(kernels.values()))
-            found.append(Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason))
+            found.append(_refused(end, reason, kernels))
         refused |= kernels.keys()
-    for match in _alive(tracer, matches, looped):
-        if not refused & match.kernels.keys():
-            found.append(_found(tracer, match))
+    alive = _alive(tracer, matches, looped)
+    found += _found(tracer, [match for match in alive if not refused & match.kernels.keys()])
     for product, reason in by_names(products, known | understood | refused):
-        place, kernels = product.node.name, {product.kernel.name: product.kernel}
-        found.append(Found(place, _kind(kernels), [place], sources={"w": product.kernel}, refused=reason))
+        found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
     return found
+
+
+def _add_variants(
+    tracer: Tracer,
+    variants: dict[Place, Variant],
+    understood: set[str],
+    products: list[Product],
+    loops: list[Recurrence],
+    wrong: Wrong,
+) -> None:
+    """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
+    by_place = {product.place: product for product in products}
+    for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
+        kernels = kernels_before(tracer, end, by_place)
+        kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+        loop = next((loop for loop in loops if end in loop.places), None)
+        if kernels and (loop is not None or is_named(next(iter(kernels)))):
+            shown = shows(loop) if loop is not None and variants[end].vague else None
+            wrong[end] = shown or str(variants[end]), kernels
 
 
 def _of_lstms(tracer: Tracer, lstms: list[Lstm], products: list[Product], wrong: Wrong) -> list[Match]:
@@ -163,16 +184,34 @@ def _kind(kernels: dict[str, Source]) -> str:
     return _KINDS.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
 
 
-def _found(tracer: Tracer, match: Match) -> Found:
-    """A cell that was understood."""
-    kind = match.kind or _kind(match.kernels)
-    if kind == "unknown cell":
-        kind = match.cell
-    at = At(match.body, match.x, match.states[-1], match.results[-1])
-    more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
+    first = next(iter(kernels.values()))
+    return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
+
+
+def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
+    """Cells that were understood."""
+    bodies: dict[tuple[object, ...], Body | str] = {}
+    keys = []
+    for match in matches:
+        sources = [(role, source.name) for role, source in match.sources.items()]
+        keys.append((match.body, *sources, *match.attributes.items()))
+        if not isinstance(bodies.get(keys[-1]), Body):
+            bodies[keys[-1]] = _body(tracer, match)
+    for key, match in zip(keys, matches, strict=True):
+        body, kind = bodies[key], match.kind or _kind(match.kernels)
+        at = At(match.body, match.x, match.states[-1], match.end)
+        more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+        more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
+        yield Found(match.last.name, match.cell if kind == "unknown cell" else kind, [match.last.name], **more)
+
+
+def _body(tracer: Tracer, match: Match) -> Body | str:
+    """A match's nodes, or why they are no function of its input and its states."""
     try:
-        body = Body(tracer, match.x, match.states, match.results, *match.sizes)
-        more |= {"parts": body.sources, "step": body.step}
+        places = [tracer.straight(place) for place in (match.x, *match.states)]
+        if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
+            return "its input and its states are not told apart: they come from one node"
+        return Body(tracer, match.x, match.states, match.results, *match.sizes)
     except Unknown as unknown:
-        more |= {"refused": f"its nodes are not understood: {unknown}"}
-    return Found(match.last.name, kind, [match.last.name], **more)
+        return f"its nodes are not understood: {unknown}"

@@ -12,14 +12,16 @@ from typing import Any
 
 from ..optable import GATE_ORDERS
 from .graphs import Node
+from .refusals import ACTIVATIONS, CLIPS
 from .sums import ADD, Other, Piece, Sum, Sums, added, joined, zeros
 from .trace import Place, Source, Unknown
-
-_PARTS = ("Split", "StridedSlice")
 
 
 class Variant(Exception):
     """This is a cell, but none that a layer computes: the text says why."""
+
+    vague = False
+    """Whether other nodes may show it better."""
 
 
 @dataclass
@@ -216,10 +218,10 @@ def _changed(sums: Sums, factors: list[Place]) -> Variant | Other:
                     " cells are independent"
                 )
     for each in factors:
-        node_ = sums.tracer.node(sums.past(each))
-        if node_ is not None and node_.op not in ("Sigmoid", "Tanh", *_PARTS):
-            return Variant(f"the node {node_.name!r} is a {node_.op}, where the block cells have a sigmoid or a tanh")
-    return Variant("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
+        made = sums.tracer.node(sums.past(each))
+        if made is not None and made.op in (*ACTIVATIONS, *CLIPS):
+            return Variant(f"the node {made.name!r} is a {made.op}, where the block cells have a sigmoid or a tanh")
+    return _vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
 
 
 def _is_one(sums: Sums, place: Place) -> bool:
@@ -265,7 +267,13 @@ def _diagonal(sums: Sums, gate: Sum, state: Place) -> Piece:
 def _stranger(sums: Sums, place: Place, where: str) -> Variant:
     node = sums.tracer.node(sums.past(place))
     what = f"the argument {place.name!r}" if node is None else f"the node {node.name!r}, which is a {node.op},"
-    return Variant(f"{what} is added to {where}; the block cells have no such thing")
+    return _vague(f"{what} is added to {where}; the block cells have no such thing")
+
+
+def _vague(text: str) -> Variant:
+    variant = Variant(text)
+    variant.vague = True
+    return variant
 
 
 def _clipped(sums: Sums, place: Place) -> tuple[Place, float]:
@@ -316,7 +324,7 @@ def _gru_of(sums: Sums, body: str, last: Node, u: Place, candidate: Place, h_pre
     else:
         r, operands = _reset_before(sums, candidate, operands, h_prev)
     if len(operands) != 2 or len(new.others) > 1:
-        raise Variant(f"what goes into {_said(sums, candidate)} is not what a GRU has there")
+        raise _vague(f"what goes into {_said(sums, candidate)} is not what a GRU has there")
     gates = {"r": sums.activated(r, "Sigmoid"), "u": sums.activated(u, "Sigmoid")}
     hidden = operands[0].kernel.shape[1]
     pairs = [_told_apart(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
@@ -353,7 +361,7 @@ def _reset_before(sums: Sums, candidate: Place, operands: list[Operand], h_prev:
                     return r, [*operands[:k], *operands[k + 1 :], each]
     if any(sums.same(each.place, h_prev) for each in operands):
         raise Variant(f"it has no reset gate: the state goes into {_said(sums, candidate)} as it is")
-    raise Variant(f"what goes into {_said(sums, candidate)} is not what a GRU has there")
+    raise _vague(f"what goes into {_said(sums, candidate)} is not what a GRU has there")
 
 
 def _reset_after(sums: Sums, place: Place, h_prev: Place) -> tuple[Place, Sum]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from .blocks import BLOCKS
@@ -21,10 +22,10 @@ _PLAIN = {
 }  # fmt: skip
 _NORMALIZES = {"Rsqrt", "SquaredDifference", "Mean", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 _RANDOM = {"RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2"}
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Softsign", "Softplus", "Softmax", "Erf", "Erfc", "Exp", "Sin", "Abs",
 }  # fmt: skip
-_CLIPS = {"ClipByValue", "Minimum", "Maximum"}
+CLIPS = {"ClipByValue", "Minimum", "Maximum"}
 
 
 class Product(NamedTuple):
@@ -47,7 +48,7 @@ class Recurrence(NamedTuple):
     nodes: tuple[Node, ...]
     """In the graph's order."""
     kernels: tuple[Source, ...]
-    product: Node
+    product: Product
 
 
 def products_of(sums: Sums) -> list[Product]:
@@ -71,14 +72,15 @@ def kernels_before(tracer: Tracer, end: Place, products: Mapping[Place, Product]
     while left and len(seen) < _MOST_BEFORE:
         here = left.pop(0)
         tracer.count()
-        product = products.get(here)
-        node = tracer.node(here)
-        if product is not None:
-            found[product.kernel.name] = product.kernel
-        elif node is not None and node.op not in ("Merge", "RefMerge", "Enter", "RefEnter"):
-            before = [each for each in tracer.inputs(here.body, node) if each not in seen]
-            seen.update(before)
-            left += before
+        if here in products:
+            found[products[here].kernel.name] = products[here].kernel
+            continue
+        with suppress(Unknown):  # it is not in the file
+            node = tracer.node(here)
+            if node is not None and node.op not in ("Merge", "RefMerge", "Enter", "RefEnter"):
+                before = [each for each in tracer.inputs(here.body, node) if each not in seen]
+                seen.update(before)
+                left += before
     return found
 
 
@@ -155,12 +157,12 @@ def _recurrence(tracer: Tracer, body: str, names: set[str], products: list[Produ
     nodes = tuple(node for name, node in tracer.bodies[body].items() if name in names)
     ops = {node.op for node in nodes}
     inside = [product for product in products if product.node.name in names]
-    if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *_CLIPS}:
+    if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *CLIPS}:
         return None
     if any(op.endswith("Grad") or op in BLOCKS for op in ops):
         return None
     kernels = tuple({product.kernel.name: product.kernel for product in inside}.values())
-    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0].node)
+    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0])
 
 
 class _Dependencies:
@@ -228,22 +230,28 @@ class _Dependencies:
 
 
 # ------------------------------------------------------------------------------------------------------------- reasons
-def why(recurrence: Recurrence) -> str:
-    """Why a recurrence is none of the cells, as far as one node shows it."""
-    strange = [node for node in recurrence.nodes if node.op not in _PLAIN]
+def shows(recurrence: Recurrence) -> str | None:
+    """What one node of a recurrence shows it to be."""
     for ops, says in (
         (_NORMALIZES, "it has layer normalization, which the block cells do not have"),
         (_RANDOM, "it changes its state at random"),
-        (_ACTIVATIONS, "it has another activation than sigmoid and tanh"),
-        (_CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
+        (ACTIVATIONS, "it has another activation than sigmoid and tanh"),
+        (CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
     ):
-        for node in strange:
+        for node in recurrence.nodes:
             if node.op in ops:
                 return f"{says}: the node {node.name!r} is a {node.op}"
-    if strange:
-        return f"the node {strange[0].name!r}, which is a {strange[0].op}, is in none of the cells that are known"
+    return None
+
+
+def why(recurrence: Recurrence) -> str:
+    """Why a recurrence is none of the cells."""
+    for node in recurrence.nodes:
+        if node.op not in _PLAIN:
+            says = f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
+            return shows(recurrence) or says
     kernel = recurrence.kernels[0].name
-    return f"what follows the product {recurrence.product.name!r} with {kernel} is neither an LSTM nor a GRU"
+    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is neither an LSTM nor a GRU"
 
 
 def is_named(kernel: str) -> bool:
