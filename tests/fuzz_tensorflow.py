@@ -1,21 +1,27 @@
 """Damaged files of TensorFlow's, for fuzz.py: bytes changed anywhere, and files that are well-formed and say nonsense.
 
-Whatever a checkpoint with changed bytes still gives must be what was saved, bit for bit: its checksums tell.
+Everything is done with them that the package can: all is read, cells are found, checked and made to layers, and some
+are given to `blockcell inspect`. Whatever a checkpoint with changed bytes still gives must be what was saved, bit for
+bit: its checksums tell. A layer that is taken from a graph must compute what the graph's nodes do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tf_files
-from test_tensorflow_cells import of_all_kinds
+from test_tensorflow_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_files import field, varint
 
 from blockcell import FormatError
+from blockcell.command import main
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.mapped import File
 from blockcell.tensorflow.table import Table
@@ -163,9 +169,23 @@ def everything(path: Path) -> dict[str, Any]:
             for node in nodes.values():
                 assert node.name and isinstance(node.inputs, tuple) and isinstance(node.attrs, dict)
     for cell in model.cells.values():
-        if cell.refused is None and not cell.unsaid:
-            assert cell.check() is not None and cell.layer() is not None
+        if cell.refused is None:
+            given = dict.fromkeys(cell.unsaid, 1.0)
+            layer, error = cell.layer(**given), cell.check(**given)
+            numbers = [*layer.weights.values(), *(value for value in cell.attributes.values() if value is not None)]
+            tame = all(np.abs(each).max() < 8 for each in numbers if not isinstance(each, str))  # and no NaN
+            assert error <= 10 * cell.bound or not tame, (cell, error)  # of another cell it is a thousand times
     return {name: model.variables[name] for name in model.variables}
+
+
+def inspected(path: Path, json: bool) -> None:
+    """As the command does it: one line says what is wrong."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["inspect", str(path), *["--json"] * json])
+    assert status in (0, 1) and (out.getvalue() or err.getvalue().startswith("blockcell inspect: FormatError: "))
+    text = out.getvalue() + err.getvalue()
+    assert all(line.isprintable() for line in text.split("\n")), text
 
 
 KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file that is changed, and how
@@ -183,10 +203,26 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("graph.pbtxt", "graph.pbtxt", text_changed),
         ("saved", "saved/saved_model.pb", message_changed),
         ("small.pbmm", "small.pbmm", package_changed),
-        ("cells.pb", "cells.pb", message_changed),
+    ],
+    "tf_cells": [
+        *[("cells.pb", "cells.pb", message_changed)] * 4,
         ("cells.pb", "cells.pb", blob_changed),
+        *[("cells.pbmm", "cells.pbmm", package_changed)] * 2,
+        *[("bare/model.ckpt", "bare/model.ckpt.index", table_changed)] * 2,
+        ("digits", "digits/model.ckpt-1800.index", table_changed),
+        ("digits", "digits/model.ckpt-1800.meta", message_changed),
+        ("digits/digits.pb", "digits/digits.pb", message_changed),
     ],
 }
+
+
+def package_of_cells() -> bytes:
+    weights = drawn("w", "b", "w_ru", "w_c", "b_ru", "b_c")
+    nodes = [tf_files.immutable(NAMES[role], "float32", array.shape) for role, array in weights.items()]
+    names = {role: NAMES[role] for role in weights}
+    nodes += [*inputs(), block("BlockLSTM", "lstm", names, cell_clip=0.5), block("GRUBlockCell", "gru", names)]
+    return tf_files.package({NAMES[role]: array.tobytes() for role, array in weights.items()} |
+                            {".": tf_files.graph(*nodes)})  # fmt: skip
 
 
 def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
@@ -198,6 +234,10 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     nodes = tf_files.graph(tf_files.immutable("kernel", "float32", (3, 4)))
     (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
     (folder / "cells.pb").write_bytes(of_all_kinds())
+    (folder / "cells.pbmm").write_bytes(package_of_cells())
+    (folder / "bare").mkdir()
+    write_variables(folder / "bare", checkpoint_of() | checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")))
+    zipfile.ZipFile(Path(__file__).with_name("golden") / "digits.zip").extractall(folder)
     cases = [
         (folder / path, folder / changed, (folder / changed).read_bytes(), how, everything(folder / path))
         for path, changed, how in KINDS[kind]
@@ -205,9 +245,11 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
 
     def one(g: Generator, kept: object = kept) -> bool:
         path, changed, content, structured, expected = cases[g.integers(len(cases))]
-        plain = g.integers(2) or not changed.name.endswith((".index", "ckpt", ".pb", ".pbtxt", ".pbmm"))
+        plain = g.integers(2) or not changed.name.endswith((".index", "ckpt", ".meta", ".pb", ".pbtxt", ".pbmm"))
         changed.write_bytes((bytes_changed if plain else structured)(g, content))
         try:
+            if not g.integers(4):
+                inspected(path, bool(g.integers(2)))
             found = everything(path)
         except FormatError as error:
             assert str(folder) in str(error) and "; " in str(error), error

@@ -7,6 +7,8 @@ benchmarks' files, their links lead somewhere.
 import importlib
 import inspect
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
 
 
@@ -29,6 +32,8 @@ def code_blocks():
     """Every block of Python in the documents, with the line that it begins at; one with PyTorch is for `peers`."""
     for document, name in zip(DOCUMENTS, NAMES, strict=True):
         text = document.read_text()
+        if CONSOLE.search(text):
+            continue  # its blocks are run one after the other
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start(1))
             marks = [pytest.mark.peers] if TORCH.search(block[1]) else []
@@ -45,6 +50,44 @@ def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     for line in re.findall(r"# prints (.*)", code):
         assert line in printed.splitlines()
+
+
+def run_page(document, folder, capsys):
+    """Run what a page has of commands and code, in order and in one folder: of each command, output and what it says.
+
+    Commands are run by themselves, blocks of code as by `test_code_runs`.
+    """
+    (folder / "tests").symlink_to(ROOT / "tests")
+    text, found = document.read_text(), []
+    for block in re.finditer(r"^```(console|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if block[1] == "python":
+            code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
+            exec(compile(code, document, "exec"), {})
+            printed = capsys.readouterr().out
+            for line in re.findall(r"# prints (.*)", code):
+                assert line in [each.rstrip() for each in printed.splitlines()], printed
+            continue
+        for command, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block[2], re.MULTILINE):
+            words = shlex.split(command)
+            python = {"python": [sys.executable], "blockcell": [sys.executable, "-m", "blockcell"]}
+            result = subprocess.run(python.get(words[0], words[:1]) + words[1:], capture_output=True, text=True)
+            found.append((command, result.stdout + result.stderr, said))
+    return found
+
+
+def close(printed: str, said: str) -> bool:
+    """Word for word, but for errors in eps, which differ from one CPU level to another."""
+    figure = re.compile(r"\b\d+\.\d\d\b")
+    pairs = zip(figure.findall(printed), figure.findall(said), strict=False)
+    return figure.sub("#", printed) == figure.sub("#", said) and all(abs(float(a) - float(b)) <= 4 for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, DOCUMENTS, strict=True)
+                                  if CONSOLE.search(path.read_text())])  # fmt: skip
+def test_page_runs(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command, printed, said in run_page(ROOT / name, tmp_path, capsys):
+        assert close(printed.rstrip(), said.rstrip()), f"{command}\n{printed}"
 
 
 def test_example_of_the_ops():

@@ -204,6 +204,17 @@ def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
 
 
 W, V = (drawn("w", seed=seed)["w"] for seed in (1, 2))
+
+
+def test_the_gradient_of_a_cell_is_no_cell(tmp_path):
+    """It multiplies with the same kernel."""
+    name = "rnn/lstm_cell/kernel"
+    parts = [*inputs(), real(name, W), real("b", drawn("b")["b"]), block("LSTMBlockCell", "a", {"w": name, "b": "b"})]
+    parts += [node("grad", "MatMul", ["x", name], transpose_b=field(5, 1))]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert (found.name, found.nodes, found.refused) == ("rnn/lstm_cell", ("a",), None)
+
+
 REFUSED = {
     "a cycle": ([node("w", "Identity", ["v"]), node("v", "Identity", ["w"])], "nothing but itself"),
     "nowhere": ([node("w", "Identity", ["gone"])], "'gone', which is not in the graph"),
@@ -445,8 +456,7 @@ GRU_CHANGES = {
     "relu": {"c": ("Relu", "BiasAdd_1")},
     "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),
                     "c": ("Tanh", "c_bar")},
-    "gates swapped": {"reset": ("Mul", "split:1", "h_prev"), "keep": ("Mul", "split", "h_prev"),
-                      "rest": ("Sub", "one", "split")},
+    "one gate": {"reset": ("Mul", "split:1", "h_prev")},
     "two": {"one": ("Const", 2.0)},
     "another rest": {"rest": ("Sub", "one", "split")},
 }  # fmt: skip
@@ -652,7 +662,7 @@ def test_inspect(tmp_path, capsys):
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
-    assert "not what BasicLSTMCell" in other["refused"] and other["error_eps"] is None
+    assert "is a Relu, where the block cells have" in other["refused"] and other["error_eps"] is None
     assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
 
 
@@ -666,10 +676,23 @@ def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
     assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
 
 
+def test_inspect_escapes_what_a_terminal_would_obey(tmp_path, capsys):
+    name = "a\x1b[2Jb\x07/lstm_cell"
+    parts = [*inputs(), real(f"{name}/kernel", W), real("b", drawn("b")["b"])]
+    parts += [block("BlockLSTM", "cell", {"w": f"{name}/kernel", "b": "b"})]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts))
+    assert main(["inspect", str(path)]) == 0
+    assert main(["extract", str(path), str(tmp_path / "layer.npz"), "--cell", "\x1b"]) == 1
+    out, err = capsys.readouterr()
+    assert r"a\x1b[2Jb\x07/lstm_cell" in out and r"\x07" in err
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+
+
 def test_inspect_without_cells(tmp_path, capsys):
     write_variables(tmp_path, {"dense/kernel": W})
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
-    assert "There is no cell" in capsys.readouterr().out
+    assert "There is no LSTM and no GRU in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
@@ -688,8 +711,8 @@ def test_extract_asks(tmp_path, capsys):
     write_variables(tmp_path, one | two | averages)
     given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
     for arguments, said in (
-        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell"),
-        (["--cell", "c"], "c; there are"),
+        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell. Not all: the file does not tell"),
+        (["--cell", "c"], "has no cell c; there are: b/lstm_cell"),
         (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
         (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
         (["--cell", "rnn/lstm_cell", "--average", *given], "no moving average"),
@@ -697,7 +720,7 @@ def test_extract_asks(tmp_path, capsys):
         assert main(["extract", model, str(out), *arguments]) == 1
         assert said in capsys.readouterr().err and not out.exists()
     assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *given]) == 0
-    assert json.loads(capsys.readouterr().out)["cell"] == "b/lstm_cell"
+    assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["b/lstm_cell"]
     weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
     agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
 

@@ -569,10 +569,23 @@ def test_missing_files(golden, tmp_path):
 
 
 def test_what_is_none_of_the_formats(tmp_path):
-    (tmp_path / "a.h5").write_bytes(b"\x89HDF")
-    for path, words in [(tmp_path / "a.h5", "of an unknown kind"), (tmp_path, "has neither 'saved_model.pb' nor")]:
-        with pytest.raises(FormatError, match=f"{words}.*expected a checkpoint .*SavedModel.*frozen graph"):
-            opened(path)
+    expected = "expected a checkpoint .*SavedModel.*frozen graph"
+    with pytest.raises(FormatError, match=f"has neither 'saved_model.pb' nor 'checkpoint'; {expected}"):
+        opened(tmp_path)
+    for name, words in [
+        ("notes.txt", expected),
+        ("a.h5", "a model of Keras'.*from_keras"),
+        ("a.KERAS", "a model of Keras'.*from_keras"),
+        ("a.onnx", "from_onnx"),
+        ("a.pth", "from_torch"),
+        ("a.tflite", "that it was made from"),
+        ("a.npz", "blockcell.load reads"),
+    ]:
+        (tmp_path / name).write_bytes(b"\x89HDF")
+        with pytest.raises(FormatError, match=f"{name} is of an unknown kind; .*{words}"):
+            opened(tmp_path / name)
+    with pytest.raises(FormatError, match="there is a.KERAS: open that"):
+        opened(tmp_path)
     with pytest.raises(TypeError, match="path is of type bytes"):
         opened(b"a.pb")
     os.mkfifo(tmp_path / "pipe.pb")

@@ -24,9 +24,10 @@ from .. import __version__, build_info
 from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
-from .terminal import print_json, print_table, progress
+from .terminal import plain, print_json, print_table, progress
 
 if TYPE_CHECKING:
+    from ..tensorflow.cells import Cells
     from ..tensorflow.found import Found
 
 RUNTIMES = {  # by the names that `onnx_export.verify` has for them
@@ -212,8 +213,8 @@ def inspect_file(options: argparse.Namespace) -> int:
 
     PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
     needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
-    largest entry. forget_bias and cell_clip that the file does not say are "?", and are given to `blockcell extract`.
-    The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
+    largest entry. An attribute that the file does not say is "?": give it to `blockcell extract`. What is refused has
+    the reason. The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
     """
     from .. import tensorflow
     from ..tensorflow.found import said
@@ -230,39 +231,57 @@ def inspect_file(options: argparse.Namespace) -> int:
         tell("checking cells", len(cells), len(cells))
     checked = [*zip(cells.values(), results, strict=True)]
     ok = all(error is None or error <= found.bound for found, error in checked)
+    apart = _apart(cells)
     if options.json:
-        print_json({"path": options.path, "cells": [_described(*each) for each in checked], "ok": ok})
+        described = [_described(*each) for each in checked]
+        print_json({"path": options.path, "cells": described, "one_layer": not apart, "ok": ok})
         return 0 if ok else 1
-    rows = []
+    if not cells:
+        print(f"There is no LSTM and no GRU in {options.path}, by what blockcell knows of them. Its variables are in")
+        print(f"blockcell.tensorflow.open({options.path!r}).variables")
+        return 0
+    rows: list[list[Any]] = []
     for found, error in checked:
-        attributes = " ".join(f"{name}={said(value)}" for name, value in found.attributes.items())
-        verdict = ["", ""] if error is None else [f"{error:.2f}", error <= found.bound]
         sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
-        rows.append([found.name, found.kind, *sizes, found.dtype, attributes, *verdict])
-    print_table(
-        f"{len(rows)} cells in {options.path}",
-        ["cell", "kind", "I:", "H:", "dtype", "attributes", "error, eps:", ""],
-        rows,
-    )
+        verdict = ["", "refused" if found.refused is not None else "not checked"]
+        if error is not None:
+            verdict = [f"{error:.2f}", error <= found.bound]
+        rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])
+    title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
+    print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
     for found in cells.values():
-        print(f"{found.name}:")
+        print(f"{plain(found.name)}:")
         if found.refused is not None:
-            print(f"  refused: {found.refused}")
+            print(f"  refused: {plain(found.refused)}")
             continue
+        if found.attributes:
+            print(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
+        if reads := ", ".join(found.input_from) or found.input:
+            print(f"  its input is {plain(reads)}{', reversed' * bool(found.reverse)}")
         for role, name in found.weights.items():
-            print(f"  {role} is {name}")
+            print(f"  {role} is {plain(name)}")
         if found.unsaid:
             print(f"  not in the file: {', '.join(found.unsaid)}")
-    if not cells:
-        print("There is no cell. The variables are in blockcell.tensorflow.open(path).variables")
+    if len(rows) > 1:
+        print(f"\nThey are not one layer: {plain(apart)}." if apart else "\nTogether they are one layer.")
     return 0 if ok else 1
 
 
-def extract(options: argparse.Namespace) -> int:
-    """Write a cell of a file of TensorFlow's as a layer.
+def _apart(cells: Cells) -> str:
+    """Why the cells are not one layer; empty if they are."""
+    try:
+        cells.levels()
+    except ValueError as error:
+        return str(error)
+    return ""
 
-    OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. What the
-    file does not say is asked for: --forget-bias and --cell-clip. The cell is checked first, as by `blockcell inspect`;
+
+def extract(options: argparse.Namespace) -> int:
+    """Write the LSTMs and GRUs of a file of TensorFlow's as a layer, or one of them.
+
+    OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. Cells that
+    the graph has on top of each other, or as two directions, are one layer; --cell takes one of them. What the file
+    does not say is asked for: --forget-bias and --cell-clip. Each cell is checked first, as by `blockcell inspect`;
     nothing is written if its error is above the bound.
     """
     if options.out.suffix == ".onnx":
@@ -276,25 +295,23 @@ def extract(options: argparse.Namespace) -> int:
         tell("reading", 0, 1)
         cells = tensorflow.open(options.path).cells
         tell("reading", 1, 1)
-        usable = [name for name, found in cells.items() if found.refused is None]
-        if options.cell is None and len(usable) != 1:
-            refused = [f"{name} is refused: {found.refused}" for name, found in cells.items() if found.refused]
-            names = f"say which with --cell: {', '.join(usable)}" if usable else "; ".join(refused)
-            raise ValueError(f"{options.path} has {len(usable)} cells; {names}".rstrip("; "))
-        found = cells[usable[0] if options.cell is None else options.cell]
+        chosen = _chosen(options, cells)
         given = {"forget_bias": options.forget_bias, "cell_clip": options.cell_clip, "average": options.average}
-        unsaid = [name for name in found.unsaid if given[name] is None]
-        if unsaid and found.refused is None:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in unsaid)
-            raise ValueError(f"{options.path} does not say {' and '.join(unsaid)} of {found.name}; pass {flags}")
-        tell("checking", 0, 1)
-        error = found.check(**given)
-        tell("checking", 1, 1)
-        if error > found.bound:
-            raise ValueError(
-                f"{found.name} is off by {error:.0f} eps, and {found.bound:.0f} are allowed; nothing is written"
-            )
-        layer = found.layer(**given)
+        errors = []
+        for k, found in enumerate(chosen):
+            tell("checking cells", k, len(chosen))
+            unsaid = [name for name in found.unsaid if given[name] is None]
+            if unsaid and found.refused is None:
+                flags = " and ".join(f"--{name.replace('_', '-')}" for name in unsaid)
+                where = "as the program that made it has them, or put the checkpoint's .meta beside it"
+                what = f"{options.path} does not say {' and '.join(unsaid)} of {found.name}"
+                raise ValueError(f"{what}; pass {flags}, {where}")
+            errors.append(found.check(**given))
+            if errors[-1] > found.bound:
+                off = f"{found.name} is off by {errors[-1]:.0f} eps, and {found.bound:.0f} are allowed"
+                raise ValueError(f"{off}; nothing is written")
+        tell("checking cells", len(chosen), len(chosen))
+        layer = cells.layer(**given) if len(chosen) > 1 else chosen[0].layer(**given)
         if options.out.suffix == ".onnx":
             import onnx_export
 
@@ -302,10 +319,29 @@ def extract(options: argparse.Namespace) -> int:
         else:
             layer.save(options.out)
     if options.json:
-        print_json({"out": str(options.out), "layer": repr(layer)} | _described(found, error))
+        described = [_described(*each) for each in zip(chosen, errors, strict=True)]
+        print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
-        print(f"{options.out} is {layer!r}, off by {error:.2f} eps")
+        print(f"{options.out} is {layer!r}, off by {max(errors):.2f} eps")
     return 0
+
+
+def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
+    """The cell that is asked for, or all if they are one layer."""
+    if options.cell is not None:
+        if options.cell not in cells:
+            names = ", ".join(cells) or "none"
+            raise ValueError(f"{options.path} has no cell {options.cell}; there are: {names}")
+        return [cells[options.cell]]
+    usable = [found for found in cells.values() if found.refused is None]
+    if not usable:
+        first = next(iter(cells.values()), None)
+        why = f"; {first.name} is refused: {first.refused}" if first else ""
+        raise ValueError(f"{options.path} has no cell that can be a layer{why}")
+    if apart := _apart(cells):
+        names = ", ".join(found.name for found in usable)
+        raise ValueError(f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {apart}")
+    return usable
 
 
 def _described(found: Found, error: float | None) -> dict[str, Any]:
@@ -318,6 +354,9 @@ def _described(found: Found, error: float | None) -> dict[str, Any]:
         "attributes": found.attributes,
         "weights": found.weights,
         "nodes": list(found.nodes),
+        "reverse": found.reverse,
+        "input_from": list(found.input_from),
+        "input": found.input,
         "refused": found.refused,
         "error_eps": error if error is not None and math.isfinite(error) else None,
         "bound_eps": found.bound,
@@ -367,10 +406,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     command = add(inspect_file, "blockcell inspect model.ckpt --json", "inspect")
     command.add_argument("path", metavar="PATH", help="a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm")
-    command = add(extract, "blockcell extract model.ckpt lstm.onnx --cell rnn/lstm_cell --streaming")
+    command = add(extract, "blockcell extract model.ckpt lstm.npz --cell rnn/lstm_cell")
     command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
     command.add_argument("out", type=_out, metavar="OUT", help="ends in .npz, .safetensors or .onnx")
-    command.add_argument("--cell", metavar="NAME", help="which one, as `blockcell inspect` names it")
+    command.add_argument("--cell", metavar="NAME", help="one cell, as `blockcell inspect` names it")
     command.add_argument("--forget-bias", type=_number, metavar="X", help="where the file does not say it")
     command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
     command.add_argument("--streaming", action="store_true", help="an .onnx of one step, with its state")
@@ -487,5 +526,5 @@ def run(arguments: Sequence[str] | None) -> int:
         if options.debug:
             raise
         what, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
-    print(f"blockcell {options.command}: {what}", file=sys.stderr)
+    print(f"blockcell {options.command}: {plain(what)}", file=sys.stderr)
     return status

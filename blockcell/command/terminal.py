@@ -18,11 +18,19 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict."""
+def plain(text: str) -> str:
+    """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], fold: int | None = None) -> None:
+    """Print a table. Columns whose heading ends in ":" are flush right, for figures; a bool is printed as a verdict.
+
+    On a terminal that is too narrow, the column `fold` is folded, or all but the first.
+    """
     right = [heading.endswith(":") for heading in columns]
     columns = [heading.removesuffix(":") for heading in columns]
-    texts = [[VERDICTS[cell] if isinstance(cell, bool) else str(cell) for cell in row] for row in rows]
+    texts = [[VERDICTS[cell] if isinstance(cell, bool) else plain(str(cell)) for cell in row] for row in rows]
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         lines = [list(columns), *texts] if any(columns) else texts
         widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
@@ -38,8 +46,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     from rich.text import Text
 
     table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
-    for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):  # of the first one, names, none is cut
-        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=not k)
+    for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):
+        whole = k == 0 if fold is None else k != fold
+        table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=whole)
     styles = {VERDICTS[True]: "green", VERDICTS[False]: "bold red"}
     for row in texts:
         table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))

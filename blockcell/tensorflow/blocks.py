@@ -11,7 +11,8 @@ from ..formulas import FORMULAS
 from ..optable import GATE_ORDERS, OPS, Array, Op
 from .found import Found, State, Step, Weights
 from .graphs import Node
-from .trace import Source, Tracer, Unknown
+from .sequences import At
+from .trace import Place, Source, Tracer, Unknown
 
 BLOCKS = {name: OPS[name] for name in ("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")}
 _LARGEST = float(np.finfo(np.float32).max)
@@ -24,7 +25,7 @@ def found_block(tracer: Tracer, body: str, node: Node) -> Found:
     refused = None
     attributes: dict[str, Any] = {}
     sources: dict[str, Source] = {}
-    role = ""
+    role, at = "", None
     try:
         attributes = _attributes(op, node)
         roles = ["seq_len_max"] * op.sequence + [tensor.name for tensor in op.inputs]
@@ -36,6 +37,8 @@ def found_block(tracer: Tracer, body: str, node: Node) -> Found:
             if role not in places:
                 raise Unknown("nothing: the node has too few inputs")
             sources[role] = tracer.source(places[role])
+        h = Place(body, node.name, [tensor.name for tensor in op.outputs].index("h"))
+        at = At(body, places["x"], None if op.sequence else places["h_prev"], h)
     except Unknown as unknown:
         refused = f"{role} comes from {unknown}" if role else str(unknown)
     if cell == "LSTM":
@@ -48,6 +51,7 @@ def found_block(tracer: Tracer, body: str, node: Node) -> Found:
         sources=sources,
         attributes=attributes,
         step=_step(op),
+        at=at,
         refused=refused,
     )
 

@@ -1,4 +1,4 @@
-"""Cells of many nodes: BasicLSTMCell, LSTMCell, GRUCell and what else has the layout of the block cells.
+"""Cells of many nodes: BasicLSTMCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell, Keras' LSTM and GRU, and their like.
 
 Each is found backwards from its last node, and only if every node on the way is one of the cell's own. What looks like
 a cell and is none of these is refused.
@@ -7,14 +7,28 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from ..optable import GATE_ORDERS
-from .evaluate import step_of
-from .found import Found, Step
-from .graphs import Node
+from .evaluate import Body
+from .found import Found
+from .patterns import Lstm, Match, Variant, gru, lstm
+from .refusals import (
+    Product,
+    Recurrence,
+    by_names,
+    is_named,
+    kernels_before,
+    kind_of,
+    misused,
+    products_of,
+    recurrences,
+    shows,
+    why,
+)
+from .sequences import At
+from .sums import ADD, Other, Sums
 from .trace import Place, Source, Tracer, Unknown
 
 _KINDS = {
@@ -23,368 +37,181 @@ _KINDS = {
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "gru_cell": "GRUCell",
 }
-_ADD = ("Add", "AddV2")
-_CELL = re.compile(r"\A(lstm|gru)|(lstm|gru)\w*_cell(_\d+)?\Z", re.IGNORECASE)
-_NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
-_MOST_TERMS = 8
+_SHAPES = {"Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank"}
+Wrong = dict[Place, tuple[str, dict[str, Source]]]
+"""What is none of the cells: by its last node why, and its kernels."""
 
 
-class Other(Exception):
-    """This is not the pattern."""
-
-
-@dataclass
-class Match:
-    """A cell's nodes as they were found."""
-
-    cell: str
-    body: str
-    last: Node
-    x: Place
-    states: tuple[Place, ...]
-    """Before the step: h, or cs and h."""
-    results: tuple[Place, ...]
-    """After it."""
-    weights: dict[str, Place]
-    attributes: dict[str, Any] = field(default_factory=dict)
-
-
-def found_composed(tracer: Tracer) -> list[Found]:
-    """The cells of many nodes in a graph, and those that look like some."""
-    matches: list[tuple[Match, dict[str, Source]]] = []
+def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
+    """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
+    sums = Sums(tracer)
+    lstms: list[Lstm] = []
+    grus: list[Match] = []
+    variants: dict[Place, Variant] = {}
     for body, node in tracer.all_nodes():
-        for pattern in (_lstm, _gru):
-            try:
-                match = pattern(tracer, body, node)
-                matches.append((match, {role: tracer.source(place) for role, place in match.weights.items()}))
-            except (Other, Unknown):
-                continue
-    products = _products(tracer)
-    ends: dict[str, list[Place]] = {}
-    for match, sources in matches:
-        ends.setdefault(_kernel(sources).name, []).append(match.results[-1])
-    refusals: dict[str, str] = {}
-    for match, sources in matches:
-        name = _kernel(sources).name
-        reason = _misused(tracer, match, name, ends[name], products)
-        if reason:
-            refusals.setdefault(name, reason)
-    steps: dict[tuple[object, ...], Step] = {}
-    for match, sources in matches:
-        key = _kernel(sources).name, match.body, *match.attributes.items()
-        if key not in steps and _apart(tracer, match):
-            steps[key] = step_of(tracer, match.x, match.states, match.results, match.weights)
-    found = []
-    for match, sources in matches:
-        name = _kernel(sources).name
-        scope = re.sub(r"/(gates|candidate)\Z", "", name.partition(" + ")[0].rpartition("/")[0]).rpartition("/")[2]
-        kind = _KINDS.get(re.sub(r"_\d+\Z", "", scope), match.cell)
-        step, refused = steps.get((name, match.body, *match.attributes.items())), refusals.get(name)
-        if step is None:
-            refused = refused or "its input and its states are not told apart: they come from one node"
-        more: dict[str, Any] = {"attributes": match.attributes, "step": step, "refused": refused}
-        found.append(Found(match.last.name, kind, [match.last.name], cell=match.cell, sources=sources, **more))
-    covered = {source.name for _, sources in matches for source in sources.values()}
-    return found + _refused(tracer, products, covered)
-
-
-def _apart(tracer: Tracer, match: Match) -> bool:
-    """Whether input and states are several tensors: in a first step the states may be one, of zeros."""
-    try:
-        places = [tracer.straight(place) for place in (match.x, *match.states)]
-    except Unknown:
-        return False
-    return len({*places}) == len(places)
-
-
-def _kernel(sources: dict[str, Source]) -> Source:
-    return sources["w"] if "w" in sources else sources["w_c"]
-
-
-# ------------------------------------------------------------------------------------------------------------ patterns
-def _made(tracer: Tracer, place: Place, *ops: str) -> tuple[Node, tuple[Place, ...], int]:
-    """The node that makes a value, which must be one of these ops; its inputs, and which output this is."""
-    node = tracer.node(place)
-    for _ in range(_MOST_TERMS):
-        if node is None or node.op not in ("Identity", "Snapshot"):
-            break
-        (place, *_) = tracer.inputs(place.body, node) or [place]
-        node = tracer.node(place)
-    if node is None or (ops and node.op not in ops):
-        raise Other
-    return node, tracer.inputs(place.body, node), place.output
-
-
-def _pair(tracer: Tracer, place: Place, *ops: str) -> tuple[Place, Place]:
-    _, inputs, _ = _made(tracer, place, *ops)
-    if len(inputs) != 2:
-        raise Other
-    return inputs[0], inputs[1]
-
-
-def _op(tracer: Tracer, place: Place) -> str:
-    try:
-        return _made(tracer, place)[0].op
-    except Other:
-        return ""
-
-
-def _only(inputs: tuple[Place, ...]) -> Place:
-    if len(inputs) != 1:
-        raise Other
-    return inputs[0]
-
-
-def _same(tracer: Tracer, one: Place, other: Place) -> bool:
-    return tracer.straight(one) == tracer.straight(other)
-
-
-def _split_of(tracer: Tracer, place: Place, count: int) -> tuple[Place, int, Node]:
-    """What is split, which part this is, and the node."""
-    node, inputs, k = _made(tracer, place, "Split")
-    if node.attrs.get("num_split") != count or len(inputs) != 2 or tracer.number(inputs[0]) not in (1, -1):
-        raise Other
-    return inputs[1], k, node
-
-
-def _affine(tracer: Tracer, place: Place) -> tuple[Place, Place, Place]:
-    """What is multiplied, the kernel and the bias."""
-    product, bias = _pair(tracer, place, "BiasAdd", *_ADD)
-    node, inputs, _ = _made(tracer, product, "MatMul")
-    attrs = node.attrs
-    if len(inputs) != 2 or attrs.get("transpose_a") or attrs.get("transpose_b"):
-        raise Other
-    return inputs[0], inputs[1], bias
-
-
-def _beside(tracer: Tracer, place: Place) -> tuple[Place, Place]:
-    """The two arrays that are put beside each other."""
-    _, inputs, _ = _made(tracer, place, "ConcatV2")
-    if len(inputs) != 3 or tracer.number(inputs[2]) not in (1, -1):
-        raise Other
-    return inputs[0], inputs[1]
-
-
-@dataclass
-class Gate:
-    """The sum that goes into a gate's sigmoid."""
-
-    part: Place | None = None
-    constant: float = 0.0
-    diagonal: tuple[Place, Place] | None = None
-    """Peephole weights and the state that they are for."""
-
-
-def _gate(tracer: Tracer, place: Place, states: Iterable[Place]) -> Gate:
-    """A part of the product, a constant and a peephole, in any order."""
-    (_, inputs, _), gate = _made(tracer, place, "Sigmoid"), Gate()
-    left = [_only(inputs)]
-    for _ in range(_MOST_TERMS):
-        if not left:
-            return gate
-        term = left.pop()
-        op = _op(tracer, term)
-        if op in _ADD:
-            left += _pair(tracer, term, *_ADD)
-        elif op == "Split" and gate.part is None:
-            gate.part = term
-        elif op == "Mul" and gate.diagonal is None:
-            one, other = _pair(tracer, term, "Mul")
-            known = [tracer.straight(state) for state in states]
-            if tracer.straight(one) in known:
-                one, other = other, one
-            if tracer.straight(other) not in known:
-                raise Other
-            gate.diagonal = one, other
-        else:
-            gate.constant += tracer.value(term)
-    raise Other
-
-
-def _lstm(tracer: Tracer, body: str, last: Node) -> Match:
-    """From h = sigmoid(o) * tanh(cs)."""
-    if last.op != "Mul":
-        raise Other
-    here = Place(body, last.name)
-    one, other = _pair(tracer, here, "Mul")
-    out, co = (one, other) if _op(tracer, one) == "Sigmoid" else (other, one)
-    if _op(tracer, out) != "Sigmoid" or _op(tracer, co) != "Tanh":
-        raise Other
-    cs = _only(_made(tracer, co, "Tanh")[1])
-    total, clip = _clipped(tracer, cs)
-    products = _pair(tracer, total, *_ADD)
-    for forget_product, input_product in (products, products[::-1]):
-        pair = _pair(tracer, input_product, "Mul")
-        ops = [_op(tracer, each) for each in pair]
-        if sorted(ops) != ["Sigmoid", "Tanh"]:
+        try:
+            if node.op == "Mul":
+                lstms.append(lstm(sums, body, node))
+            elif node.op in ADD:
+                grus.append(gru(sums, body, node))
+        except Variant as variant:
+            variants[Place(body, node.name)] = variant
+        except (Other, Unknown):
             continue
-        new, candidate = pair if ops[0] == "Sigmoid" else pair[::-1]
-        for keep, cs_prev in _both(_pair(tracer, forget_product, "Mul")):
-            if _op(tracer, keep) == "Sigmoid":
-                gates = {
-                    "i": _gate(tracer, new, [cs_prev]),
-                    "f": _gate(tracer, keep, [cs_prev]),
-                    "o": _gate(tracer, out, [cs]),
-                    "ci": Gate(_only(_made(tracer, candidate, "Tanh")[1])),
-                }
-                return _lstm_of(tracer, body, last, gates, cs_prev, cs, clip)
-    raise Other
-
-
-def _both(pair: tuple[Place, Place]) -> Iterator[tuple[Place, Place]]:
-    yield pair
-    yield pair[1], pair[0]
-
-
-def _lstm_of(
-    tracer: Tracer, body: str, last: Node, gates: dict[str, Gate], cs_prev: Place, cs: Place, clip: float
-) -> Match:
-    order: dict[int, str] = {}
-    wholes = set()
-    for name, gate in gates.items():
-        if gate.part is None:
-            raise Other
-        whole, k, split = _split_of(tracer, gate.part, 4)
-        wholes.add(split.name)
-        order[k] = name
-    orders = {gates: key for key, gates in GATE_ORDERS.items()}
-    gate_order = orders.get(tuple(order[k] for k in sorted(order)))
-    diagonals = {role: gates[name].diagonal for role, name in (("wci", "i"), ("wcf", "f"), ("wco", "o"))}
-    peepholes = {role: pair[0] for role, pair in diagonals.items() if pair is not None}
-    if len(wholes) != 1 or gate_order is None or gates["i"].constant or gates["o"].constant or len(peepholes) % 3:
-        raise Other
-    both, kernel, bias = _affine(tracer, whole)
-    x, h_prev = _beside(tracer, both)
-    attributes = {
-        "forget_bias": gates["f"].constant,
-        "cell_clip": clip,
-        "use_peephole": bool(peepholes),
-        "gate_order": gate_order,
-    }
-    weights = {"w": kernel, **peepholes, "b": bias}
-    return Match("LSTM", body, last, x, (cs_prev, h_prev), (cs, Place(body, last.name)), weights, attributes)
-
-
-def _clipped(tracer: Tracer, place: Place) -> tuple[Place, float]:
-    """What is clipped symmetrically, and at what; 0 if it is not."""
-    op = _op(tracer, place)
-    if op == "ClipByValue":
-        _, inputs, _ = _made(tracer, place)
-        if len(inputs) != 3:
-            raise Other
-        inner, low, high = inputs[0], tracer.value(inputs[1]), tracer.value(inputs[2])
-    elif op == "Maximum":
-        below, bottom = _pair(tracer, place, "Maximum")
-        inner, top = _pair(tracer, below, "Minimum")
-        low, high = tracer.value(bottom), tracer.value(top)
-    else:
-        return place, 0.0
-    if high <= 0 or low != -high:
-        raise Other
-    return inner, high
-
-
-def _gru(tracer: Tracer, body: str, last: Node) -> Match:
-    """From h = u * h_prev + (1 - u) * c."""
-    if last.op not in _ADD:
-        raise Other
-    here = Place(body, last.name)
-    products = _pair(tracer, here, *_ADD)
-    for keep, new in _both(products):
-        for rest, candidate in _both(_pair(tracer, new, "Mul")):
-            if _op(tracer, rest) != "Sub" or _op(tracer, candidate) != "Tanh":
-                continue
-            one, u = _pair(tracer, rest, "Sub")
-            for update, h_prev in _both(_pair(tracer, keep, "Mul")):
-                if _same(tracer, update, u) and tracer.value(one) == 1:
-                    return _gru_of(tracer, body, last, u, candidate, h_prev)
-    raise Other
-
-
-def _gru_of(tracer: Tracer, body: str, last: Node, u: Place, candidate: Place, h_prev: Place) -> Match:
-    gates, k, split = _gate_part(tracer, u)
-    both, w_ru, b_ru = _affine(tracer, gates)
-    both_c, w_c, b_c = _affine(tracer, _only(_made(tracer, candidate, "Tanh")[1]))
-    (x, h), (x_c, reset) = _beside(tracer, both), _beside(tracer, both_c)
-    for r, h_reset in _both(_pair(tracer, reset, "Mul")):
-        if _op(tracer, r) in ("Split", "Sigmoid") and _same(tracer, h_reset, h_prev):
-            _, k_r, split_r = _gate_part(tracer, r)
-            fits = (k_r, k) == (0, 1) and split.name == split_r.name
-            if fits and _same(tracer, h, h_prev) and _same(tracer, x, x_c):
-                weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
-                return Match("GRU", body, last, x, (h_prev,), (Place(body, last.name),), weights)
-    raise Other
-
-
-def _gate_part(tracer: Tracer, place: Place) -> tuple[Place, int, Node]:
-    """What goes into a sigmoid that is split in two, or is split in two and goes into sigmoids."""
-    if _op(tracer, place) == "Sigmoid":
-        return _split_of(tracer, _only(_made(tracer, place, "Sigmoid")[1]), 2)
-    whole, k, split = _split_of(tracer, place, 2)
-    return _only(_made(tracer, whole, "Sigmoid")[1]), k, split
-
-
-# ------------------------------------------------------------------------------------------------------------ refusals
-def _products(tracer: Tracer) -> list[tuple[str, Node, Place, Source]]:
-    """All products with a weight: body, node, what is multiplied, and the weight."""
-    found = []
-    for body, node in tracer.all_nodes():
-        if node.op == "MatMul":
-            try:
-                left, right = _pair(tracer, Place(body, node.name), "MatMul")
-                found.append((body, node, tracer.straight(left), tracer.source(right)))
-            except (Other, Unknown):
-                continue
+    products = products_of(sums)
+    loops = recurrences(tracer, products)
+    looped = {place for loop in loops for place in loop.places}
+    wrong: Wrong = {}
+    matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
+    understood = {name for match in matches for name in match.kernels}
+    _add_variants(tracer, variants, understood, products, loops, wrong)
+    for loop in loops:
+        kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
+        if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
+            wrong[loop.product.place] = why(loop), kernels
+    found, refused = [], set[str]()
+    for end, (reason, kernels) in wrong.items():
+        if not refused & kernels.keys():
+            found.append(_refused(end, reason, kernels))
+        refused |= kernels.keys()
+    alive = _alive(tracer, matches, looped)
+    found += _found(tracer, [match for match in alive if not refused & match.kernels.keys()])
+    for product, reason in by_names(products, known | understood | refused):
+        found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
     return found
 
 
-def _misused(
-    tracer: Tracer, match: Match, kernel: str, ends: list[Place], products: list[tuple[str, Node, Place, Source]]
-) -> str | None:
-    """Why what goes on is not the cell's own output."""
-    scope = kernel.partition(" + ")[0].rpartition("/")[0]
-    for _, node, left, source in products:
-        if left in ends and scope and source.name.startswith(f"{scope}/"):
-            return f"it has a projection, {source.name}: its output goes through the product {node.name!r}"
+def _add_variants(
+    tracer: Tracer,
+    variants: dict[Place, Variant],
+    understood: set[str],
+    products: list[Product],
+    loops: list[Recurrence],
+    wrong: Wrong,
+) -> None:
+    """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
+    by_place = {product.place: product for product in products}
+    for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
+        kernels = kernels_before(tracer, end, by_place)
+        kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+        loop = next((loop for loop in loops if end in loop.places), None)
+        if kernels and (loop is not None or is_named(next(iter(kernels)))):
+            shown = shows(loop) if loop is not None and variants[end].vague else None
+            wrong[end] = shown or str(variants[end]), kernels
+
+
+def _of_lstms(tracer: Tracer, lstms: list[Lstm], products: list[Product], wrong: Wrong) -> list[Match]:
+    """Those whose two operands can be told apart, the input and the state."""
+    groups: dict[tuple[str, ...], list[Lstm]] = {}
+    for each in lstms:
+        groups.setdefault(tuple(each.kernels), []).append(each)
+    found = []
+    for group in groups.values():
+        ends = {each.end for each in group}
+        states = {operand.key for each in group for operand in each.first if _is_state(tracer, operand.place, ends)}
+        for each in group:
+            fits = [k for k, operand in enumerate(each.first) if operand.key in states]
+            state = fits[0] if len(fits) == 1 else each.by_shape()
+            if state is None:
+                names = " and ".join(each.kernels)
+                wrong[each.end] = f"it cannot be told which of its kernels, {names}, is for its state", each.kernels
+                continue
+            reason = misused(tracer, each.first[state].place, each.kernels, ends, products)
+            if reason is None:
+                try:
+                    found.append(each.match(state))
+                    continue
+                except (Variant, Unknown) as error:
+                    reason = str(error)
+            wrong[each.end] = reason, each.kernels
+    return found
+
+
+def _is_state(tracer: Tracer, place: Place, ends: set[Place]) -> bool:
     try:
-        before, looped = tracer.state(match.states[-1])
+        return not ends.isdisjoint(tracer.state(place)[0])
+    except Unknown:
+        return False
+
+
+def _of_grus(tracer: Tracer, grus: list[Match], products: list[Product], wrong: Wrong) -> list[Match]:
+    ends: dict[tuple[str, ...], set[Place]] = {}
+    for each in grus:
+        ends.setdefault(tuple(each.kernels), set()).add(each.end)
+    found = []
+    for each in grus:
+        reason = misused(tracer, each.states[-1], each.kernels, ends[tuple(each.kernels)], products)
+        if reason is None:
+            found.append(each)
+        else:
+            wrong[each.end] = reason, each.kernels
+    return found
+
+
+def _alive(tracer: Tracer, matches: list[Match], looped: set[Place]) -> list[Match]:
+    """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
+    loops = {tuple(match.kernels) for match in matches if match.end in looped}
+    dead = [match for match in matches if match.end not in looped and tuple(match.kernels) in loops]
+    ends = {match.end for match in dead}
+    needed = {body: _needed(tracer, body, ends) for body in {match.body for match in dead}}
+    return [match for match in matches if match.end not in ends or match.last.name in needed[match.body]]
+
+
+def _needed(tracer: Tracer, body: str, ends: set[Place]) -> set[str]:
+    """What the results of a body depend on; of the graph, that is nodes that nothing reads, but for `ends`."""
+    nodes = tracer.bodies[body]
+    inputs: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        with suppress(Unknown):
+            inputs[name] = [place.name for place in tracer.inputs(body, node) if node.op not in _SHAPES]
+    if body:
+        left = [text.partition(":")[0] for text in tracer.graph.functions[body].returned.values()]
+    else:
+        read = {each for before in inputs.values() for each in before}
+        left = [name for name in nodes if name not in read and Place(body, name) not in ends]
+    found = {*left}
+    while left:
+        before = [each for each in inputs.get(left.pop(), ()) if each not in found]
+        found.update(before)
+        left += before
+    return found
+
+
+def _kind(kernels: dict[str, Source]) -> str:
+    """What a cell is, by the names of its weights."""
+    name = next(iter(kernels))
+    scope = re.sub(r"/(gates|candidate)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
+    return _KINDS.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
+
+
+def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
+    first = next(iter(kernels.values()))
+    return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
+
+
+def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
+    """Cells that were understood."""
+    bodies: dict[tuple[object, ...], Body | str] = {}
+    keys = []
+    for match in matches:
+        sources = [(role, source.name) for role, source in match.sources.items()]
+        keys.append((match.body, *sources, *match.attributes.items()))
+        if not isinstance(bodies.get(keys[-1]), Body):
+            bodies[keys[-1]] = _body(tracer, match)
+    for key, match in zip(keys, matches, strict=True):
+        body, kind = bodies[key], match.kind or _kind(match.kernels)
+        at = At(match.body, match.x, match.states[-1], match.end)
+        more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+        more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
+        yield Found(match.last.name, match.cell if kind == "unknown cell" else kind, [match.last.name], **more)
+
+
+def _body(tracer: Tracer, match: Match) -> Body | str:
+    """A match's nodes, or why they are no function of its input and its states."""
+    try:
+        places = [tracer.straight(place) for place in (match.x, *match.states)]
+        if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
+            return "its input and its states are not told apart: they come from one node"
+        return Body(tracer, match.x, match.states, match.results, *match.sizes)
     except Unknown as unknown:
-        return f"its state comes from {unknown}"
-    if looped and not any(end in before for end in ends):
-        first = next(iter(before), match.states[-1])
-        return f"its state is not its output of the step before, but comes from {first.name!r}"
-    return None
-
-
-def _refused(tracer: Tracer, products: list[tuple[str, Node, Place, Source]], covered: set[str]) -> list[Found]:
-    """Kernels of cells, by their names, that are in no cell that was understood."""
-    scopes = {name.partition(" + ")[0].rpartition("/")[0] for name in covered}
-    found: dict[str, Found] = {}
-    for _, node, _, source in products:
-        scope = source.name.partition(" + ")[0].lstrip("?").rpartition("/")[0]
-        last = re.sub(r"/(gates|candidate|projection)\Z", "", scope)
-        named = _CELL.search(last.rpartition("/")[2])
-        if not named or scope in scopes or source.name in covered or last in found:
-            continue
-        if any(last == each or each.startswith(f"{last}/") for each in scopes):
-            continue
-        reason = _reason(products, last, source)
-        cell = "GRU" if "gru" in named[0].lower() else "LSTM"
-        found[last] = Found(node.name, cell, [node.name], cell=cell, sources={"w": source}, refused=reason)
-    return [*found.values()]
-
-
-def _reason(products: list[tuple[str, Node, Place, Source]], scope: str, source: Source) -> str:
-    kernels = sorted({each.name for *_, each in products if each.name.startswith(f"{scope}/")})
-    if re.search("coupled", scope):
-        return "its input gate is coupled to its forget gate; the gates of the block cells are independent"
-    if any(re.search("recurrent_kernel", name) for name in kernels):
-        return f"it has two kernels, {' and '.join(kernels[:2])}, as Keras' layers: convert it with convert.from_keras"
-    if len(kernels) > 1 and any("projection" in name for name in kernels):
-        return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
-    if _NORMAL.search(scope):
-        return "it has layer normalization, which the block cells do not have"
-    return (
-        f"what follows the product with {source.name} is not what BasicLSTMCell, LSTMCell or GRUCell have: perhaps"
-        " another activation, layer normalization or coupled gates"
-    )
+        return f"its nodes are not understood: {unknown}"

@@ -10,15 +10,18 @@ import numpy as np
 
 from ..formulas import error_in_eps
 from ..layers import GRU, LSTM
-from ..optable import OPS, Array
-from .trace import AVERAGE, Source
+from ..optable import OPS, Array, Op
+from .sequences import At
+from .trace import AVERAGE, Place, Source
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
+Origin = tuple[int, Place, int | None]
+"""The number of a graph, a place in it, and the axis of time there."""
 Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
-_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"]}
+_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"], "GRU that resets after": OPS["block_gru_reset_after"]}
 _WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
 _UNITS = 64  # inputs and cells that are checked of a larger one
 _STEPS, _ROWS = 8, 3  # of a check
@@ -38,14 +41,18 @@ class Found:
     input_size, hidden_size : int or None
         I and H; None if it is refused and has none.
     attributes : dict
-        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``. None is what the file
-        does not say.
+        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``; ``reset_after`` of a GRU
+        that is one. None is what the file does not say.
     dtype : str
         Of the weights; bfloat16 becomes float32 in a layer.
     weights : dict of str to str
         Where each weight of the layer comes from.
     nodes : tuple of str
         The nodes that it is in the graph: several steps, or copies in several functions. Empty in a bare checkpoint.
+    reverse : bool or None
+        Whether the graph gives it x in reverse, by ReverseSequence or ReverseV2, against the order that x has in the
+        end, or that the x has of the cells below. None if the file does not tell: there is no graph, the order of the
+        steps is not understood, or all of x is reversed while each row has a length of its own.
     refused : str or None
         Why there is no layer for it.
     """
@@ -60,11 +67,20 @@ class Found:
         sources: Mapping[str, Source] | None = None,
         attributes: Mapping[str, Any] | None = None,
         step: Step | None = None,
+        parts: Mapping[str, Source] | None = None,
+        at: At | None = None,
         refused: str | None = None,
     ) -> None:
         self.name, self.kind, self.nodes = name, kind, tuple(nodes)
         self._cell, self._sources, self._step = cell, dict(sources or {}), step
+        self._parts = parts  # what the step is given, if not the layer's weights
         self.attributes = dict(attributes or {})
+        self.at = at
+        self.reverse: bool | None = None
+        self.below: tuple[Found, ...] = ()
+        self.behind: set[Found] = set()
+        """Cells whose h is put beside this one's, behind it."""
+        self.origins: frozenset[Origin] = frozenset()
         self.input_size: int | None = None
         self.hidden_size: int | None = None
         self.dtype = next((each.dtype for each in self._sources.values()), "")
@@ -87,7 +103,7 @@ class Found:
             form = "(I+H, 4H)" if gates == 4 else "(I+H, H)"
             return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {form}"
         inputs = rows - hidden
-        for tensor in _OPS[self._cell].weights:
+        for tensor in self._op.weights:
             if tensor.name in self._sources:
                 shape = self._sources[tensor.name].shape
                 expected = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
@@ -98,15 +114,40 @@ class Found:
         return None
 
     @property
+    def _op(self) -> Op:
+        return _OPS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
+
+    @property
     def unsaid(self) -> list[str]:
         """The attributes that the file does not say, and `layer` has to be given."""
         return [name for name, value in self.attributes.items() if value is None]
 
+    @property
+    def input_from(self) -> tuple[str, ...]:
+        """The cells whose h is x, side by side: one, or both directions. Empty where there is none, or none is sure.
+
+        Dropout, for one, is not passed: what the graph computes is not h alone then.
+        """
+        return tuple(each.name for each in self.below)
+
+    @property
+    def input(self) -> str | None:
+        """The node that x comes from, if that is no cell and is known."""
+        return ", ".join(sorted({place.name for _, place, _ in self.origins})) or None
+
     # ------------------------------------------------------------------------------------------------------ the layer
     def layer(
-        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
+        self,
+        *,
+        forget_bias: float | None = None,
+        cell_clip: float | None = None,
+        average: bool = False,
+        reverse: bool | None = None,
     ) -> LSTM | GRU:
-        """The layer with the cell's weights.
+        """The layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
+
+        Its y is in the order of x, as behind a second reversal in the graph. If that is ReverseSequence, call the layer
+        with the same `lengths`; if it is ReverseV2, without.
 
         Parameters
         ----------
@@ -115,13 +156,16 @@ class Found:
             none.
         average : bool
             Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
+        reverse : bool, optional
+            The direction, if not that of the graph; False where the file does not tell it.
 
         Raises
         ------
         ValueError
             The cell is refused, what is needed is not given, or what is given is not what the file says.
         """
-        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip))
+        backward = bool(self.reverse if reverse is None else reverse)
+        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip), backward)
 
     def _completed(self, forget_bias: float | None, cell_clip: float | None) -> dict[str, Any]:
         """The attributes, with those that the file does not say."""
@@ -147,7 +191,7 @@ class Found:
     def _arrays(self, average: bool = False, units: int | None = None) -> dict[str, Array]:
         """The weights, or those of the first inputs and cells only."""
         found = {}
-        tensors = {tensor.name: tensor for tensor in _OPS[self._cell].weights}
+        tensors = {tensor.name: tensor for tensor in self._op.weights}
         for role, source in self._sources.items():
             try:
                 array = source.read(AVERAGE if average else "")
@@ -167,8 +211,8 @@ class Found:
             found[role] = np.require(array, requirements=["A", "C"])
         return found
 
-    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> LSTM | GRU:
-        arguments: dict[str, Any] = {**arrays, **attributes}
+    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False) -> LSTM | GRU:
+        arguments: dict[str, Any] = {**arrays, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
         return GRU(**arguments) if self._cell == "GRU" else LSTM(**arguments)
 
@@ -204,7 +248,9 @@ class Found:
         states = 2 if self._cell == "LSTM" else 1
         start = [g.uniform(-1, 1, (_ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
         y, _ = layer(x, tuple(start))
-        weights = {role: array.astype(np.float64) for role, array in arrays.items()}
+        weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
+        if self._parts is not None:
+            weights = {name: part.read(AVERAGE if average else "") for name, part in self._parts.items()}
         state: State = tuple(each.astype(np.float64) for each in start)
         exact = []
         for t in range(_STEPS):
@@ -221,8 +267,9 @@ class Found:
     def __repr__(self) -> str:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
         says = [f"{name}={said(value)}" for name, value in self.attributes.items()]
-        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says]).rstrip()
-        return f"<{self.name}: {head}{'' if self.refused is None else f'; refused: {self.refused}'}>"
+        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says, *["reversed"] * bool(self.reverse)]).rstrip()
+        below = f"; input: {', '.join(self.input_from)}" if self.below else ""
+        return f"<{self.name}: {head}{below}{'' if self.refused is None else f'; refused: {self.refused}'}>"
 
 
 def said(value: Any) -> str:

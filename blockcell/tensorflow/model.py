@@ -22,6 +22,18 @@ _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
     " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
+_KERAS = "it is a model of Keras': load it with Keras, and pass it to blockcell.convert.from_keras"
+_OTHERS = {  # what people also have, by its ending
+    ".h5": _KERAS,
+    ".hdf5": _KERAS,
+    ".keras": _KERAS,
+    ".onnx": "load it with the package onnx, and pass it to blockcell.convert.from_onnx",
+    ".pt": "load it with PyTorch, and pass it to blockcell.convert.from_torch",
+    ".pth": "load it with PyTorch, and pass it to blockcell.convert.from_torch",
+    ".tflite": "open the graph or the checkpoint that it was made from",
+    ".npz": "blockcell.load reads what layer.save wrote",
+    ".safetensors": "blockcell.load reads what layer.save wrote",
+}
 _STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*+)\1""", re.MULTILINE)
 _SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
@@ -92,7 +104,7 @@ def open(path: str | os.PathLike[str]) -> Model:
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
-    if files := _shards(name):
+    if (_SHARD.search(name) or not os.path.exists(name)) and (files := _shards(name)):
         return Model(name, _graph_of(_SHARD.sub("", name)), checkpoint.read_old(*map(File, files)))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
@@ -107,7 +119,7 @@ def open(path: str | os.PathLike[str]) -> Model:
         return Model(name, [graphs.read_package(file)], None)
     if name.endswith((".pb", ".pbtxt")):
         return Model(name, [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None)
-    raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
+    raise FormatError(f"{name} is of an unknown kind; {_OTHERS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
 
 
 def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
@@ -120,7 +132,10 @@ def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
     if os.path.exists(state):
         prefix = _last(folder, state)
         return _graph_of(_SHARD.sub("", prefix)), _checkpoint(prefix)
-    raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {_EXPECTED}")
+    endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
+    inside = [name for name in sorted(os.listdir(folder)) if name.lower().endswith(endings)]
+    hint = f"there is {inside[0]}: open that" if inside else _EXPECTED
+    raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
 
 
 def _checkpoint(prefix: str) -> Variables:

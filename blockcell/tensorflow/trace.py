@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..optable import Array
+from ..optable import OPS, Array
 from .graphs import Called, Function, Graph, Node
 from .tensors import Stored
 from .variables import Variables
@@ -29,6 +29,8 @@ _THROUGH = {
     "RefNextIteration", "RefIdentity", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot", "EnsureShape",
 }  # fmt: skip
 VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
+_OUTPUTS = {name: {each.name: k for k, each in enumerate(op.outputs)} for name, op in OPS.items()}
+_OUTPUTS |= {"TensorArrayV3": {"flow": 1}, "Switch": {"output_true": 1}, "RefSwitch": {"output_true": 1}}
 _CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f", "RemoteCall": "f"}
 _LOOPS = {"While", "StatelessWhile"}
 _BRANCHES = {"If", "StatelessIf"}
@@ -107,9 +109,14 @@ class Tracer:
         if not rest[-1].isdecimal() or len(rest[-1]) > 9:
             raise Unknown(f"{text!r}, which is no output of a node")
         output = int(rest[-1])
-        if len(rest) > 1 and rest[0] in _OUTPUTS:
-            output += _OUTPUTS[rest[0]]
+        if len(rest) > 1:
+            output += self._first(body, name, rest[0])
         return Place(body, name, output)
+
+    def _first(self, body: str, name: str, output: str) -> int:
+        """The number of the first of a node's outputs that are called this."""
+        node = self.bodies[body].get(name)
+        return 0 if node is None else _OUTPUTS.get(node.op, {}).get(output, 0)
 
     def node(self, place: Place) -> Node | None:
         """The node at a place; None for an argument of a function."""
@@ -193,16 +200,16 @@ class Tracer:
         if node.op == "Cast":
             attrs = node.attrs
             return [inputs[0]] if inputs and attrs.get("SrcT") == attrs.get("DstT") else None
-        calls = self._calls(node)
+        calls = self.calls(node)
         if not calls:
             return None
-        back = [self._returned(name, place.output) for name, _ in calls]
+        back = [self.returned(name, place.output) for name, _ in calls]
         if node.op in _LOOPS:
-            back = [self._returned(calls[-1][0], place.output)]  # of the body, not of the condition
+            back = [self.returned(calls[-1][0], place.output)]  # of the body, not of the condition
             back += inputs[place.output : place.output + 1]
         return back
 
-    def _calls(self, node: Node) -> list[tuple[str, int]]:
+    def calls(self, node: Node) -> list[tuple[str, int]]:
         """The functions that a node calls, and which of its inputs is their first."""
         if node.op in self.graph.functions:
             return [(node.op, 0)]
@@ -221,7 +228,7 @@ class Tracer:
             raise Unknown(f"the node {node.name!r}, which calls a function that is not in the graph")
         return [(name, first) for name in names]
 
-    def _returned(self, name: str, output: int) -> Place:
+    def returned(self, name: str, output: int) -> Place:
         function = self.graph.functions[name]
         if output >= len(function.outputs) or function.outputs[output] not in function.returned:
             raise Unknown(f"output {output} of the function {name!r}, which has none")
@@ -230,7 +237,7 @@ class Tracer:
     def _given(self, place: Place) -> list[Place]:
         """What callers pass for an argument."""
         function = self.graph.functions[place.body]
-        k = self._positions[place.body][place.name]
+        k = self.positions[place.body][place.name]
         found = []
         for body, node, first, carried in self.callers.get(place.body, []):
             self.count()
@@ -238,7 +245,7 @@ class Tracer:
             if k + first < len(inputs):
                 found.append(inputs[k + first])
             if carried and k < len(function.outputs):
-                found.append(self._returned(carried, k))
+                found.append(self.returned(carried, k))
         captured, left = self._captures.get(place.body, []), len(function.inputs) - k
         if not found and left <= len(captured) and (one := captured[-left]) is not None:
             found.append(one)
@@ -247,7 +254,7 @@ class Tracer:
         return found
 
     @cached_property
-    def _positions(self) -> dict[str, dict[str, int]]:
+    def positions(self) -> dict[str, dict[str, int]]:
         functions: Mapping[str, Function] = self.graph.functions
         return {name: {each: k for k, each in enumerate(one.inputs)} for name, one in functions.items()}
 
@@ -257,7 +264,7 @@ class Tracer:
         found: dict[str, list[tuple[str, Node, int, str]]] = {}
         for body, node in self.all_nodes():
             try:
-                calls = self._calls(node)
+                calls = self.calls(node)
             except Unknown:
                 continue
             for name, first in calls:
@@ -476,9 +483,6 @@ class Tracer:
         if not math.isfinite(number):
             raise Unknown(f"{place.name!r}, which is {number}")
         return number
-
-
-_OUTPUTS = {"output_true": 1}  # what functions call outputs, beside "output" and such, which begin at 0
 
 
 def _leaf(node: Node, stored: Stored) -> Source:

@@ -1,0 +1,291 @@
+"""What is meant as a cell and is none that a layer computes: where it is, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from .blocks import BLOCKS
+from .graphs import Node
+from .sums import Other, Sums
+from .trace import Place, Source, Tracer, Unknown
+
+_CELL = re.compile(r"\A(lstm|gru)|(lstm|gru)\w*_cell(_\d+)?\Z", re.IGNORECASE)
+_NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
+_MOST_BEFORE = 200  # nodes
+_PLAIN = {
+    "Add", "AddV2", "BiasAdd", "Sub", "Mul", "Sigmoid", "Tanh", "MatMul", "ConcatV2", "Split", "StridedSlice",
+    "Identity", "Snapshot", "Enter", "RefEnter", "Exit", "Switch", "RefSwitch", "Merge", "RefMerge", "NextIteration",
+    "RefNextIteration", "Select", "SelectV2", "StopGradient", "EnsureShape", "Cast", "LoopCond", "",
+}  # fmt: skip
+_NORMALIZES = {"Rsqrt", "SquaredDifference", "Mean", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
+_RANDOM = {"RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2"}
+ACTIVATIONS = {
+    "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Softsign", "Softplus", "Softmax", "Erf", "Erfc", "Exp", "Sin", "Abs",
+}  # fmt: skip
+CLIPS = {"ClipByValue", "Minimum", "Maximum"}
+
+
+class Product(NamedTuple):
+    """A product with a weight."""
+
+    body: str
+    node: Node
+    left: Place
+    kernel: Source
+
+    @property
+    def place(self) -> Place:
+        return Place(self.body, self.node.name)
+
+
+class Recurrence(NamedTuple):
+    """Nodes that are computed from what they gave before, with weights."""
+
+    places: frozenset[Place]
+    nodes: tuple[Node, ...]
+    """In the graph's order."""
+    kernels: tuple[Source, ...]
+    product: Product
+
+
+def products_of(sums: Sums) -> list[Product]:
+    """All products with a weight."""
+    found = []
+    for body, node in sums.tracer.all_nodes():
+        if node.op == "MatMul":
+            try:
+                left, right = sums.pair(Place(body, node.name), "MatMul")
+                if not node.attrs.get("transpose_b"):  # as in gradients
+                    found.append(Product(body, node, sums.tracer.straight(left), sums.piece(right).source))
+            except (Other, Unknown):
+                continue
+    return found
+
+
+def kernels_before(tracer: Tracer, end: Place, products: Mapping[Place, Product]) -> dict[str, Source]:
+    """The weights of the products that something is computed from, within a step."""
+    found: dict[str, Source] = {}
+    seen, left = {end}, [end]
+    while left and len(seen) < _MOST_BEFORE:
+        here = left.pop(0)
+        tracer.count()
+        product = products.get(here)
+        node = tracer.node(here)
+        if product is not None:
+            found[product.kernel.name] = product.kernel
+        elif node is not None and node.op not in ("Merge", "RefMerge", "Enter", "RefEnter"):
+            before = [each for each in tracer.inputs(here.body, node) if each not in seen]
+            seen.update(before)
+            left += before
+    return found
+
+
+def misused(
+    tracer: Tracer, state: Place, kernels: Collection[str], ends: Collection[Place], products: Collection[Product]
+) -> str | None:
+    """Why what goes on is not the cell's own output; `ends` are those of all steps with these weights."""
+    scope = next(iter(kernels)).rpartition("/")[0]
+    for product in products:
+        name = product.kernel.name
+        if product.left in ends and name not in kernels and scope and name.startswith(f"{scope}/"):
+            return f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
+    try:
+        before, looped = tracer.state(state)
+        if looped and not any(end in before for end in ends):
+            first = next(iter(before), state)
+            return f"its state is not its output of the step before, but comes from {first.name!r}"
+        drawn = _drawn(tracer, state)
+    except Unknown as unknown:
+        return f"its state comes from {unknown}"
+    return None if drawn is None else f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
+
+
+def _drawn(tracer: Tracer, state: Place) -> Node | None:
+    """What draws random numbers for a selection between states, as zoneout does."""
+    seen, left = {state}, [state]
+    conditions = []
+    while left:
+        here = left.pop()
+        tracer.count()
+        node = tracer.node(here)
+        if node is not None and node.op in ("Select", "SelectV2"):
+            condition, *before = tracer.inputs(here.body, node)
+            conditions.append(condition)
+        else:
+            before = tracer.before(here) or []
+        left += [each for each in before if each not in seen]
+        seen.update(before)
+    seen, left = {*conditions}, conditions
+    while left and len(seen) < _MOST_BEFORE:
+        here = left.pop()
+        node = tracer.node(here)
+        if node is None:
+            continue
+        if "Random" in node.op:
+            return node
+        before = [each for each in tracer.inputs(here.body, node) if each not in seen]
+        left += before
+        seen.update(before)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- recurrences
+def recurrences(tracer: Tracer, products: Sequence[Product]) -> list[Recurrence]:
+    """Where products with weights depend on what they gave before: in loops, and in steps with the same weights."""
+    found = []
+    bodies: dict[str, list[Product]] = {}
+    for product in products:
+        bodies.setdefault(product.body, []).append(product)
+    for body, inside in bodies.items():
+        alike: dict[str, list[str]] = {}
+        for product in inside:
+            alike.setdefault(product.kernel.name, []).append(product.node.name)
+        graph = _Dependencies(tracer, body, alike)
+        for names in graph.cycles([product.node.name for product in inside]):
+            recurrence = _recurrence(tracer, body, names, inside)
+            if recurrence is not None:
+                found.append(recurrence)
+    return found
+
+
+def _recurrence(tracer: Tracer, body: str, names: set[str], products: list[Product]) -> Recurrence | None:
+    """If it is one of gates, and not of gradients."""
+    nodes = tuple(node for name, node in tracer.bodies[body].items() if name in names)
+    ops = {node.op for node in nodes}
+    inside = [product for product in products if product.node.name in names]
+    if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *CLIPS}:
+        return None
+    if any(op.endswith("Grad") or op in BLOCKS for op in ops):
+        return None
+    kernels = tuple({product.kernel.name: product.kernel for product in inside}.values())
+    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0])
+
+
+class _Dependencies:
+    """What each node of a body is computed from; products with one weight count as one node."""
+
+    def __init__(self, tracer: Tracer, body: str, alike: Mapping[str, list[str]]) -> None:
+        self._tracer, self._body, self._nodes = tracer, body, tracer.bodies[body]
+        self._alike: dict[str, list[str]] = {}
+        for names in alike.values():
+            self._alike |= {name: [other] for name, other in zip(names, [*names[1:], names[0]], strict=True)}
+        self._next: dict[str, str] = {}
+        """Of an argument of a loop's body, what the loop passes for it the next time."""
+        if any(carried == body for *_, carried in tracer.callers.get(body, [])):
+            function = tracer.graph.functions[body]
+            for argument, output in zip(function.inputs, function.outputs, strict=False):
+                self._next[argument] = function.returned.get(output, "").partition(":")[0]
+
+    def before(self, name: str) -> list[str]:
+        node = self._nodes.get(name)
+        if node is None:
+            return [self._next[name]] if name in self._next else []
+        try:
+            found = [place.name for place in self._tracer.inputs(self._body, node)]
+        except Unknown:
+            found = []
+        return found + self._alike.get(name, [])
+
+    def cycles(self, roots: Sequence[str]) -> Iterator[set[str]]:
+        """The strongly connected components, by Tarjan's algorithm without recursion, among what roots depend on."""
+        index: dict[str, int] = {}
+        low: dict[str, int] = {}
+        stack: list[str] = []
+        on_stack: set[str] = set()
+        for root in roots:
+            if root in index:
+                continue
+            left = [(root, iter(self._enter(root, index, low, stack, on_stack)))]
+            while left:
+                name, before = left[-1]
+                other = next(before, None)
+                if other is not None:
+                    if other not in index:
+                        left.append((other, iter(self._enter(other, index, low, stack, on_stack))))
+                    elif other in on_stack:
+                        low[name] = min(low[name], index[other])
+                    continue
+                left.pop()
+                if left:
+                    low[left[-1][0]] = min(low[left[-1][0]], low[name])
+                if low[name] == index[name]:
+                    component = set()
+                    while name not in component:
+                        component.add(stack.pop())
+                    on_stack -= component
+                    if len(component) > 1:
+                        yield component
+
+    def _enter(
+        self, name: str, index: dict[str, int], low: dict[str, int], stack: list[str], on_stack: set[str]
+    ) -> list[str]:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        on_stack.add(name)
+        return self.before(name)
+
+
+# ------------------------------------------------------------------------------------------------------------- reasons
+def shows(recurrence: Recurrence) -> str | None:
+    """What one node of a recurrence shows it to be."""
+    for ops, says in (
+        (_NORMALIZES, "it has layer normalization, which the block cells do not have"),
+        (_RANDOM, "it changes its state at random"),
+        (ACTIVATIONS, "it has another activation than sigmoid and tanh"),
+        (CLIPS, "it clips what the block cells do not clip, as a hard sigmoid does"),
+    ):
+        for node in recurrence.nodes:
+            if node.op in ops:
+                return f"{says}: the node {node.name!r} is a {node.op}"
+    return None
+
+
+def why(recurrence: Recurrence) -> str:
+    """Why a recurrence is none of the cells."""
+    for node in recurrence.nodes:
+        if node.op not in _PLAIN:
+            says = f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
+            return shows(recurrence) or says
+    kernel = recurrence.kernels[0].name
+    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is neither an LSTM nor a GRU"
+
+
+def is_named(kernel: str) -> bool:
+    """Whether a weight has the name of a cell's."""
+    return _CELL.search(_scope(kernel).rpartition("/")[2]) is not None
+
+
+def kind_of(name: str) -> str:
+    """What something is that is refused, by the names of its weights."""
+    return "GRU" if "gru" in name.lower() else "LSTM" if "lstm" in name.lower() else "unknown cell"
+
+
+def _scope(kernel: str) -> str:
+    return re.sub(r"/(gates|candidate|projection)\Z", "", kernel.lstrip("?").rpartition("/")[0])
+
+
+def by_names(products: Sequence[Product], covered: set[str]) -> Iterator[tuple[Product, str]]:
+    """Kernels of cells, by their names, that are in none that is known, and why."""
+    done = {_scope(name) for name in covered}
+    for product in products:
+        name = product.kernel.name
+        scope = _scope(name)
+        if is_named(name) and not any(scope == each or each.startswith(f"{scope}/") for each in done):
+            done.add(scope)
+            yield product, _reason(products, scope, product)
+
+
+def _reason(products: Sequence[Product], scope: str, product: Product) -> str:
+    kernels = sorted({each.kernel.name for each in products if each.kernel.name.startswith(f"{scope}/")})
+    if re.search("coupled", scope):
+        return "its input gate is coupled to its forget gate; the gates of the block cells are independent"
+    if len(kernels) > 1 and any("projection" in name for name in kernels):
+        return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
+    if _NORMAL.search(scope):
+        return "it has layer normalization, which the block cells do not have"
+    return (
+        f"what follows the product {product.node.name!r} with {product.kernel.name} is not what BasicLSTMCell,"
+        " LSTMCell or GRUCell have: perhaps another activation, layer normalization or coupled gates"
+    )
