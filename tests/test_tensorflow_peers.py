@@ -41,9 +41,9 @@ def control_flow(v1, version):
 class Cell:
     """A random cell, as a function of x and its state."""
 
-    def __init__(self, tf, g, scope, inputs, dtype):
+    def __init__(self, tf, g, scope, inputs, dtype, size=None):
         self.tf, self.g, self.scope, self.I, self.dtype = tf, g, scope, inputs, dtype
-        self.H = int(g.integers(1, 20))
+        self.H = size or int(g.integers(1, 20))
         kinds = ["LSTMBlockCell", "LSTMCell", "GRUCell"] + ["GRUBlockCell"] * (dtype == "float32")
         self.kind = str(g.choice(kinds))  # GRUBlockCell has no other dtype
         self.peephole = "LSTM" in self.kind and bool(g.integers(2))
@@ -133,6 +133,91 @@ def looped(tf, cell, x, state):
     return tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, *state))[1].stack()
 
 
+class Steps:
+    """Cells on top of each other, for dynamic_rnn."""
+
+    def __init__(self, cells):
+        self.cells, self.output_size = cells, cells[-1].H
+        self.state_size = tuple((cell.H,) * cell.states for cell in cells)
+
+    def zero_state(self, batch, dtype):
+        return tuple(tuple(cell.tf.zeros((B, cell.H), dtype) for _ in range(cell.states)) for cell in self.cells)
+
+    def __call__(self, x, states, scope=None):
+        after = []
+        for cell, state in zip(self.cells, states, strict=True):
+            after.append(tuple(cell(x, *state)))
+            x = after[-1][-1]
+        return x, tuple(after)
+
+
+class Network:
+    """A random network of cells, which says what should be found."""
+
+    def __init__(self, tf, g, dtype, x, lengths):
+        self.tf, self.g, self.dtype, self.lengths = tf, g, dtype, lengths
+        self.cells: list[tuple[Cell, bool, list[Cell]]] = []
+        """Each cell, whether it is reversed, and those that it reads."""
+        self.whole = True
+        below: list[Cell] = []
+        for k in range(int(g.integers(1, 4))):
+            if k and g.integers(8) == 0:
+                x, self.whole, below = x * 0.5, False, []
+            kind = str(g.choice(["forward", "backward", "both"]))
+            fw = self.directed(f"layer_{k}/fw", x, below, False) if kind != "backward" else None
+            bw = self.directed(f"layer_{k}/bw", x, below, True, fw) if kind != "forward" else None
+            parts = [each for each in (fw, bw) if each is not None]
+            if len(parts) == 2 and g.integers(10) == 0:
+                parts, self.whole = parts[::-1], False
+            x = tf.concat([y for y, _ in parts], 2) if len(parts) == 2 else parts[0][0]
+            below = [cells[-1] for _, cells in parts]
+        self.y = x
+
+    def directed(self, scope, x, below, reverse, beside=None):
+        """As many layers as those beside; their output in the order of x."""
+        tf, g, cells = self.tf, self.g, []
+        for k in range(len(beside[1]) if beside else int(g.integers(1, 3))):
+            size = int(x.shape[-1]) if k == 0 else cells[-1].H
+            hidden = beside[1][k].H if beside else None
+            cells.append(Cell(tf, g, f"{scope}/cell_{k}/cell", size, self.dtype, hidden))
+            self.cells.append((cells[-1], reverse, cells[-2:-1] or below))
+        batch_first = bool(g.integers(2))
+        x = tf.transpose(x, [1, 0, 2]) if batch_first else x
+        y = self.run(self.turned(x, batch_first) if reverse else x, cells, batch_first)
+        y = self.turned(y, batch_first) if reverse else y
+        return tf.transpose(y, [1, 0, 2]) if batch_first else y, cells
+
+    def turned(self, x, batch_first):
+        if self.lengths is None:
+            return self.tf.reverse(x, [int(batch_first)])
+        return self.tf.reverse_sequence(x, self.lengths, seq_axis=int(batch_first), batch_axis=1 - int(batch_first))
+
+    def run(self, x, cells, batch_first):
+        tf, steps = self.tf, Steps(cells)
+        way = "dynamic" if self.lengths is not None else str(self.g.choice(["dynamic", "index", "array", "unrolled"]))
+        if way == "dynamic":
+            options = {"time_major": not batch_first, "sequence_length": self.lengths, "dtype": self.dtype}
+            with tf.compat.v1.variable_scope(None, "run"):
+                return tf.compat.v1.nn.dynamic_rnn(steps, x, **options)[0]
+        states, axis = steps.zero_state(B, self.dtype), int(batch_first)
+        if way == "unrolled":
+            found = []
+            for each in tf.unstack(x, axis=axis):
+                y, states = steps(each, states)
+                found.append(y)
+            return tf.stack(found, axis)
+        array = tf.TensorArray(self.dtype, T).unstack(tf.transpose(x, [1, 0, 2]) if batch_first else x)
+        y = tf.TensorArray(self.dtype, T)
+
+        def body(t, y, states):
+            each = array.read(t) if way == "array" else x[:, t] if batch_first else x[t]
+            result, states = steps(each, states)
+            return t + 1, y.write(t, result), states
+
+        y = tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, states))[1].stack()
+        return tf.transpose(y, [1, 0, 2]) if batch_first else y
+
+
 def frozen(tf, session, names, folder):
     from tensorflow.python.framework import convert_to_constants
 
@@ -142,6 +227,16 @@ def frozen(tf, session, names, folder):
     path = folder / "frozen.pb"
     path.write_bytes(definition.SerializeToString())
     return path
+
+
+def stored(tf, session, saved, inputs, outputs, folder):
+    v1 = tf.compat.v1
+    if saved == "checkpoint":
+        return Path(v1.train.Saver(sharded=len(outputs) % 2 == 0).save(session, str(folder / "model.ckpt")))
+    if saved == "frozen":
+        return frozen(tf, session, [*outputs], folder)
+    v1.saved_model.simple_save(session, str(folder / "saved"), inputs, outputs)
+    return folder / "saved"
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -166,13 +261,7 @@ def test_random_graphs(tf, case, tmp_path):
         session.run(v1.global_variables_initializer())
         given = g.standard_normal((T, B, first)).astype(dtype)
         expected = session.run(outputs, {x: given})
-        if saved == "checkpoint":
-            path = Path(v1.train.Saver(sharded=bool(g.integers(2))).save(session, str(tmp_path / "model.ckpt")))
-        elif saved == "frozen":
-            path = frozen(tf, session, [f"y{k}" for k in range(layers)], tmp_path)
-        else:
-            path = tmp_path / "saved"
-            v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": outputs[-1]})
+        path = stored(tf, session, saved, {"x": x}, {f"y{k}": each for k, each in enumerate(outputs)}, tmp_path)
     found = opened(path).cells
     print(found, [cell.kind for cell in cells], saved, version)
     assert len(found) == layers
@@ -190,6 +279,45 @@ def test_random_graphs(tf, case, tmp_path):
         y, _ = one.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_networks(tf, case, tmp_path):
+    """Layers of both directions on top of each other, in one loop and in several, as one layer."""
+    g = np.random.default_rng([SEED, case, 1])
+    print(f"seed {SEED}, case {case}")
+    v1 = tf.compat.v1
+    version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
+    with control_flow(v1, version), tf.Graph().as_default(), v1.Session() as session:
+        inputs = int(g.integers(1, 12))
+        x = v1.placeholder("float32", (T, B, inputs), "x")
+        lengths = v1.placeholder("int32", (B,), "lengths") if g.integers(2) else None
+        network = Network(tf, g, "float32", x, lengths)
+        y = tf.identity(network.y, "y")
+        session.run(v1.global_variables_initializer())
+        given = {x: g.standard_normal((T, B, inputs)).astype("float32")}
+        if lengths is not None:
+            given[lengths] = g.integers(1, T + 1, B)
+        expected = session.run(y, given)
+        path = stored(tf, session, saved, {"x": x} | ({} if lengths is None else {"n": lengths}), {"y": y}, tmp_path)
+    found = opened(path).cells
+    print(found, saved, version)
+    assert len(found) == len(network.cells)
+
+    def of(cell):
+        (one,) = (each for each in found.values() if any(f"{cell.scope}/" in name for name in each.weights.values()))
+        return one
+
+    for cell, reverse, below in network.cells:
+        assert of(cell).reverse is reverse, cell.scope
+        if network.whole:
+            assert of(cell).input_from == tuple(of(each).name for each in below), cell.scope
+    if not network.whole:
+        with pytest.raises(ValueError, match=r"belong to|read the same|several cells|side by side|before that of"):
+            found.layer()
+        return
+    result, _ = found.layer()(given[x], lengths=None if lengths is None else given[lengths])
+    assert error_in_eps(result, expected.astype(np.float64), float(np.finfo("float32").eps)) <= 16
 
 
 # ------------------------------------------------------------------------------------------------- names and files
