@@ -432,3 +432,79 @@ def test_names_and_files(tf, case, tmp_path):
                 whole = np.concatenate([variables[each] for each in sorted(names)])
                 np.testing.assert_array_equal(shadow[role], whole.astype(dtype))
         value = result
+
+
+class Object(Cell):
+    """One with variables of TensorFlow 2, whose names need not tell them apart."""
+
+    def _variable(self, name, shape):
+        values = (self.g.standard_normal(shape) / 2).astype(self.dtype)
+        called = str(self.g.choice([name, name.rpartition("/")[2], "Variable"]))
+        if not hasattr(self, "made"):
+            self.made = {}
+        made = self.made[name.removeprefix(f"{self.scope}/")] = self.tf.Variable(values, name=called)
+        return made
+
+
+def module_of(tf, cells):
+    """A module with all cells, by their names there, and one that computes them one behind the other."""
+
+    class Held(tf.Module):
+        def __init__(self, made):
+            super().__init__()
+            for name, variable in made.items():
+                setattr(self, name.replace("/", "_"), variable)
+
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [Held(cell.made) for cell in cells]
+
+        def __call__(self, x):
+            results = []
+            for cell in cells:
+                x = cell.loop(tf, cell, x, [tf.zeros((B, cell.H), cell.dtype)] * cell.states)
+                results.append(x)
+            return results
+
+    return Model()
+
+
+@pytest.mark.parametrize("case", range(CASES // 4))
+def test_saved_models_of_objects(tf, case, tmp_path):
+    """With a signature and without one, when nothing in the graph calls the function."""
+    g = np.random.default_rng([SEED, case, 2])
+    print(f"seed {SEED}, case {case}")
+    dtype, cells, inputs = str(g.choice(["float32", "float32", "float16"])), [], int(g.integers(1, 9))
+    given = g.standard_normal((T, B, inputs)).astype(dtype)
+    for k in range(int(g.integers(1, 4))):
+        cells.append(Object(tf, g, f"cell_{k}/lstm_cell", cells[-1].H if cells else inputs, dtype))
+        cells[-1].loop = unrolled if g.integers(2) else looped
+    model = module_of(tf, cells)
+    call = tf.function(model.__call__, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
+    expected = [result.numpy() for result in call(tf.constant(given))]
+    signature = bool(g.integers(2))
+    if signature:
+        named = tf.function(lambda x: {"y": call(x)[-1]}, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
+        tf.saved_model.save(model, str(tmp_path / "saved"), signatures=named.get_concrete_function())
+    else:
+        model.run = call
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+    found = opened(tmp_path / "saved")
+    print(found, [(cell.kind, cell.scope) for cell in cells], signature)
+    left = {*found.cells}
+    value = given
+    for cell, result in zip(cells, expected, strict=True):
+        values = {name: variable.numpy() for name, variable in cell.made.items()}
+        kernel = values["kernel" if cell.states == 2 else "candidate/kernel"]
+        role = "w" if cell.states == 2 else "w_c"
+        layers = {name: found.cells[name].layer() for name in left}
+        (name,) = (name for name, layer in layers.items() if np.array_equal(layer.weights.get(role), kernel))
+        left.remove(name)
+        one = found.cells[name]
+        assert (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        assert one.check() <= one.bound
+        y, _ = one.layer()(value)
+        assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
+        value = result
+    assert not left

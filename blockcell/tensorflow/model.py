@@ -104,7 +104,7 @@ def open(path: str | os.PathLike[str]) -> Model:
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
-    if files := _shards(name):
+    if (_SHARD.search(name) or not os.path.exists(name)) and (files := _shards(name)):
         return Model(name, _graph_of(_SHARD.sub("", name)), checkpoint.read_old(*map(File, files)))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
