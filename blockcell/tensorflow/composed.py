@@ -7,6 +7,7 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,8 @@ from .found import Found
 from .patterns import Lstm, Match, Variant, gru, lstm
 from .refusals import (
     Product,
+    Recurrence,
+    Step,
     by_names,
     is_named,
     kernels_before,
@@ -60,58 +63,74 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     loops = recurrences(tracer, products)
     looped = {place for loop in loops for place in loop.places}
     wrong: Wrong = {}
-    matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
+    matches = _of_lstms(tracer, lstms, products, looped, wrong) + _of_grus(tracer, grus, products, looped, wrong)
     understood = {name for match in matches for name in match.kernels}
+    _add_variants(tracer, variants, understood, products, loops, wrong)
+    for loop in loops:
+        kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
+        if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
+            wrong[loop.product.place] = why(loop), kernels
+    found, refused = [], set[str]()
+    for end, (reason, kernels) in wrong.items():
+        if not refused & kernels.keys():
+            found.append(_refused(end, reason, kernels))
+        refused |= kernels.keys()
+    alive = _alive(tracer, matches, looped)
+    found += _found(tracer, [match for match in alive if not refused & match.kernels.keys()])
+    for product, reason in by_names(products, known | understood | refused):
+        found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
+    return found
+
+
+def _add_variants(
+    tracer: Tracer,
+    variants: dict[Place, Variant],
+    understood: set[str],
+    products: list[Product],
+    loops: list[Recurrence],
+    wrong: Wrong,
+) -> None:
+    """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
     by_place = {product.place: product for product in products}
     for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
         kernels = kernels_before(tracer, end, by_place)
         kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
-        if kernels and (end in looped or is_named(next(iter(kernels)))):
-            shown = next((shows(loop) for loop in loops if end in loop.places and variants[end].vague), None)
+        loop = next((loop for loop in loops if end in loop.places), None)
+        if kernels and (loop is not None or is_named(next(iter(kernels)))):
+            shown = shows(loop) if loop is not None and variants[end].vague else None
             wrong[end] = shown or str(variants[end]), kernels
-    for loop in loops:
-        kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
-        if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
-            wrong[Place(next(iter(loop.places)).body, loop.product.name)] = why(loop), kernels
-    found, refused = [], set[str]()
-    for end, (reason, kernels) in wrong.items():
-        if not refused & kernels.keys():
-            first = next(iter(kernels.values()))
-            found.append(Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason))
-        refused |= kernels.keys()
-    for match in _alive(tracer, matches, looped):
-        if not refused & match.kernels.keys():
-            found.append(_found(tracer, match))
-    for product, reason in by_names(products, known | understood | refused):
-        place, kernels = product.node.name, {product.kernel.name: product.kernel}
-        found.append(Found(place, _kind(kernels), [place], sources={"w": product.kernel}, refused=reason))
-    return found
 
 
-def _of_lstms(tracer: Tracer, lstms: list[Lstm], products: list[Product], wrong: Wrong) -> list[Match]:
+def _of_lstms(
+    tracer: Tracer, lstms: list[Lstm], products: list[Product], looped: set[Place], wrong: Wrong
+) -> list[Match]:
     """Those whose two operands can be told apart, the input and the state."""
     groups: dict[tuple[str, ...], list[Lstm]] = {}
     for each in lstms:
         groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
-    for group in groups.values():
+    for kernels, group in groups.items():
         ends = {each.end for each in group}
         states = {operand.key for each in group for operand in each.first if _is_state(tracer, operand.place, ends)}
+        numbers = {}
         for each in group:
             fits = [k for k, operand in enumerate(each.first) if operand.key in states]
-            state = fits[0] if len(fits) == 1 else each.by_shape()
-            if state is None:
-                names = " and ".join(each.kernels)
+            number = fits[0] if len(fits) == 1 else each.by_shape()
+            if number is None:
+                names = " and ".join(kernels)
                 wrong[each.end] = f"it cannot be told which of its kernels, {names}, is for its state", each.kernels
-                continue
-            reason = misused(tracer, each.first[state].place, each.kernels, ends, products)
-            if reason is None:
-                try:
-                    found.append(each.match(state))
+            else:
+                numbers[each] = number
+        steps = [each.step(number) for each, number in numbers.items()]
+        reasons = misused(tracer, steps, kernels, products, looped) if steps else {}
+        for each, number in numbers.items():
+            try:
+                if each.end not in reasons:
+                    found.append(each.match(number))
                     continue
-                except (Variant, Unknown) as error:
-                    reason = str(error)
-            wrong[each.end] = reason, each.kernels
+            except (Variant, Unknown) as error:
+                reasons[each.end] = str(error)
+            wrong[each.end] = reasons[each.end], each.kernels
     return found
 
 
@@ -122,17 +141,18 @@ def _is_state(tracer: Tracer, place: Place, ends: set[Place]) -> bool:
         return False
 
 
-def _of_grus(tracer: Tracer, grus: list[Match], products: list[Product], wrong: Wrong) -> list[Match]:
-    ends: dict[tuple[str, ...], set[Place]] = {}
+def _of_grus(
+    tracer: Tracer, grus: list[Match], products: list[Product], looped: set[Place], wrong: Wrong
+) -> list[Match]:
+    groups: dict[tuple[str, ...], list[Match]] = {}
     for each in grus:
-        ends.setdefault(tuple(each.kernels), set()).add(each.end)
+        groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
-    for each in grus:
-        reason = misused(tracer, each.states[-1], each.kernels, ends[tuple(each.kernels)], products)
-        if reason is None:
-            found.append(each)
-        else:
-            wrong[each.end] = reason, each.kernels
+    for kernels, group in groups.items():
+        steps = [Step(each.end, each.states, each.results) for each in group]
+        reasons = misused(tracer, steps, kernels, products, looped)
+        found += [each for each in group if each.end not in reasons]
+        wrong |= {each.end: (reasons[each.end], each.kernels) for each in group if each.end in reasons}
     return found
 
 
@@ -172,16 +192,35 @@ def _kind(kernels: dict[str, Source]) -> str:
     return _KINDS.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
 
 
-def _found(tracer: Tracer, match: Match) -> Found:
-    """A cell that was understood."""
-    kind = match.kind or _kind(match.kernels)
-    if kind == "unknown cell":
-        kind = match.cell
-    at = At(match.body, match.x, match.states[-1], match.results[-1])
-    more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
+    first = next(iter(kernels.values()))
+    return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
+
+
+def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
+    """Cells that were understood."""
+    bodies: dict[tuple[object, ...], Body | str] = {}
+    keys = []
+    for match in matches:
+        sources = [(role, source.name) for role, source in match.sources.items()]
+        keys.append((match.body, *sources, *match.attributes.items()))
+        if not isinstance(bodies.get(keys[-1]), Body):
+            bodies[keys[-1]] = _body(tracer, match)
+    for key, match in zip(keys, matches, strict=True):
+        body, kind = bodies[key], match.kind or _kind(match.kernels)
+        kind = kind if match.cell in kind else match.cell
+        at = At(match.body, match.x, match.states[-1], match.end)
+        more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+        more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
+        yield Found(match.last.name, kind, [match.last.name], **more)
+
+
+def _body(tracer: Tracer, match: Match) -> Body | str:
+    """A match's nodes, or why they are no function of its input and its states."""
     try:
-        body = Body(tracer, match.x, match.states, match.results, *match.sizes)
-        more |= {"parts": body.sources, "step": body.step}
+        places = [tracer.straight(place) for place in (match.x, *match.states)]
+        if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
+            return "its input and its states are not told apart: they come from one node"
+        return Body(tracer, match.x, match.states, match.results, *match.sizes)
     except Unknown as unknown:
-        more |= {"refused": f"its nodes are not understood: {unknown}"}
-    return Found(match.last.name, kind, [match.last.name], **more)
+        return f"its nodes are not understood: {unknown}"

@@ -67,8 +67,8 @@ class Found:
         sources: Mapping[str, Source] | None = None,
         attributes: Mapping[str, Any] | None = None,
         step: Step | None = None,
-        at: At | None = None,
         parts: Mapping[str, Source] | None = None,
+        at: At | None = None,
         refused: str | None = None,
     ) -> None:
         self.name, self.kind, self.nodes = name, kind, tuple(nodes)

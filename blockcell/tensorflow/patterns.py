@@ -12,10 +12,9 @@ from typing import Any
 
 from ..optable import GATE_ORDERS
 from .graphs import Node
+from .refusals import ACTIVATIONS, CLIPS, Step
 from .sums import ADD, Other, Piece, Sum, Sums, added, joined, zeros
 from .trace import Place, Source, Unknown
-
-_PARTS = ("Split", "StridedSlice")
 
 
 class Variant(Exception):
@@ -106,6 +105,10 @@ class Lstm:
             return 1
         fits = [k for k, each in enumerate(self.first) if each.kernel.shape[0] == self.hidden]
         return fits[0] if len(fits) == 1 else None
+
+    def step(self, state: int) -> Step:
+        """What it is among other steps, with the state being the operand of this number."""
+        return Step(self.end, (self.cs_prev, self.first[state].place), (self.cs, self.end))
 
     def match(self, state: int) -> Match:
         """With the state being the operand of this number."""
@@ -219,9 +222,9 @@ def _changed(sums: Sums, factors: list[Place]) -> Variant | Other:
                     " cells are independent"
                 )
     for each in factors:
-        node_ = sums.tracer.node(sums.past(each))
-        if node_ is not None and node_.op not in ("Sigmoid", "Tanh", *_PARTS):
-            return Variant(f"the node {node_.name!r} is a {node_.op}, where the block cells have a sigmoid or a tanh")
+        made = sums.tracer.node(sums.past(each))
+        if made is not None and made.op in (*ACTIVATIONS, *CLIPS):
+            return Variant(f"the node {made.name!r} is a {made.op}, where the block cells have a sigmoid or a tanh")
     return _vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
 
 
