@@ -263,8 +263,8 @@ BAD = {
     "relu": "is a Relu",
     "hard_sigmoid": "clips what the block cells do not clip",
     "ugrnn": "it has no reset gate",
-    "zoneout": "its state is not its output of the step before",
-    "random_zoneout": "its state is kept at random, by the node",
+    "zoneout": "its (cell )?state is not (its output|that) of the step before",
+    "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
     "minimal": "is neither an LSTM nor a GRU",
 }
 
