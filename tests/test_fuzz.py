@@ -80,7 +80,7 @@ print(status, time.process_time(), int(peak) / 1024)
 
 @pytest.mark.slow
 def test_a_package_of_190_mb_is_inspected_in_place(tmp_path):
-    """As large as DeepSpeech's, with its LSTM of 2048 cells: 2 s of the CPU's time and 100 MB, with Python and numpy."""
+    """As large as DeepSpeech's, with an LSTM of 2048 cells: 2 s of the CPU's time and 100 MB, all that Python has."""
     g = np.random.default_rng(0)
     shapes = {"kernel": (4096, 8192), "bias": (8192,), "dense": (7000, 2048)}
     arrays = {name: g.standard_normal(shape, np.float32) * np.float32(0.02) for name, shape in shapes.items()}

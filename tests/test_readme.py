@@ -4,6 +4,7 @@ benchmarks' files, their links lead somewhere.
     python tests/test_readme.py        writes the README's tables anew
 """
 
+import ast
 import importlib
 import inspect
 import re
@@ -88,6 +89,47 @@ def test_page_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command, printed, said in run_page(ROOT / name, tmp_path, capsys):
         assert close(printed.rstrip(), said.rstrip()), f"{command}\n{printed}"
+
+
+NO_REASONS = {  # but names, hints in parentheses, what a weight is called, and the end of reasons
+    "...: the node ... is a ...",
+    "GRU that resets after",
+    "TensorFlow's cells have 1.0 by default",
+    "0 if it had none",
+    "zeros: it has no bias",
+}
+FINDING = "blocks cells composed evaluate found named patterns refusals sums trace"
+READING = "checkpoint graphs mapped model slices table tensors text wire"
+
+
+def texts(modules):
+    """Every text of several words, but for docstrings; "..." is what is filled in."""
+    for name in modules.split():
+        tree = ast.parse((ROOT / "blockcell" / "tensorflow" / f"{name}.py").read_text())
+        parts = {id(part) for each in ast.walk(tree) if isinstance(each, ast.JoinedStr) for part in each.values}
+        parts |= {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.JoinedStr):
+                text = "".join(part.value if isinstance(part, ast.Constant) else "..." for part in each.values)
+            elif isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in parts:
+                text = each.value
+            else:
+                continue
+            if len(text.replace("...", "").split()) > 3 and text not in NO_REASONS:
+                yield text
+
+
+def test_every_reason_to_refuse_a_cell_is_explained():
+    """The page on it has some words of each, and no words that no reason has; of files', the words that are there."""
+    _, _, page = (ROOT / "docs" / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
+    pages = page.split("## When a file is refused\n")
+    columns = [" ".join(re.findall(r"^\| (`.*?`) \|", part, re.MULTILINE)) for part in pages]
+    cells, files = (re.findall("`(.*?)`", column) for column in columns)
+    reasons = [*texts(FINDING)]
+    assert not [text for text in reasons if not any(words in text for words in cells)]
+    assert not [words for words in cells if not any(words in text for text in reasons)]
+    given = [*texts(READING)]
+    assert not [words for words in files if not any(words in text for text in given)]
 
 
 def test_example_of_the_ops():

@@ -584,8 +584,11 @@ def test_what_is_none_of_the_formats(tmp_path):
         (tmp_path / name).write_bytes(b"\x89HDF")
         with pytest.raises(FormatError, match=f"{name} is of an unknown kind; .*{words}"):
             opened(tmp_path / name)
-    with pytest.raises(FormatError, match="there is a.KERAS: open that"):
+    with pytest.raises(FormatError, match=r"there is a\.KERAS: open that"):
         opened(tmp_path)
+    (tmp_path / "a.pb").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4\n")
+    with pytest.raises(FormatError, match=r"a\.pb is a pointer of Git LFS's.*git lfs pull"):
+        opened(tmp_path / "a.pb")
     with pytest.raises(TypeError, match="path is of type bytes"):
         opened(b"a.pb")
     os.mkfifo(tmp_path / "pipe.pb")

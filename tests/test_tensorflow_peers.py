@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,9 +41,9 @@ def control_flow(v1, version):
 class Cell:
     """A random cell, as a function of x and its state."""
 
-    def __init__(self, tf, g, scope, inputs, dtype):
+    def __init__(self, tf, g, scope, inputs, dtype, size=None):
         self.tf, self.g, self.scope, self.I, self.dtype = tf, g, scope, inputs, dtype
-        self.H = int(g.integers(1, 20))
+        self.H = size or int(g.integers(1, 20))
         kinds = ["LSTMBlockCell", "LSTMCell", "GRUCell"] + ["GRUBlockCell"] * (dtype == "float32")
         self.kind = str(g.choice(kinds))  # GRUBlockCell has no other dtype
         self.peephole = "LSTM" in self.kind and bool(g.integers(2))
@@ -132,6 +133,91 @@ def looped(tf, cell, x, state):
     return tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, *state))[1].stack()
 
 
+class Steps:
+    """Cells on top of each other, for dynamic_rnn."""
+
+    def __init__(self, cells):
+        self.cells, self.output_size = cells, cells[-1].H
+        self.state_size = tuple((cell.H,) * cell.states for cell in cells)
+
+    def zero_state(self, batch, dtype):
+        return tuple(tuple(cell.tf.zeros((B, cell.H), dtype) for _ in range(cell.states)) for cell in self.cells)
+
+    def __call__(self, x, states, scope=None):
+        after = []
+        for cell, state in zip(self.cells, states, strict=True):
+            after.append(tuple(cell(x, *state)))
+            x = after[-1][-1]
+        return x, tuple(after)
+
+
+class Network:
+    """A random network of cells, which says what should be found."""
+
+    def __init__(self, tf, g, dtype, x, lengths):
+        self.tf, self.g, self.dtype, self.lengths = tf, g, dtype, lengths
+        self.cells: list[tuple[Cell, bool, list[Cell]]] = []
+        """Each cell, whether it is reversed, and those that it reads."""
+        self.whole = True
+        below: list[Cell] = []
+        for k in range(int(g.integers(1, 4))):
+            if k and g.integers(8) == 0:
+                x, self.whole, below = x * 0.5, False, []
+            kind = str(g.choice(["forward", "backward", "both"]))
+            fw = self.directed(f"layer_{k}/fw", x, below, False) if kind != "backward" else None
+            bw = self.directed(f"layer_{k}/bw", x, below, True, fw) if kind != "forward" else None
+            parts = [each for each in (fw, bw) if each is not None]
+            if len(parts) == 2 and g.integers(10) == 0:
+                parts, self.whole = parts[::-1], False
+            x = tf.concat([y for y, _ in parts], 2) if len(parts) == 2 else parts[0][0]
+            below = [cells[-1] for _, cells in parts]
+        self.y = x
+
+    def directed(self, scope, x, below, reverse, beside=None):
+        """As many layers as those beside; their output in the order of x."""
+        tf, g, cells = self.tf, self.g, []
+        for k in range(len(beside[1]) if beside else int(g.integers(1, 3))):
+            size = int(x.shape[-1]) if k == 0 else cells[-1].H
+            hidden = beside[1][k].H if beside else None
+            cells.append(Cell(tf, g, f"{scope}/cell_{k}/cell", size, self.dtype, hidden))
+            self.cells.append((cells[-1], reverse, cells[-2:-1] or below))
+        batch_first = bool(g.integers(2))
+        x = tf.transpose(x, [1, 0, 2]) if batch_first else x
+        y = self.run(self.turned(x, batch_first) if reverse else x, cells, batch_first)
+        y = self.turned(y, batch_first) if reverse else y
+        return tf.transpose(y, [1, 0, 2]) if batch_first else y, cells
+
+    def turned(self, x, batch_first):
+        if self.lengths is None:
+            return self.tf.reverse(x, [int(batch_first)])
+        return self.tf.reverse_sequence(x, self.lengths, seq_axis=int(batch_first), batch_axis=1 - int(batch_first))
+
+    def run(self, x, cells, batch_first):
+        tf, steps = self.tf, Steps(cells)
+        way = "dynamic" if self.lengths is not None else str(self.g.choice(["dynamic", "index", "array", "unrolled"]))
+        if way == "dynamic":
+            options = {"time_major": not batch_first, "sequence_length": self.lengths, "dtype": self.dtype}
+            with tf.compat.v1.variable_scope(None, "run"):
+                return tf.compat.v1.nn.dynamic_rnn(steps, x, **options)[0]
+        states, axis = steps.zero_state(B, self.dtype), int(batch_first)
+        if way == "unrolled":
+            found = []
+            for each in tf.unstack(x, axis=axis):
+                y, states = steps(each, states)
+                found.append(y)
+            return tf.stack(found, axis)
+        array = tf.TensorArray(self.dtype, T).unstack(tf.transpose(x, [1, 0, 2]) if batch_first else x)
+        y = tf.TensorArray(self.dtype, T)
+
+        def body(t, y, states):
+            each = array.read(t) if way == "array" else x[:, t] if batch_first else x[t]
+            result, states = steps(each, states)
+            return t + 1, y.write(t, result), states
+
+        y = tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, states))[1].stack()
+        return tf.transpose(y, [1, 0, 2]) if batch_first else y
+
+
 def frozen(tf, session, names, folder):
     from tensorflow.python.framework import convert_to_constants
 
@@ -141,6 +227,16 @@ def frozen(tf, session, names, folder):
     path = folder / "frozen.pb"
     path.write_bytes(definition.SerializeToString())
     return path
+
+
+def stored(tf, session, saved, inputs, outputs, folder):
+    v1 = tf.compat.v1
+    if saved == "checkpoint":
+        return Path(v1.train.Saver(sharded=len(outputs) % 2 == 0).save(session, str(folder / "model.ckpt")))
+    if saved == "frozen":
+        return frozen(tf, session, [*outputs], folder)
+    v1.saved_model.simple_save(session, str(folder / "saved"), inputs, outputs)
+    return folder / "saved"
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -165,13 +261,7 @@ def test_random_graphs(tf, case, tmp_path):
         session.run(v1.global_variables_initializer())
         given = g.standard_normal((T, B, first)).astype(dtype)
         expected = session.run(outputs, {x: given})
-        if saved == "checkpoint":
-            path = Path(v1.train.Saver(sharded=bool(g.integers(2))).save(session, str(tmp_path / "model.ckpt")))
-        elif saved == "frozen":
-            path = frozen(tf, session, [f"y{k}" for k in range(layers)], tmp_path)
-        else:
-            path = tmp_path / "saved"
-            v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": outputs[-1]})
+        path = stored(tf, session, saved, {"x": x}, {f"y{k}": each for k, each in enumerate(outputs)}, tmp_path)
     found = opened(path).cells
     print(found, [cell.kind for cell in cells], saved, version)
     assert len(found) == layers
@@ -189,3 +279,232 @@ def test_random_graphs(tf, case, tmp_path):
         y, _ = one.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_networks(tf, case, tmp_path):
+    """Layers of both directions on top of each other, in one loop and in several, as one layer."""
+    g = np.random.default_rng([SEED, case, 1])
+    print(f"seed {SEED}, case {case}")
+    v1 = tf.compat.v1
+    version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
+    with control_flow(v1, version), tf.Graph().as_default(), v1.Session() as session:
+        inputs = int(g.integers(1, 12))
+        x = v1.placeholder("float32", (T, B, inputs), "x")
+        lengths = v1.placeholder("int32", (B,), "lengths") if g.integers(2) else None
+        network = Network(tf, g, "float32", x, lengths)
+        y = tf.identity(network.y, "y")
+        session.run(v1.global_variables_initializer())
+        given = {x: g.standard_normal((T, B, inputs)).astype("float32")}
+        if lengths is not None:
+            given[lengths] = g.integers(1, T + 1, B)
+        expected = session.run(y, given)
+        path = stored(tf, session, saved, {"x": x} | ({} if lengths is None else {"n": lengths}), {"y": y}, tmp_path)
+    found = opened(path).cells
+    print(found, saved, version)
+    assert len(found) == len(network.cells)
+
+    def of(cell):
+        (one,) = (each for each in found.values() if any(f"{cell.scope}/" in name for name in each.weights.values()))
+        return one
+
+    for cell, reverse, below in network.cells:
+        assert of(cell).reverse is reverse, cell.scope
+        if network.whole:
+            assert of(cell).input_from == tuple(of(each).name for each in below), cell.scope
+    if not network.whole:
+        with pytest.raises(ValueError, match=r"belong to|read the same|several cells|side by side|before that of"):
+            found.layer()
+        return
+    result, _ = found.layer()(given[x], lengths=None if lengths is None else given[lengths])
+    assert error_in_eps(result, expected.astype(np.float64), float(np.finfo("float32").eps)) <= 16
+
+
+# ------------------------------------------------------------------------------------------------- names and files
+SAVED = ["checkpoint", "checkpoint", "bare", "V1", "other names", "saved_model", "saved_model.pbtxt", "frozen.pb",
+         "frozen.pbtxt"]  # fmt: skip
+
+
+def other_names(v1, g):
+    """A Saver's dict: each variable, or all parts of one, by a name that tells nothing."""
+    whole = {}
+    for variable in v1.global_variables():
+        part = variable._save_slice_info
+        whole.setdefault(part.full_name if part else variable.op.name, []).append(variable)
+    numbers = g.permutation(len(whole))
+    return {f"v{k}": parts[0] if parts[0]._save_slice_info is None else parts
+            for k, parts in zip(numbers, whole.values(), strict=True)}  # fmt: skip
+
+
+def saved_as(tf, g, form, session, x, results, folder):
+    """The model in a form; what to open."""
+    v1 = tf.compat.v1
+    if form.startswith("frozen"):
+        path = frozen(tf, session, [result.op.name for result in results], folder)
+        if form.endswith("txt"):
+            definition = v1.GraphDef.FromString(path.read_bytes())
+            path = Path(v1.train.write_graph(definition, str(folder), form, as_text=True))
+        return path
+    if form.startswith("saved_model"):
+        builder = v1.saved_model.Builder(str(folder / "saved"))
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": results[-1]})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature},
+                                             strip_default_attrs=bool(g.integers(2)))  # fmt: skip
+        builder.save(as_text=form.endswith("txt"))
+        return folder / "saved"
+    if g.integers(3) == 0:  # another one, for something else
+        v1.train.Saver(
+            {"unrelated": v1.global_variables()[0]} if not v1.global_variables()[0]._save_slice_info else None
+        )
+    options = {"sharded": bool(g.integers(2)), "write_version": 1 if form == "V1" else 2}
+    names = other_names(v1, g) if form == "other names" else None
+    path = v1.train.Saver(names, **options).save(session, str(folder / "model.ckpt"), write_meta_graph=form != "bare")
+    return Path(path)
+
+
+class Plain(Cell):
+    """One whose variables have a dtype that the format V1 has, and are not cast."""
+
+    def _variable(self, name, shape):
+        values = (self.g.standard_normal(shape) / 2).astype(self.dtype)
+        return self.tf.compat.v1.get_variable(name, initializer=values, use_resource=bool(self.g.integers(2)))
+
+
+def train(tf, g, session):
+    """A step of an optimizer, and moving averages."""
+    v1 = tf.compat.v1
+    variables = v1.trainable_variables()
+    optimizer = v1.train.AdamOptimizer(0.1) if g.integers(2) else v1.train.MomentumOptimizer(0.1, 0.9)
+    step = optimizer.apply_gradients([(tf.ones_like(variable), variable) for variable in variables])
+    average = v1.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([step]):
+        update = average.apply(variables)
+    named = {variable.name for variable in variables}
+    session.run(v1.variables_initializer(variables))
+    session.run(v1.variables_initializer([each for each in v1.global_variables() if each.name not in named]))
+    session.run(update)
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_names_and_files(tf, case, tmp_path):
+    g = np.random.default_rng([SEED, case, 1])
+    print(f"seed {SEED}, case {case}")
+    v1 = tf.compat.v1
+    version, form = int(g.integers(1, 3)), str(g.choice(SAVED))
+    dtype = str(g.choice(["float32", "float32", "float16"]))
+    config = v1.ConfigProto(device_count={"CPU": 2})
+    with control_flow(v1, version), tf.Graph().as_default(), v1.Session(config=config) as session:
+        x = y = v1.placeholder(dtype, (T, B, int(g.integers(1, 9))), "x")
+        outer, cells, results = str(g.choice(["", "a/", "model/b_1/"])), [], []
+        for k in range(int(g.integers(1, 4))):
+            with tf.device(f"/cpu:{k % 2}"):
+                stored = Plain if form in ("V1", "bare") else Cell
+                cell = stored(tf, g, f"{outer}cell_{k}/lstm_cell", int(y.shape[-1]), dtype)
+            y = (unrolled if g.integers(2) else looped)(tf, cell, y, [tf.zeros((B, cell.H), dtype)] * cell.states)
+            cells.append(cell)
+            results.append(tf.identity(y, f"y{k}"))
+        trained = not form.startswith("frozen") and bool(g.integers(2))
+        train(tf, g, session) if trained else session.run(v1.global_variables_initializer())
+        given = g.standard_normal((T, B, int(x.shape[-1]))).astype(dtype)
+        expected = session.run(results, {x: given})
+        path = saved_as(tf, g, form, session, x, results, tmp_path)
+        variables = {each.op.name: session.run(each) for each in v1.global_variables()}
+    model = opened(path)
+    print(model.cells, [(cell.kind, cell.scope) for cell in cells], form, version, trained)
+    assert len(model.cells) == len(cells)
+    value = given
+    for cell, result in zip(cells, expected, strict=True):
+        one = model.cells[cell.scope]
+        assert one.refused is None and (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        more = {}
+        if form == "bare":
+            more = {"forget_bias": cell.forget, "cell_clip": max(cell.clip, 0)} if cell.states == 2 else {}
+            assert one.unsaid == [*more]
+        assert one.check(**more) <= one.bound
+        y, _ = one.layer(**more)(value)
+        assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
+        if trained and form != "other names":
+            shadow = one.layer(average=True, **more).weights
+            for role, name in one.weights.items():
+                names = [
+                    each for each in variables if re.fullmatch(rf"{name}(/part_\d+)?/ExponentialMovingAverage", each)
+                ]
+                whole = np.concatenate([variables[each] for each in sorted(names)])
+                np.testing.assert_array_equal(shadow[role], whole.astype(dtype))
+        value = result
+
+
+class Object(Cell):
+    """One with variables of TensorFlow 2, whose names need not tell them apart."""
+
+    def _variable(self, name, shape):
+        values = (self.g.standard_normal(shape) / 2).astype(self.dtype)
+        called = str(self.g.choice([name, name.rpartition("/")[2], "Variable"]))
+        if not hasattr(self, "made"):
+            self.made = {}
+        made = self.made[name.removeprefix(f"{self.scope}/")] = self.tf.Variable(values, name=called)
+        return made
+
+
+def module_of(tf, cells):
+    """A module with all cells, by their names there, and one that computes them one behind the other."""
+
+    class Held(tf.Module):
+        def __init__(self, made):
+            super().__init__()
+            for name, variable in made.items():
+                setattr(self, name.replace("/", "_"), variable)
+
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [Held(cell.made) for cell in cells]
+
+        def __call__(self, x):
+            results = []
+            for cell in cells:
+                x = cell.loop(tf, cell, x, [tf.zeros((B, cell.H), cell.dtype)] * cell.states)
+                results.append(x)
+            return results
+
+    return Model()
+
+
+@pytest.mark.parametrize("case", range(CASES // 4))
+def test_saved_models_of_objects(tf, case, tmp_path):
+    """With a signature and without one, when nothing in the graph calls the function."""
+    g = np.random.default_rng([SEED, case, 2])
+    print(f"seed {SEED}, case {case}")
+    dtype, cells, inputs = str(g.choice(["float32", "float32", "float16"])), [], int(g.integers(1, 9))
+    given = g.standard_normal((T, B, inputs)).astype(dtype)
+    for k in range(int(g.integers(1, 4))):
+        cells.append(Object(tf, g, f"cell_{k}/lstm_cell", cells[-1].H if cells else inputs, dtype))
+        cells[-1].loop = unrolled if g.integers(2) else looped
+    model = module_of(tf, cells)
+    call = tf.function(model.__call__, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
+    expected = [result.numpy() for result in call(tf.constant(given))]
+    signature = bool(g.integers(2))
+    if signature:
+        named = tf.function(lambda x: {"y": call(x)[-1]}, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
+        tf.saved_model.save(model, str(tmp_path / "saved"), signatures=named.get_concrete_function())
+    else:
+        model.run = call
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+    found = opened(tmp_path / "saved")
+    print(found, [(cell.kind, cell.scope) for cell in cells], signature)
+    left = {*found.cells}
+    value = given
+    for cell, result in zip(cells, expected, strict=True):
+        values = {name: variable.numpy() for name, variable in cell.made.items()}
+        kernel = values["kernel" if cell.states == 2 else "candidate/kernel"]
+        role = "w" if cell.states == 2 else "w_c"
+        layers = {name: found.cells[name].layer() for name in left}
+        (name,) = (name for name, layer in layers.items() if np.array_equal(layer.weights.get(role), kernel))
+        left.remove(name)
+        one = found.cells[name]
+        assert (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        assert one.check() <= one.bound
+        y, _ = one.layer()(value)
+        assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
+        value = result
+    assert not left

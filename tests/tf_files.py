@@ -158,3 +158,30 @@ def immutable(name: str, dtype: str, sizes: Sequence[int]) -> bytes:
     region = field(2, f"memmapped_package://{name}")
     return node(name, "ImmutableConst", dtype=field(6, TYPES[dtype]), shape=field(7, shape(*sizes)),
                 memory_region_name=region)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+def tracked(children: Mapping[str, int], *attributes: tuple[str, str], kind: bytes = b"") -> bytes:
+    """An object of an object graph: its children, and the full names and keys of variables."""
+    edges = b"".join(field(1, field(1, number) + field(2, name)) for name, number in children.items())
+    return edges + b"".join(
+        field(2, field(1, "VARIABLE_VALUE") + field(2, full) + field(3, key)) for full, key in attributes
+    ) + kind  # fmt: skip
+
+
+def text_entry(text: bytes, offset: int, order: str = "little") -> tuple[bytes, bytes]:
+    """The BundleEntryProto of a tensor that is one text, and its data."""
+    length = len(text).to_bytes(4, order)
+    checksum = masked(length).to_bytes(4, order)
+    data = varint(len(text)) + checksum + text
+    return entry("string", (), data, offset, stored=masked(length + checksum + text)), data
+
+
+def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: Sequence[bytes]) -> Path:
+    """A checkpoint of variables, by their keys, and of a graph of objects."""
+    entries, data = {}, b""
+    for key, value in values.items():
+        entries[key.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
+        data += value.tobytes()
+    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"], text = text_entry(graph(*objects), len(data))
+    return write_checkpoint(prefix, entries, data + text)

@@ -83,7 +83,7 @@ class Cells(Mapping[str, Found]):
         here = tuple(sorted((each for each in usable if each not in read), key=lambda each: bool(each.reverse)))
         if not 1 <= len(here) <= 2 or (len(here) == 2 and [each.reverse for each in here] != [False, True]):
             raise ValueError(f"the output of several cells is read by none of them: {_inputs(here)}")
-        if len(here) == 2 and here[1] in here[0].behind and here[0] not in here[1].behind:
+        if len(here) == 2 and here[0] in here[1].behind and here[1] not in here[0].behind:
             raise ValueError(f"the graph has the output of {here[1].name} before that of {here[0].name}")
         found: list[tuple[list[Found], ...]] = []
         while here:

@@ -99,9 +99,10 @@ class Whole(Stored):
         """What a tensor that is one text holds: its length, a checksum of that, and the bytes."""
         data = self.bytes()
         length, at = varint(data.file, data.start, data.end)
+        left = data.end - at - 4
+        if length != left or length >= 2**32:
+            raise data.error(f"a text of {length} bytes, its length and a checksum are said to be {len(data)} bytes")
         text = Message(data.file, at + 4, data.end)
-        if length != len(text) or length >= 2**32:
-            raise data.error(f"a text of {length} bytes is said to be one of {len(text)}")
         found = masked(
             crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
         )
@@ -176,37 +177,41 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
         return None
 
 
-def read_old(file: File) -> Variables:
-    """The variables of a checkpoint in V1 format."""
-    table = Table(file)
-    entries: dict[bytes, Entry] = {}
-    for entry in table.entries(check=False):
-        _count(entries, entry.value)
-        entries[entry.key] = entry
-    header = entries.pop(b"", None)
-    found = header.value.last(1) if header else None
-    if header is None or found is None:
-        raise table.file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
-    table.check(header.block)
+def read_old(*files: File) -> Variables:
+    """The variables of a checkpoint in V1 format, of which a sharded Saver wrote several files."""
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
-    for meta in found.inside(1):
-        (name,) = meta.texts(1)
-        _count(stored, meta)
-        dtype = dtype_of(meta.integer(3))
-        if name in stored or name in skipped:
-            raise meta.error(f"the variable {name!r} is there twice")
-        if dtype.stored is None:
-            skipped[name] = dtype.name
-            continue
-        variable = Partitioned(meta, dtype, full_shape(meta.last(2), dtype, table.file))
-        for each in map(Slice.of, meta.inside(4)):
-            part = each.within(variable.shape, meta)
-            slot = each.key(name)
-            if slot not in entries:
-                raise meta.error(f"there is no slice {each} of the variable {name!r}")
-            variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
-        stored[name] = variable
+    for file in files:
+        table = Table(file)
+        entries: dict[bytes, Entry] = {}
+        for entry in table.entries(check=False):
+            _count(entries, entry.value)
+            entries[entry.key] = entry
+        header = entries.pop(b"", None)
+        found = header.value.last(1) if header else None
+        if header is None or found is None:
+            raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
+        table.check(header.block)
+        seen: set[str] = set()
+        for meta in found.inside(1):
+            (name,) = meta.texts(1)
+            _count(stored, meta)
+            dtype = dtype_of(meta.integer(3))
+            if name in seen:
+                raise meta.error(f"the variable {name!r} is there twice")
+            seen.add(name)
+            if dtype.stored is None:
+                skipped[name] = dtype.name
+                continue
+            variable = stored.get(name) or Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
+            assert isinstance(variable, Partitioned)
+            for each in map(Slice.of, meta.inside(4)):
+                part = each.within(variable.shape, meta)
+                slot = each.key(name)
+                if slot not in entries:
+                    raise meta.error(f"there is no slice {each} of the variable {name!r}")
+                variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
+            stored[name] = variable
     return Variables(stored, skipped)
 
 

@@ -9,6 +9,7 @@ import stat
 from ..errors import FormatError
 from .crc32c import crc32c, masked
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
 DAMAGED = "the file is damaged: copy or save it again"
 
 
@@ -29,6 +30,8 @@ class File:
             size = os.fstat(file.fileno()).st_size
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self.buffer = memoryview(mapping)
+        if self.buffer[: len(_POINTER)] == _POINTER:
+            raise FormatError(f"{self.name} is a pointer of Git LFS's to the file; fetch that with `git lfs pull`")
 
     def __len__(self) -> int:
         return len(self.buffer)

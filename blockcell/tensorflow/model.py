@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ _OTHERS = {  # what people also have, by its ending
     ".safetensors": "blockcell.load reads what layer.save wrote",
 }
 _STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*+)\1""", re.MULTILINE)
+_SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
 
 
@@ -102,6 +104,8 @@ def open(path: str | os.PathLike[str]) -> Model:
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
         return Model(name, _graph_of(prefix), checkpoint.read(prefix))
+    if (_SHARD.search(name) or not os.path.exists(name)) and (files := _shards(name)):
+        return Model(name, _graph_of(_SHARD.sub("", name)), checkpoint.read_old(*map(File, files)))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
     if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
@@ -127,7 +131,7 @@ def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
         return graphs.read_saved_model(file), found
     if os.path.exists(state):
         prefix = _last(folder, state)
-        return _graph_of(prefix), _checkpoint(prefix)
+        return _graph_of(_SHARD.sub("", prefix)), _checkpoint(prefix)
     endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
     inside = [name for name in sorted(os.listdir(folder)) if name.lower().endswith(endings)]
     hint = f"there is {inside[0]}: open that" if inside else _EXPECTED
@@ -136,14 +140,23 @@ def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
 
 def _checkpoint(prefix: str) -> Variables:
     """The variables of a checkpoint of either version."""
-    if not os.path.exists(f"{prefix}.index") and os.path.isfile(prefix):
-        return checkpoint.read_old(File(prefix))
-    return checkpoint.read(prefix)
+    if os.path.exists(f"{prefix}.index"):
+        return checkpoint.read(prefix)
+    return checkpoint.read_old(*map(File, _shards(prefix) or [prefix]))
+
+
+def _shards(name: str) -> list[str]:
+    """The files of a checkpoint in V1 format, where there are several: by its name, also with ``-?????-of-00002``."""
+    found = _SHARD.search(name)
+    prefix = name[: found.start()] if found else name
+    pattern = f"{glob.escape(prefix)}-00000-of-{found[2] if found else '?????'}"
+    ends = [each for each in (_SHARD.search(path) for path in glob.glob(pattern)) if each]
+    return [f"{prefix}-{k:05}-of-{ends[0][2]}" for k in range(int(ends[0][2]))] if len(ends) == 1 else []
 
 
 def _variables_of(prefix: str) -> Variables:
     """Those of the checkpoint with this name, if there is one."""
-    if os.path.exists(f"{prefix}.index") or (os.path.isfile(prefix) and is_table(File(prefix))):
+    if os.path.exists(f"{prefix}.index") or _shards(prefix) or (os.path.isfile(prefix) and is_table(File(prefix))):
         return _checkpoint(prefix)
     return Variables({}, {})
 
@@ -168,7 +181,7 @@ def _last(folder: str, state: str) -> str:
     if not name or "\0" in name or ".." in name.split("/"):
         raise file.error(found.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
     prefix = os.path.join(folder, name)
-    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix):
+    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix) and not _shards(prefix):
         raise file.error(found.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
     return prefix
 

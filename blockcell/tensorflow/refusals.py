@@ -72,14 +72,15 @@ def kernels_before(tracer: Tracer, end: Place, products: Mapping[Place, Product]
     while left and len(seen) < _MOST_BEFORE:
         here = left.pop(0)
         tracer.count()
-        product = products.get(here)
-        node = tracer.node(here)
-        if product is not None:
-            found[product.kernel.name] = product.kernel
-        elif node is not None and node.op not in ("Merge", "RefMerge", "Enter", "RefEnter"):
-            before = [each for each in tracer.inputs(here.body, node) if each not in seen]
-            seen.update(before)
-            left += before
+        if here in products:
+            found[products[here].kernel.name] = products[here].kernel
+            continue
+        with suppress(Unknown):  # it is not in the file
+            node = tracer.node(here)
+            if node is not None and node.op not in ("Merge", "RefMerge", "Enter", "RefEnter"):
+                before = [each for each in tracer.inputs(here.body, node) if each not in seen]
+                seen.update(before)
+                left += before
     return found
 
 

@@ -2,8 +2,8 @@
 
     python tests/golden/generate_digits.py        # needs tensorflow-cpu 2.21 and scikit-learn
 
-It reads the rows of handwritten digits, top to bottom, and after each says which digit it believes it sees. docs/move.md
-moves it. In the archive, all written by TensorFlow but the last:
+It reads the rows of handwritten digits, top to bottom, and after each says which digit it believes it sees. It is
+moved in docs/move-tensorflow-1.md. In the archive, written by TensorFlow but for the last:
 
 =====================  ===========================================================================
 ``digits/model.ckpt``  the checkpoint, with the slots of Adam, and its ``.meta``
@@ -146,7 +146,7 @@ def main():
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=every, logits=after))
         step = v1.train.AdamOptimizer(0.005).minimize(loss, v1.train.get_or_create_global_step())
         session.run(v1.global_variables_initializer())
-        for epoch in range(EPOCHS):
+        for _ in range(EPOCHS):
             order = g.permutation(train)
             for k in range(0, len(order), BATCH):
                 part = order[k : k + BATCH]
@@ -156,9 +156,8 @@ def main():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "digits"
             folder.mkdir()
-            v1.train.Saver(save_relative_paths=True).save(
-                session, str(folder / "model.ckpt"), global_step=step_of(session)
-            )
+            taken = session.run(v1.train.get_global_step())
+            v1.train.Saver(save_relative_paths=True).save(session, str(folder / "model.ckpt"), taken)
             frozen = convert_variables_to_constants_from_session_graph(session, graph.as_graph_def(), ["logits"])
             (folder / "digits.pb").write_bytes(frozen.SerializeToString(deterministic=True))
             shown = test[:SHOWN]
@@ -166,10 +165,6 @@ def main():
             with zipfile.ZipFile(Path(__file__).with_name("digits.zip"), "w", zipfile.ZIP_LZMA) as archive:
                 for path in sorted(folder.iterdir()):
                     archive.writestr(zipfile.ZipInfo(f"digits/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
-
-
-def step_of(session):
-    return session.run(v1.train.get_global_step())
 
 
 if __name__ == "__main__":
