@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tf_files import TYPES, constant, entry, field, graph, node, shape, tensor, 
 import blockcell
 from blockcell import formulas
 from blockcell.command import main
+from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
 
 I, H, T, B = 5, 4, 7, 3  # noqa: E741
@@ -723,6 +726,33 @@ def test_extract_asks(tmp_path, capsys):
     assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["b/lstm_cell"]
     weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
     agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
+
+
+def test_commands_on_a_trained_model(tmp_path, capsys, monkeypatch):
+    """Two cells on top of each other, that TensorFlow trained; its results are in test_readme.py's page."""
+    zipfile.ZipFile(Path(__file__).with_name("golden") / "digits.zip").extractall(tmp_path)
+    model, out = str(tmp_path / "digits"), tmp_path / "layer.npz"
+    names = [f"rnn/multi_rnn_cell/cell_{k}" for k in ("0/lstm_cell", "1/gru_cell")]
+    assert main(["inspect", model, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["one_layer"] and document["ok"]
+    said = [(each["cell"], each["input"], each["input_from"], each["reverse"]) for each in document["cells"]]
+    assert said == [(names[0], "x", [], False), (names[1], None, names[:1], False)]
+    for name in names:
+        assert main(["extract", model, str(tmp_path / f"{name[-8:]}.npz"), "--cell", name, "--json"]) == 0
+        assert [each["cell"] for each in json.loads(capsys.readouterr().out)["cells"]] == [name]
+    assert main(["extract", model, str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["cell"] for each in document["cells"]] == names and document["layer"].startswith("Stack([LSTM(")
+    stack = blockcell.load(out)
+    lstm, gru = (blockcell.load(tmp_path / f"{name[-8:]}.npz") for name in names)
+    x = np.load(tmp_path / "digits" / "tf.npz")["x"]
+    np.testing.assert_array_equal(stack(x)[0], gru(lstm(x)[0])[0])
+    out.unlink()
+    monkeypatch.setattr(Found, "check", lambda *_, **__: 25.0)
+    assert main(["inspect", model]) == 1 and "FAILED" in capsys.readouterr().out
+    assert main(["extract", model, str(out)]) == 1 and "25 eps, and 24 are allowed" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -127,13 +127,18 @@ def test_texts_are_checked(tmp_path):
     good = data.read_bytes()
     for at in range(4, len(good)):
         data.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-        with pytest.raises(FormatError, match=r"the checksum of a text|a text of .* bytes is|goes on"):
+        with pytest.raises(FormatError, match=r"the checksum of a text|a text of .* bytes, its length|goes on"):
             opened(path)
     data.write_bytes(good[:-1])
     with pytest.raises(FormatError, match="should end"):
         opened(path)
     data.unlink()
     assert list(opened(path).variables) == [f"a{VALUE}"]
+    for size in range(5):  # not even a length and a checksum
+        entries = {b"_CHECKPOINTABLE_OBJECT_GRAPH": entry("string", (), bytes(size))}
+        write_checkpoint(tmp_path / "short", entries, bytes(size))
+        with pytest.raises(FormatError, match="a text of 0 bytes" if size else "goes on"):
+            opened(tmp_path / "short")
 
 
 # -------------------------------------------------------------------------------------------------------------- Savers

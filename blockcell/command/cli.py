@@ -243,7 +243,7 @@ def inspect_file(options: argparse.Namespace) -> int:
     rows: list[list[Any]] = []
     for found, error in checked:
         sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
-        verdict = ["", "refused" if found.refused is not None else "not checked"]
+        verdict: list[str | bool] = ["", "refused" if found.refused is not None else "not checked"]
         if error is not None:
             verdict = [f"{error:.2f}", error <= found.bound]
         rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])

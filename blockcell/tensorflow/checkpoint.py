@@ -99,9 +99,10 @@ class Whole(Stored):
         """What a tensor that is one text holds: its length, a checksum of that, and the bytes."""
         data = self.bytes()
         length, at = varint(data.file, data.start, data.end)
+        left = data.end - at - 4
+        if length != left or length >= 2**32:
+            raise data.error(f"a text of {length} bytes, its length and a checksum are said to be {len(data)} bytes")
         text = Message(data.file, at + 4, data.end)
-        if length != len(text) or length >= 2**32:
-            raise data.error(f"a text of {length} bytes is said to be one of {len(text)}")
         found = masked(
             crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
         )

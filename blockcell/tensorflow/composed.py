@@ -17,6 +17,7 @@ from .patterns import Lstm, Match, Variant, gru, lstm
 from .refusals import (
     Product,
     Recurrence,
+    Step,
     by_names,
     is_named,
     kernels_before,
@@ -62,7 +63,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
     loops = recurrences(tracer, products)
     looped = {place for loop in loops for place in loop.places}
     wrong: Wrong = {}
-    matches = _of_lstms(tracer, lstms, products, wrong) + _of_grus(tracer, grus, products, wrong)
+    matches = _of_lstms(tracer, lstms, products, looped, wrong) + _of_grus(tracer, grus, products, looped, wrong)
     understood = {name for match in matches for name in match.kernels}
     _add_variants(tracer, variants, understood, products, loops, wrong)
     for loop in loops:
@@ -100,30 +101,36 @@ def _add_variants(
             wrong[end] = shown or str(variants[end]), kernels
 
 
-def _of_lstms(tracer: Tracer, lstms: list[Lstm], products: list[Product], wrong: Wrong) -> list[Match]:
+def _of_lstms(
+    tracer: Tracer, lstms: list[Lstm], products: list[Product], looped: set[Place], wrong: Wrong
+) -> list[Match]:
     """Those whose two operands can be told apart, the input and the state."""
     groups: dict[tuple[str, ...], list[Lstm]] = {}
     for each in lstms:
         groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
-    for group in groups.values():
+    for kernels, group in groups.items():
         ends = {each.end for each in group}
         states = {operand.key for each in group for operand in each.first if _is_state(tracer, operand.place, ends)}
+        numbers = {}
         for each in group:
             fits = [k for k, operand in enumerate(each.first) if operand.key in states]
-            state = fits[0] if len(fits) == 1 else each.by_shape()
-            if state is None:
-                names = " and ".join(each.kernels)
+            number = fits[0] if len(fits) == 1 else each.by_shape()
+            if number is None:
+                names = " and ".join(kernels)
                 wrong[each.end] = f"it cannot be told which of its kernels, {names}, is for its state", each.kernels
-                continue
-            reason = misused(tracer, each.first[state].place, each.kernels, ends, products)
-            if reason is None:
-                try:
-                    found.append(each.match(state))
+            else:
+                numbers[each] = number
+        steps = [each.step(number) for each, number in numbers.items()]
+        reasons = misused(tracer, steps, kernels, products, looped) if steps else {}
+        for each, number in numbers.items():
+            try:
+                if each.end not in reasons:
+                    found.append(each.match(number))
                     continue
-                except (Variant, Unknown) as error:
-                    reason = str(error)
-            wrong[each.end] = reason, each.kernels
+            except (Variant, Unknown) as error:
+                reasons[each.end] = str(error)
+            wrong[each.end] = reasons[each.end], each.kernels
     return found
 
 
@@ -134,17 +141,18 @@ def _is_state(tracer: Tracer, place: Place, ends: set[Place]) -> bool:
         return False
 
 
-def _of_grus(tracer: Tracer, grus: list[Match], products: list[Product], wrong: Wrong) -> list[Match]:
-    ends: dict[tuple[str, ...], set[Place]] = {}
+def _of_grus(
+    tracer: Tracer, grus: list[Match], products: list[Product], looped: set[Place], wrong: Wrong
+) -> list[Match]:
+    groups: dict[tuple[str, ...], list[Match]] = {}
     for each in grus:
-        ends.setdefault(tuple(each.kernels), set()).add(each.end)
+        groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
-    for each in grus:
-        reason = misused(tracer, each.states[-1], each.kernels, ends[tuple(each.kernels)], products)
-        if reason is None:
-            found.append(each)
-        else:
-            wrong[each.end] = reason, each.kernels
+    for kernels, group in groups.items():
+        steps = [Step(each.end, each.states, each.results) for each in group]
+        reasons = misused(tracer, steps, kernels, products, looped)
+        found += [each for each in group if each.end not in reasons]
+        wrong |= {each.end: (reasons[each.end], each.kernels) for each in group if each.end in reasons}
     return found
 
 
@@ -200,10 +208,11 @@ def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
             bodies[keys[-1]] = _body(tracer, match)
     for key, match in zip(keys, matches, strict=True):
         body, kind = bodies[key], match.kind or _kind(match.kernels)
+        kind = kind if match.cell in kind else match.cell
         at = At(match.body, match.x, match.states[-1], match.end)
         more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
         more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
-        yield Found(match.last.name, match.cell if kind == "unknown cell" else kind, [match.last.name], **more)
+        yield Found(match.last.name, kind, [match.last.name], **more)
 
 
 def _body(tracer: Tracer, match: Match) -> Body | str:

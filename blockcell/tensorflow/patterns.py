@@ -12,7 +12,7 @@ from typing import Any
 
 from ..optable import GATE_ORDERS
 from .graphs import Node
-from .refusals import ACTIVATIONS, CLIPS
+from .refusals import ACTIVATIONS, CLIPS, Step
 from .sums import ADD, Other, Piece, Sum, Sums, added, joined, zeros
 from .trace import Place, Source, Unknown
 
@@ -105,6 +105,10 @@ class Lstm:
             return 1
         fits = [k for k, each in enumerate(self.first) if each.kernel.shape[0] == self.hidden]
         return fits[0] if len(fits) == 1 else None
+
+    def step(self, state: int) -> Step:
+        """What it is among other steps, with the state being the operand of this number."""
+        return Step(self.end, (self.cs_prev, self.first[state].place), (self.cs, self.end))
 
     def match(self, state: int) -> Match:
         """With the state being the operand of this number."""

@@ -84,51 +84,80 @@ def kernels_before(tracer: Tracer, end: Place, products: Mapping[Place, Product]
     return found
 
 
+class Step(NamedTuple):
+    """A match as a step among others with the same weights."""
+
+    end: Place
+    states: tuple[Place, ...]
+    results: tuple[Place, ...]
+
+
 def misused(
-    tracer: Tracer, state: Place, kernels: Collection[str], ends: Collection[Place], products: Collection[Product]
-) -> str | None:
-    """Why what goes on is not the cell's own output; `ends` are those of all steps with these weights."""
-    scope = next(iter(kernels)).rpartition("/")[0]
+    tracer: Tracer,
+    steps: Sequence[Step],
+    kernels: Collection[str],
+    products: Collection[Product],
+    inside: Collection[Place],
+) -> dict[Place, str]:
+    """Of which steps the states are not those of the step before, and why; `inside` are the nodes of recurrences."""
+    found: dict[Place, str] = {}
+    ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
     for product in products:
         name = product.kernel.name
         if product.left in ends and name not in kernels and scope and name.startswith(f"{scope}/"):
-            return f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
-    try:
-        before, looped = tracer.state(state)
-        if looped and not any(end in before for end in ends):
-            first = next(iter(before), state)
-            return f"its state is not its output of the step before, but comes from {first.name!r}"
-        drawn = _drawn(tracer, state)
-    except Unknown as unknown:
-        return f"its state comes from {unknown}"
-    return None if drawn is None else f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
+            reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
+            return dict.fromkeys(ends, reason)
+    for k in range(len(steps[0].states)):
+        before: dict[Place, tuple[dict[Place, None], bool]] = {}
+        results: set[Place] = set()
+        for step in steps:
+            try:
+                results.add(tracer.straight(step.results[k]))
+                before[step.end] = tracer.state(step.states[k])
+            except Unknown as unknown:
+                found.setdefault(step.end, f"its state comes from {unknown}")
+        passed = any(not results.isdisjoint(places) for places, _ in before.values())
+        what = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
+        for step in steps:
+            places, looped = before.get(step.end, ({}, False))
+            strange = [place for place in places if looped or place._replace(output=0) in inside]
+            if strange and results.isdisjoint(places) and (looped or not passed):
+                reason = f"its {what} of the step before, but comes from {strange[0].name!r}"
+                found.setdefault(step.end, reason)
+            elif (drawn := _drawn(tracer, step.states[k])) is not None:
+                reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
+                found.setdefault(step.end, reason)
+    return found
 
 
 def _drawn(tracer: Tracer, state: Place) -> Node | None:
     """What draws random numbers for a selection between states, as zoneout does."""
     seen, left = {state}, [state]
-    conditions = []
+    conditions: list[Place] = []
     while left:
         here = left.pop()
         tracer.count()
-        node = tracer.node(here)
-        if node is not None and node.op in ("Select", "SelectV2"):
-            condition, *before = tracer.inputs(here.body, node)
-            conditions.append(condition)
-        else:
-            before = tracer.before(here) or []
+        before: Sequence[Place] = ()
+        with suppress(Unknown):
+            node = tracer.node(here)
+            if node is not None and node.op in ("Select", "SelectV2"):
+                before = tracer.inputs(here.body, node)
+                conditions += before[:1]
+                before = before[1:]
+            else:
+                before = tracer.before(here) or ()
         left += [each for each in before if each not in seen]
         seen.update(before)
     seen, left = {*conditions}, conditions
     while left and len(seen) < _MOST_BEFORE:
         here = left.pop()
-        node = tracer.node(here)
-        if node is None:
-            continue
-        if "Random" in node.op:
-            return node
-        before = [each for each in tracer.inputs(here.body, node) if each not in seen]
-        left += before
+        before = ()
+        with suppress(Unknown):
+            node = tracer.node(here)
+            if node is not None and "Random" in node.op:
+                return node
+            before = () if node is None else tracer.inputs(here.body, node)
+        left += [each for each in before if each not in seen]
         seen.update(before)
     return None
 
@@ -137,26 +166,23 @@ def _drawn(tracer: Tracer, state: Place) -> Node | None:
 def recurrences(tracer: Tracer, products: Sequence[Product]) -> list[Recurrence]:
     """Where products with weights depend on what they gave before: in loops, and in steps with the same weights."""
     found = []
-    bodies: dict[str, list[Product]] = {}
+    bodies: dict[str, dict[str, Product]] = {}
     for product in products:
-        bodies.setdefault(product.body, []).append(product)
+        bodies.setdefault(product.body, {})[product.node.name] = product
     for body, inside in bodies.items():
-        alike: dict[str, list[str]] = {}
-        for product in inside:
-            alike.setdefault(product.kernel.name, []).append(product.node.name)
-        graph = _Dependencies(tracer, body, alike)
-        for names in graph.cycles([product.node.name for product in inside]):
-            recurrence = _recurrence(tracer, body, names, inside)
+        order = {name: k for k, name in enumerate(tracer.bodies[body])}
+        for names in _Dependencies(tracer, body, inside).cycles():
+            nodes = tuple(tracer.bodies[body][name] for name in sorted(names & order.keys(), key=order.__getitem__))
+            recurrence = _recurrence(body, nodes, inside)
             if recurrence is not None:
                 found.append(recurrence)
     return found
 
 
-def _recurrence(tracer: Tracer, body: str, names: set[str], products: list[Product]) -> Recurrence | None:
+def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, Product]) -> Recurrence | None:
     """If it is one of gates, and not of gradients."""
-    nodes = tuple(node for name, node in tracer.bodies[body].items() if name in names)
     ops = {node.op for node in nodes}
-    inside = [product for product in products if product.node.name in names]
+    inside = [products[node.name] for node in nodes if node.name in products]
     if not inside or "Mul" not in ops or not ops & {"Sigmoid", "Tanh", *CLIPS}:
         return None
     if any(op.endswith("Grad") or op in BLOCKS for op in ops):
@@ -168,8 +194,11 @@ def _recurrence(tracer: Tracer, body: str, names: set[str], products: list[Produ
 class _Dependencies:
     """What each node of a body is computed from; products with one weight count as one node."""
 
-    def __init__(self, tracer: Tracer, body: str, alike: Mapping[str, list[str]]) -> None:
-        self._tracer, self._body, self._nodes = tracer, body, tracer.bodies[body]
+    def __init__(self, tracer: Tracer, body: str, products: Mapping[str, Product]) -> None:
+        self._tracer, self._body, self._nodes, self._roots = tracer, body, tracer.bodies[body], [*products]
+        alike: dict[str, list[str]] = {}
+        for name, product in products.items():
+            alike.setdefault(product.kernel.name, []).append(name)
         self._alike: dict[str, list[str]] = {}
         for names in alike.values():
             self._alike |= {name: [other] for name, other in zip(names, [*names[1:], names[0]], strict=True)}
@@ -190,13 +219,13 @@ class _Dependencies:
             found = []
         return found + self._alike.get(name, [])
 
-    def cycles(self, roots: Sequence[str]) -> Iterator[set[str]]:
-        """The strongly connected components, by Tarjan's algorithm without recursion, among what roots depend on."""
+    def cycles(self) -> Iterator[set[str]]:
+        """The strongly connected components of what products depend on, by Tarjan's algorithm without recursion."""
         index: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []
         on_stack: set[str] = set()
-        for root in roots:
+        for root in self._roots:
             if root in index:
                 continue
             left = [(root, iter(self._enter(root, index, low, stack, on_stack)))]

@@ -97,20 +97,44 @@ class Sequences:
     _results: dict[Place, tuple[int, int]] = field(default_factory=dict)
     _variables: dict[Place, Variable | None] = field(default_factory=dict)
     _orders: dict[Place, tuple[Part, ...] | None] = field(default_factory=dict)
+    _reached: set[str] = field(default_factory=set)
     _depth: int = 0
 
     def __post_init__(self) -> None:
         for k, use in enumerate(self.uses):
             for step, each in enumerate(use.steps):
                 self._results[each.h] = k, step
-        for use in self.uses:
+        self._reached = self._called()
+        if any(use.steps[0].body in self._reached for use in self.uses):
+            known = [use for use in self.uses if use.steps[0].body in self._reached]
+        else:
+            known = self.uses
+        for use in known:
             self._run(use)
-        for use in self.uses:
+        for use in known:
             try:
                 use.parts = self._combined([self._parts(step.x, use) for step in use.steps])
             except Unknown:
                 use.parts = None
         self._turn()
+
+    def _called(self) -> set[str]:
+        """The graph, and the functions that run with it: Keras stores those of each layer once more, by themselves."""
+        called: dict[str, list[str]] = {}
+        for name, callers in self.tracer.callers.items():
+            for body, *_ in callers:
+                called.setdefault(body, []).append(name)
+        found, left = {""}, [""]
+        while left:
+            new = [name for name in called.get(left.pop(), ()) if name not in found]
+            found.update(new)
+            left += dict.fromkeys(new)
+        return found
+
+    def _callers(self, body: str) -> list[tuple[str, Node, int, str]]:
+        """What calls a function, without what nothing runs."""
+        callers = self.tracer.callers.get(body, [])
+        return [each for each in callers if each[0] in self._reached] if body in self._reached else callers
 
     def _run(self, use: Use) -> None:
         """Whether it runs in a loop, and up to lengths."""
@@ -216,7 +240,7 @@ class Sequences:
         if variable is not None:
             same = axis is not None and self._plain(variable.next) == variable.key
             return [_Before(variable.first, axis)] if same else None
-        callers = self.tracer.callers.get(place.body, [])
+        callers = self._callers(place.body)
         if not callers:
             raise Unknown(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
         if len(callers) > 1 or callers[0][3]:
@@ -466,7 +490,7 @@ class Sequences:
     def _found_variable(self, key: Place) -> Variable | None:
         node = self.tracer.node(key)
         if node is None:
-            callers = self.tracer.callers.get(key.body, [])
+            callers = self._callers(key.body)
             if len(callers) != 1 or callers[0][3] != key.body:
                 return None
             body, loop, first, _ = callers[0]
