@@ -8,7 +8,7 @@ import tf_files
 from test_tensorflow_cells import H, I, X, agrees, block, drawn, exact, function, inputs, library, number
 from tf_files import constant, entry, field, graph, node, shape, tensor, tracked, write_checkpoint, write_objects
 
-from blockcell import FormatError
+from blockcell import FormatError, convert
 from blockcell.tensorflow import objects
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.mapped import File
@@ -328,6 +328,63 @@ def test_captures_that_are_none(tmp_path, change):
 def test_captures_outside_the_graph(tmp_path):
     with pytest.raises(FormatError, match="an object has the number 4; there are 4"):
         write_saved(tmp_path / "m", called=False, numbers=(2, 4))
+
+
+# --------------------------------------------------------------------------------------------------------------- Keras
+def write_cell(tmp_path, kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=I):
+    """A checkpoint of objects with a cell of Keras, and of an optimizer."""
+    g = np.random.default_rng(3)
+    sizes = {"kernel": (inputs, kernel * cells), "recurrent_kernel": (cells, recurrent * cells), "bias": bias}
+    values = {name: (g.standard_normal(size) / (2 * cells**0.5)).astype(dtype) for name, size in sizes.items() if size}
+    keys = {f"m/cell/{name}{VALUE}": value for name, value in values.items()}
+    slots = {f"{key.removesuffix(VALUE)}/.OPTIMIZER_SLOT/o/m{VALUE}": value for key, value in keys.items()}
+    edges = {name: k + 3 for k, name in enumerate(values)}
+    found = [tracked({"m": 1}), tracked({"cell": 2}), tracked(edges)]
+    found += [tracked({}, (f"gru/gru_cell/{name}", key)) for name, key in zip(values, keys, strict=True)]
+    found += [tracked({}, (f"m/gru/gru_cell/{name}", key)) for name, key in zip(values, slots, strict=True)]
+    model = opened(write_objects(tmp_path / "m", keys | slots, found))
+    return model.cells, [*values.values()]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("gates", "bias"), [(4, (4 * H,)), (4, ()), (3, (3 * H,)), (3, (2, 3 * H))])
+def test_cells_of_keras(tmp_path, gates, bias, dtype):
+    cells, values = write_cell(tmp_path, gates, gates, bias, dtype)
+    (found,) = cells.values()
+    assert (found.name, found.kind) == ("gru/gru_cell", "Keras LSTM" if gates == 4 else "Keras GRU")
+    assert found.unsaid == [] and (found.input_size, found.hidden_size, found.refused) == (I, H, None)
+    assert found.weights["w" if gates == 4 else "w_c"] == "gru/gru_cell/kernel + gru/gru_cell/recurrent_kernel"
+    expected = convert.from_keras(values if bias else [*values, np.zeros(4 * H, dtype)])
+    x = X.astype(dtype)
+    agrees(found.layer(), expected(x)[0].astype(np.float64), x)
+    assert found.check() <= 8 < found.bound
+    with pytest.raises(ValueError, match="there is no moving average"):
+        found.layer(average=True)
+
+
+def test_large_cells_of_keras_are_checked_in_part(tmp_path):
+    for gates, bias in ((4, (4 * 800,)), (3, (2, 3 * 800))):
+        (found,) = write_cell(tmp_path, gates, gates, bias, cells=800, inputs=600)[0].values()
+        assert found.check() <= 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((3, 3), "it has no bias, whose shape would tell"),
+        ((4, 4, (8 * H,)), r"its bias has the shape (32,), as in CuDNN's layers; expected (16,)"),
+        ((3, 3, (6 * H,)), r"its bias has the shape (24,), as in CuDNN's layers; expected (12,) or (2, 12)"),
+        ((4, 3, (3 * H,)), r"its kernels have the shapes (5, 16) and (4, 12)"),
+        ((5, 5, (5 * H,)), r"its kernels have the shapes (5, 20) and (4, 20)"),
+    ],
+)
+def test_refused_cells_of_keras(tmp_path, sizes, words):
+    (found,) = write_cell(tmp_path, *sizes)[0].values()
+    assert words in found.refused
+
+
+def test_other_cells_of_keras(tmp_path):
+    assert len(write_cell(tmp_path, 1, 1, (H,))[0]) == 0  # a SimpleRNN
 
 
 # ---------------------------------------------------------------------------------------------------------- other files

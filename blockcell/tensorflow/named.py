@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
-from ..formulas import FORMULAS
+from ..formulas import FORMULAS, sigmoid
 from ..optable import Array
 from .found import Found, State, Weights
 from .trace import AVERAGE, Source
@@ -19,12 +21,16 @@ _SLOT = re.compile(
 _CELL = re.compile("lstm|gru", re.IGNORECASE)
 _OLDER = {"BasicLSTMCell": "basic_lstm_cell", "LSTMCell": "lstm_cell", "LSTMBlockCell": "lstm_cell"}
 _NO_CLIP = {"BasicLSTMCell"}  # it has no such argument
+_RECURRENT = "/recurrent_kernel"
 
 
 def found_named(variables: Variables) -> list[Found]:
     """What has a cell's names. forget_bias and cell_clip are None where the class leaves them open."""
-    names = [name for name in variables.stored if not _SLOT.search(name)]
-    found = []
+    names = [name for name in variables.stored if name not in variables.slots and not _SLOT.search(name)]
+    scopes = [name.removesuffix(_RECURRENT) for name in names if name.endswith(_RECURRENT)]
+    found = [each for each in (_keras(variables, scope) for scope in scopes) if each is not None]
+    theirs = {f"{scope}/{name}" for scope in scopes for name in ("kernel", "bias")}
+    names = [name for name in names if name not in theirs]
     for (scope, kind), roles in by_scope(names).items():
         last = re.sub(r"_\d+\Z", "", scope.rpartition("/")[2])
         last = _OLDER.get(last, last)
@@ -94,3 +100,101 @@ def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str
 
 def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     return (FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h,)
+
+
+# -------------------------------------------------------------------------------------------------------------- Keras
+def _keras(variables: Variables, scope: str) -> Found | None:
+    """An LSTM or GRU with a kernel, a recurrent kernel and perhaps a bias; None if it is something else."""
+    names = {"kernel": f"{scope}/kernel", "recurrent": f"{scope}{_RECURRENT}", "bias": f"{scope}/bias"}
+    parts = {part: _source(variables, name) for part, name in names.items() if name in variables.stored}
+    kernel, recurrent, bias = (parts.get(part) for part in names)
+    if kernel is None or recurrent is None:
+        return None
+    hidden = recurrent.shape[0] if len(recurrent.shape) == 2 else 0
+    gates = recurrent.shape[1] // hidden if hidden and not recurrent.shape[1] % hidden else 0
+    if gates == 1:  # SimpleRNN
+        return None
+    cell = "GRU" if gates == 3 else "LSTM"
+    refused = _keras_refused(kernel, recurrent, bias, gates, hidden)
+    if refused is not None:
+        role = "w" if cell == "LSTM" else "w_c"
+        return Found(scope, f"Keras {cell}", cell=cell, sources={role: kernel}, refused=refused)
+    attributes: dict[str, Any] = {}
+    columns: dict[str, tuple[int, ...]]
+    if cell == "LSTM":
+        attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": "ifco"}
+        columns = {"w": (0, 1, 2, 3), "b": (0, 1, 2, 3)}
+    else:
+        columns = {"w_ru": (1, 0), "w_c": (2,), "b_ru": (1, 0), "b_c": (2,)}  # Keras has z, our u, first
+    sources = {}
+    for role, order in columns.items():
+        if role[0] == "w":
+            shape = kernel.shape[0] + hidden, len(order) * hidden
+            sources[role] = _from(
+                [kernel, recurrent], shape, lambda k, r, order=order: _gates(np.r_[k, r], order, hidden)
+            )
+        elif bias is None:
+            sources[role] = _from([kernel], (len(order) * hidden,), lambda k: np.zeros(k.shape[-1], k.dtype))
+        else:
+            sources[role] = _from([bias], (len(order) * hidden,), lambda b, order=order: _bias(b, order, hidden))
+    if bias is not None and len(bias.shape) == 2:
+        attributes = {"reset_after": True}
+        sources["b_hc"] = _from([bias], (hidden,), lambda b: _gates(b[1], (2,), hidden))
+    step = _keras_lstm if cell == "LSTM" else _keras_gru
+    return Found(scope, f"Keras {cell}", cell=cell, sources=sources, attributes=attributes, step=step, parts=parts)
+
+
+def _keras_refused(kernel: Source, recurrent: Source, bias: Source | None, gates: int, hidden: int) -> str | None:
+    shapes = f"{kernel.shape} and {recurrent.shape}"
+    if gates not in (3, 4) or len(kernel.shape) != 2 or kernel.shape[1] != gates * hidden or not kernel.shape[0]:
+        return f"its kernels have the shapes {shapes}; an LSTM's are (I, 4H) and (H, 4H), a GRU's (I, 3H) and (H, 3H)"
+    if gates == 3 and bias is None:
+        return "it has no bias, whose shape would tell whether it resets after the product: use convert.from_keras"
+    expected = [(gates * hidden,), (2, 3 * hidden)] if gates == 3 else [(4 * hidden,)]
+    if bias is not None and bias.shape not in expected:
+        return f"its bias has the shape {bias.shape}, as in CuDNN's layers; expected {' or '.join(map(str, expected))}"
+    return None
+
+
+def _from(parts: list[Source], shape: tuple[int, ...], made: Callable[..., Array]) -> Source:
+    name, leaves = " + ".join(part.name for part in parts), tuple(part.name for part in parts)
+    return Source(name, shape, parts[0].dtype, lambda more: made(*(part.read(more) for part in parts)), leaves)
+
+
+def _gates(array: Array, order: Sequence[int], hidden: int) -> Array:
+    """The columns of some gates."""
+    return np.concatenate([array[..., k * hidden : (k + 1) * hidden] for k in order], -1)
+
+
+def _bias(bias: Array, order: Sequence[int], hidden: int) -> Array:
+    """That of the input, with that of the state where both are added."""
+    both = bias if bias.ndim == 1 else bias[0] if order == (2,) else bias[0] + bias[1]
+    return _gates(both, order, hidden)
+
+
+def _cut(weights: Weights, x: Array, h: Array, gates: int) -> list[Array]:
+    """The kernels and the bias in float64, for as many inputs and cells as x and h have, gates in an axis before."""
+    found = []
+    for part, rows in (("kernel", x.shape[-1]), ("recurrent", h.shape[-1])):
+        array = weights[part].astype(np.float64)
+        found.append(np.moveaxis(array.reshape(len(array), gates, -1)[:rows, :, : h.shape[-1]], 1, 0))
+    bias = weights["bias"].astype(np.float64) if "bias" in weights else np.zeros(gates * weights["recurrent"].shape[0])
+    return [*found, bias.reshape(-1, gates, 1, weights["recurrent"].shape[0])[..., : h.shape[-1]]]
+
+
+def _keras_lstm(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    cs, h = state
+    kernel, recurrent, bias = _cut(weights, x, h, 4)
+    i, f, c, o = x @ kernel + h @ recurrent + bias[0]
+    cs = sigmoid(f) * cs + sigmoid(i) * np.tanh(c)
+    return cs, sigmoid(o) * np.tanh(cs)
+
+
+def _keras_gru(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    (h,) = state
+    kernel, recurrent, bias = _cut(weights, x, h, 3)
+    given = x @ kernel + bias[0]
+    inner = h @ recurrent + (bias[1] if len(bias) == 2 else 0)
+    z, r = sigmoid(given[0] + inner[0]), sigmoid(given[1] + inner[1])
+    new = r * inner[2] if len(bias) == 2 else (r * h) @ recurrent[2]
+    return (z * h + (1 - z) * np.tanh(given[2] + new),)
