@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from test_tensorflow_cells import attributes, called, function, kind_of, library, number, opened, real, write
 from tf_files import GOLDEN as FILES
-from tf_files import field, node
+from tf_files import field, graph, node
 
+import blockcell
 from blockcell import LSTM, Bidirectional, Stack, formulas
+from blockcell.command import main
 
 T, B, I, H = 6, 3, 4, 4  # noqa: E741 - so that cells can stand on top of each other in any order
 LENGTHS = np.array([6, 2, 4])
@@ -61,6 +65,7 @@ def cast(name, x, source, target):
 
 A = "a/block:6"
 BI = [block("a", "x"), rows("turned", "x"), block("b", "turned"), rows("back", "b/block:6")]
+TOP = [beside("both", A, "back"), block("c", "both")]
 NETWORKS = {  # nodes; the direction and the input of each cell; the layer that they are, or why they are none
     "stacked": (
         [block("a", "x"), block("b", A)],
@@ -338,7 +343,21 @@ def test_loops(tmp_path, case):
     assert said(model) == {"a": first, "b": second}
 
 
-@pytest.mark.parametrize("form", ["one loop", "two loops", "written out", "both directions"])
+def written_out(cell, x, given=None, count=T):
+    """Its steps one by one, over a sequence or over what is given for each."""
+    given = given or [f"{cell}/x:{k}" for k in range(count)]
+    nodes = [] if x is None else [node(f"{cell}/x", "Unpack", [x], num=field(3, count))]
+    for k, each in enumerate(given):
+        states = [f"{cell}_{k - 1}:{output}" if k else "zeros" for output in (1, 6)]
+        inputs = [each, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
+        nodes.append(node(f"{cell}_{k}", "LSTMBlockCell", inputs, **attributes(forget_bias=0.5, cell_clip=-1.0)))
+    return [*nodes, node(f"{cell}/y", "Pack", [f"{cell}_{k}:6" for k in range(count)])]
+
+
+FORMS = ["one loop", "two loops", "written out", "written out side by side", "both directions"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_cells_on_top_of_each_other(tmp_path, form):
     given = [*consts("a", "b"), ZEROS, rows("turned", "x")]
     last = "2/y"
@@ -347,15 +366,10 @@ def test_cells_on_top_of_each_other(tmp_path, form):
     elif form == "two loops":
         nodes = [*loop("1", "turned", "a"), *loop("2", "1/y", "b")]
     elif form == "written out":
-        nodes = [node("steps_of_x", "Unpack", ["turned"], num=field(3, T))]
-        for k in range(T):
-            for cell, x in (("a", f"steps_of_x:{k}"), ("b", f"a_{k}:6")):
-                states = [f"{cell}_{k - 1}:{output}" if k else "zeros" for output in (1, 6)]
-                inputs = [x, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
-                options = attributes(forget_bias=0.5, cell_clip=-1.0)
-                nodes.append(node(f"{cell}_{k}", "LSTMBlockCell", inputs, **options))
-        nodes, last = nodes[::-1], "y"
-        nodes.append(node("y", "Pack", [f"b_{k}:6" for k in range(T)]))
+        nodes, last = [*written_out("a", "turned"), *written_out("b", "a/y")][::-1], "b/y"
+    elif form == "written out side by side":
+        nodes, last = written_out("a", "turned"), "b/y"
+        nodes += written_out("b", None, [f"a_{k}:6" for k in range(T)])
     else:
         nodes = [*loop("1", "x", "a"), *loop("2", "turned", "b"), rows("back", "2/y"), beside("y", "1/y", "back")]
     model = write(tmp_path, *given, *nodes, rows("end", last))
@@ -441,6 +455,13 @@ def test_entangled_graphs_end(tmp_path):
     stack = [block(name, x) for name, x in zip(cells, below, strict=False)]
     model = write(tmp_path, *consts(*cells), *stack[::-1])
     assert [*model.cells] == cells and len(model.cells.layer().layers) == 300
+    steps = [
+        *written_out("a", "x", count=500),
+        *written_out("b", "a/y", count=500),
+        *written_out("c", "b/y", count=500),
+    ]
+    model = write(tmp_path, *consts("a", "b", "c"), *steps)
+    assert said(model) == {"a": (False, "x"), "b": (False, ("a",)), "c": (False, ("b",))}
     itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
     call = [node("y", "PartitionedCall", ["x"], f=called("f")), block("a", "y")]
     assert said(write(tmp_path, *consts("a"), *call, more=library(itself))) == {"a": (None, ())}
@@ -461,3 +482,59 @@ def test_functions_that_nothing_runs(tmp_path):
     ]
     call = node("call", "PartitionedCall", given, f=called("backward"))
     assert said(write(tmp_path, *consts(), call, more=library(*bodies))) == {"a": (True, "x")}
+
+
+WRITTEN = {  # the order in which steps read x, and in which their h are put together
+    "forward": (range(T), range(T), False, False),
+    "from the last to the first": (range(T)[::-1], range(T), True, True),
+    "there and back": (range(T)[::-1], range(T)[::-1], True, False),
+    "forward, and then turned": (range(T), range(T)[::-1], False, True),
+    "in no order": ([1, 0, 2, 3, 4, 5], range(T), None, None),
+    "every other": ([0, 2, 4, 0, 2, 4], range(T), None, None),
+    "put together in no order": (range(T), [1, 0, 2, 3, 4, 5], False, False),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_steps_that_are_written_out(tmp_path, case):
+    read, put, first, second = WRITTEN[case]
+    nodes = written_out("a", None, [f"x_t:{k}" for k in read])[:-1]
+    nodes += [node("x_t", "Unpack", ["x"], num=field(3, T)), node("y", "Pack", [f"a_{k}:6" for k in put])]
+    model = write(tmp_path, *consts("a", "b"), *nodes, block("b", "y"))
+    known = case not in ("in no order", "every other", "put together in no order")
+    cells = model.cells
+    assert (cells["a"].reverse, cells["b"].reverse) == (first, second)
+    assert cells["b"].input_from == (("a",) if known else ())
+    assert cells["b"].input == ("y" if case.startswith("put") else None)
+
+
+def test_commands(tmp_path, capsys):
+    """What `inspect` shows of a network, and that `extract` writes all of it, or one cell with its direction."""
+    (tmp_path / "graph.pb").write_bytes(graph(*consts("a", "b", "c", wide="c"), *BI, *TOP))
+    path = str(tmp_path / "graph.pb")
+    assert main(["inspect", path]) == 0
+    out = capsys.readouterr().out
+    assert "its input is x, reversed" in out and "its input is a, b\n" in out and "Together they are one layer." in out
+    assert main(["inspect", path, "--json"]) == 0
+    cells = {each["cell"]: each for each in json.loads(capsys.readouterr().out)["cells"]}
+    assert [cells[name]["reverse"] for name in "abc"] == [False, True, False]
+    assert (cells["b"]["input"], cells["c"]["input"], cells["c"]["input_from"]) == ("x", None, ["a", "b"])
+    layer = opened(path).cells.layer()
+    for name, same in {"all": layer, "b": opened(path).cells["b"].layer()}.items():
+        out = tmp_path / f"{name}.npz"
+        assert main(["extract", path, str(out), *([] if name == "all" else ["--cell", name])]) == 0
+        loaded = blockcell.load(out)
+        assert repr(loaded) == repr(same) and ("reverse=True" in repr(loaded)) == (name == "b")
+        np.testing.assert_array_equal(loaded(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
+
+
+def test_a_network_as_onnx(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    (tmp_path / "graph.pb").write_bytes(graph(*consts("a", "b", "c", wide="c"), *BI, *TOP))
+    path, out = tmp_path / "graph.pb", tmp_path / "all.onnx"
+    assert main(["extract", str(path), str(out)]) == 0
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    given = {each.name: np.zeros((B, H), np.float32) for each in session.get_inputs()}
+    y = session.run(["y"], given | {"x": X, "lengths": LENGTHS})[0]
+    expected, _ = opened(path).cells.layer()(X, lengths=LENGTHS)
+    assert formulas.error_in_eps(y, expected.astype(np.float64), float(np.finfo("f4").eps)) <= 16
