@@ -489,6 +489,7 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "tf_checkpoint": lambda: tensorflow("tf_checkpoint"),
     "tf_graph": lambda: tensorflow("tf_graph"),
     "tf_cells": lambda: tensorflow("tf_cells"),
+    "tf_names": lambda: tensorflow("tf_names"),
 }
 
 

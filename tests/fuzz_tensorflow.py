@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tf_files
 from test_tensorflow_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
+from test_tensorflow_names import GIVEN, cell_of_keras, one_cell, restoring, write_all, write_saved
 from tf_files import field, varint
 
 from blockcell import FormatError
@@ -213,6 +214,12 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("digits", "digits/model.ckpt-1800.meta", message_changed),
         ("digits/digits.pb", "digits/digits.pb", message_changed),
     ],
+    "tf_names": [
+        *[("kept/m", "kept/objects", message_changed)] * 3,  # a part of the checkpoint, which is written anew
+        *[("captured", "captured/saved_model.pb", message_changed)] * 3,
+        ("saver/m", "saver/m.meta", message_changed),
+        ("saver/m", "saver/m.index", table_changed),
+    ],
 }
 
 
@@ -238,6 +245,15 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     (folder / "bare").mkdir()
     write_variables(folder / "bare", checkpoint_of() | checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")))
     zipfile.ZipFile(Path(__file__).with_name("golden") / "digits.zip").extractall(folder)
+    write_saved(folder / "captured", called=False)
+    (folder / "saver").mkdir()
+    restored = GIVEN | {f"s/kernel/part_{k}": ("k", where) for k, where in enumerate(("9 16 0,4:-", "9 16 4,5:-"))}
+    parts = [*one_cell(4, 5), *restoring("save", restored), *restoring("save_1", GIVEN)]
+    write_all(folder / "saver", {"k": drawn("w")["w"], "b": drawn("b")["b"]}, *parts)
+    (folder / "kept").mkdir()
+    values, objects = cell_of_keras(3, 3, (2, 12))
+    (folder / "kept" / "objects").write_bytes(objects)
+    tf_files.write_objects(folder / "kept" / "m", values, objects)
     cases = [
         (folder / path, folder / changed, (folder / changed).read_bytes(), how, everything(folder / path))
         for path, changed, how in KINDS[kind]
@@ -245,8 +261,13 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
 
     def one(g: Generator, kept: object = kept) -> bool:
         path, changed, content, structured, expected = cases[g.integers(len(cases))]
-        plain = g.integers(2) or not changed.name.endswith((".index", "ckpt", ".meta", ".pb", ".pbtxt", ".pbmm"))
-        changed.write_bytes((bytes_changed if plain else structured)(g, content))
+        plain = g.integers(2) or not changed.name.endswith(
+            (".index", "ckpt", ".meta", ".pb", ".pbtxt", ".pbmm", "objects")
+        )
+        mutant = (bytes_changed if plain else structured)(g, content)
+        changed.write_bytes(mutant)
+        if changed.name == "objects":
+            tf_files.write_objects(folder / "kept" / "m", values, mutant)
         try:
             if not g.integers(4):
                 inspected(path, bool(g.integers(2)))

@@ -33,7 +33,7 @@ BUDGET = {
     "link": 7_500,
     "session": 7_500,
 }
-TENSORFLOW = {"tf_checkpoint": 40_000, "tf_graph": 30_000, "tf_cells": 30_000}
+TENSORFLOW = {"tf_checkpoint": 35_000, "tf_graph": 20_000, "tf_cells": 25_000, "tf_names": 20_000}
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such limits")
 

@@ -154,6 +154,26 @@ def test_a_gru_that_resets_after(tmp_path):
     assert one.check() <= 8
 
 
+NAMES = {"w_ru": "gates/kernel", "b_ru": "gates/bias", "w_cx": "candidate/input_projection/kernel",
+         "b_c": "candidate/input_projection/bias", "w_ch": "candidate/hidden_projection/kernel",
+         "b_hc": "candidate/hidden_projection/bias"}  # fmt: skip
+
+
+def test_a_gru_that_resets_after_in_a_checkpoint(tmp_path):
+    """By its names alone it has the weights that it has in a graph."""
+    weights = gru_weights()
+    (other,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
+    values = {f"rnn/cudnn_compatible_gru_cell/{NAMES[name]}": value for name, value in weights.items()}
+    (one,) = write_variables(tmp_path, values).cells.values()
+    assert (one.kind, one.refused, one.attributes) == (other.kind, None, other.attributes)
+    for role, value in other.layer().weights.items():
+        np.testing.assert_array_equal(one.layer().weights[role], value)
+    assert one.check() <= 8
+    values["rnn/cudnn_compatible_gru_cell/candidate/hidden_projection/kernel"] = weights["w_ch"][:, :-1].copy()
+    (one,) = write_variables(tmp_path, values).cells.values()
+    assert one.refused == "the kernels of its candidate have the shapes (5, 4) and (4, 3); expected (I, H) and (H, H)"
+
+
 GRU_CHANGES = {
     "another activation": ({"c": ("Relu", "c_bar")}, "'net/thing/c' is a Relu"),
     "no sigmoid": ({"gates": ("Softplus", "bar")}, "'net/thing/gates' is a Softplus"),

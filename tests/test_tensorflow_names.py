@@ -57,7 +57,7 @@ FULL = {
 def test_names_of_objects(tmp_path, case):
     full, expected = FULL[case]
     keys, found = layered(full)
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
     wanted = [name + VALUE if name.startswith("variables/") else name for name in expected]
     assert list(variables) == wanted and variables.slots == set()
     for k, (key, name) in enumerate(zip(keys, wanted, strict=True)):
@@ -80,7 +80,7 @@ def test_slots_of_objects(tmp_path):
         tracked({"0": 7, "1": 6}),
         *(tracked({}, pair) for pair in zip(full, keys, strict=True)),
     ]
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
     assert {*variables} == {*full[:3], "o/_iterations"}
     assert variables.slots == {"Adam/x/kernel", "Adam/m/x/kernel", "o/_iterations"}
 
@@ -98,7 +98,7 @@ def test_entangled_objects(tmp_path):
         tracked({}, ("", keys[1]), ("", keys[2])),
         tracked({}, ("a" * 2000, keys[3])),
     ]
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
     assert {*variables} == {*keys}  # no name is one's own, so all have their keys
 
 
@@ -116,13 +116,13 @@ def test_entangled_objects(tmp_path):
 def test_what_is_no_graph_of_objects(tmp_path, monkeypatch, found, words):
     monkeypatch.setattr(objects, "MOST_CHILDREN", 20)
     monkeypatch.setattr(objects, "MOST_OBJECTS", 40)
-    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), found)
+    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*found))
     with pytest.raises(FormatError, match=f"m.data-00000-of-00001, byte \\d+: .*{words}"):
         opened(path)
 
 
 def test_texts_are_checked(tmp_path):
-    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), layered(ALL)[1])
+    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*layered(ALL)[1]))
     data = tmp_path / "m.data-00000-of-00001"
     good = data.read_bytes()
     for at in range(4, len(good)):
@@ -280,7 +280,7 @@ def write_saved(folder, *, called, numbers=(2, 3), names=("w", "b"), constants=(
     keys = [f"variables/{k}{VALUE}" for k in range(2)]
     checkpoint = [tracked({"w": 1, "b": 2}), *(tracked({}, (f"s/{n}", key)) for n, key in zip("wb", keys, strict=True))]
     (folder / "variables").mkdir(parents=True)
-    write_objects(folder / "variables" / "variables", dict(zip(keys, (W, BIAS), strict=True)), checkpoint)
+    write_objects(folder / "variables" / "variables", dict(zip(keys, (W, BIAS), strict=True)), graph(*checkpoint))
     saved = [tracked({"f": 1, names[0]: 2, names[1]: 3}), tracked({})]
     saved += [
         tracked({}, kind=field(9, field(1, each)) if each else field(7, b"")) for each in (*constants, "", "")[:2]
@@ -331,8 +331,8 @@ def test_captures_outside_the_graph(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------------- Keras
-def write_cell(tmp_path, kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=I):
-    """A checkpoint of objects with a cell of Keras, and of an optimizer."""
+def cell_of_keras(kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=I):
+    """The variables of a cell of Keras and of an optimizer, by their keys, and the objects."""
     g = np.random.default_rng(3)
     sizes = {"kernel": (inputs, kernel * cells), "recurrent_kernel": (cells, recurrent * cells), "bias": bias}
     values = {name: (g.standard_normal(size) / (2 * cells**0.5)).astype(dtype) for name, size in sizes.items() if size}
@@ -342,8 +342,12 @@ def write_cell(tmp_path, kernel, recurrent, bias=(), dtype=np.float32, cells=H, 
     found = [tracked({"m": 1}), tracked({"cell": 2}), tracked(edges)]
     found += [tracked({}, (f"gru/gru_cell/{name}", key)) for name, key in zip(values, keys, strict=True)]
     found += [tracked({}, (f"m/gru/gru_cell/{name}", key)) for name, key in zip(values, slots, strict=True)]
-    model = opened(write_objects(tmp_path / "m", keys | slots, found))
-    return model.cells, [*values.values()]
+    return keys | slots, graph(*found)
+
+
+def write_cell(tmp_path, *sizes, **options):
+    values, found = cell_of_keras(*sizes, **options)
+    return opened(write_objects(tmp_path / "m", values, found)).cells, [*values.values()][: len(values) // 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

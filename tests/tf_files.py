@@ -177,11 +177,11 @@ def text_entry(text: bytes, offset: int, order: str = "little") -> tuple[bytes, 
     return entry("string", (), data, offset, stored=masked(length + checksum + text)), data
 
 
-def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: Sequence[bytes]) -> Path:
+def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: bytes) -> Path:
     """A checkpoint of variables, by their keys, and of a graph of objects."""
     entries, data = {}, b""
     for key, value in values.items():
         entries[key.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
         data += value.tobytes()
-    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"], text = text_entry(graph(*objects), len(data))
+    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"], text = text_entry(objects, len(data))
     return write_checkpoint(prefix, entries, data + text)
