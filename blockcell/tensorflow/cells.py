@@ -72,11 +72,13 @@ class Cells(Mapping[str, Found]):
     def levels(self) -> list[tuple[list[Found], ...]]:
         """What `layer` puts on top of each other: cells, or those of the forward and of the backward direction."""
         usable = [each for each in self._found.values() if each.refused is None]
-        if len(usable) < 2:
+        if len(usable) < 2 and not any(each.mixed for each in usable):
             if not usable:
                 raise ValueError("no cell is left" if self._found else "there is no cell")
             return [(usable,)]
         for each in usable:
+            if each.mixed:
+                raise ValueError(f"{each.name} runs several times, and does not read the same cells each time")
             if each.reverse is None:
                 raise ValueError(f"the file does not tell in which direction {each.name} runs, or what its input is")
         read = {below for each in usable for below in each.below}
@@ -131,7 +133,7 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         inside += found_composed(tracer, {name for each in inside for name in each.weights.values()})
         _connect(tracer, k, inside)
         found += inside
-    return Cells(_named(_together(found)))
+    return Cells(_named(_ordered(_together(found))))
 
 
 def _connect(tracer: Tracer, number: int, found: Iterable[Found]) -> None:
@@ -205,9 +207,23 @@ def _together(found: Iterable[Found]) -> list[Found]:
         first.behind = {one[other] for each in part for other in each.behind}
         known = [each for each in part if each.reverse is not None]
         below = {tuple(one[other] for other in each.below) for each in known}
-        first.below = below.pop() if len(below) == 1 else ()
+        first.mixed = len(below) > 1
+        first.below = () if first.mixed else next(iter(below), ())
         first.origins = frozenset().union(*(each.origins for each in known))
     return [part[0] for part in cells]
+
+
+def _ordered(found: Iterable[Found]) -> list[Found]:
+    """Those that others read come before them."""
+    done: dict[Found, None] = {}
+    for each in found:
+        left = [each]
+        while left:
+            below = [one for one in left[-1].below if one not in done]
+            if not below:
+                done[left.pop()] = None
+            left += below
+    return [*done]
 
 
 def _inputs(cells: Iterable[Found]) -> str:

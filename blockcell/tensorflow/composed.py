@@ -41,6 +41,10 @@ _KINDS = {
 _SHAPES = {"Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank"}
 Wrong = dict[Place, tuple[str, dict[str, Source]]]
 """What is none of the cells: by its last node why, and its kernels."""
+Readers = dict[Place, list[Product]]
+"""Products by what they multiply with a weight."""
+Looped = dict[Place, Recurrence]
+"""Recurrences by their nodes."""
 
 
 def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
@@ -60,12 +64,15 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
         except (Other, Unknown):
             continue
     products = products_of(sums)
+    readers: Readers = {}
+    for product in products:
+        readers.setdefault(product.left, []).append(product)
     loops = recurrences(tracer, products)
-    looped = {place for loop in loops for place in loop.places}
+    looped = {place: loop for loop in loops for place in loop.places}
     wrong: Wrong = {}
-    matches = _of_lstms(tracer, lstms, products, looped, wrong) + _of_grus(tracer, grus, products, looped, wrong)
+    matches = _of_lstms(tracer, lstms, readers, looped, wrong) + _of_grus(tracer, grus, readers, looped, wrong)
     understood = {name for match in matches for name in match.kernels}
-    _add_variants(tracer, variants, understood, products, loops, wrong)
+    _add_variants(tracer, variants, understood, products, looped, wrong)
     for loop in loops:
         kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
         if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
@@ -87,7 +94,7 @@ def _add_variants(
     variants: dict[Place, Variant],
     understood: set[str],
     products: list[Product],
-    loops: list[Recurrence],
+    looped: Looped,
     wrong: Wrong,
 ) -> None:
     """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
@@ -95,15 +102,13 @@ def _add_variants(
     for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
         kernels = kernels_before(tracer, end, by_place)
         kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
-        loop = next((loop for loop in loops if end in loop.places), None)
+        loop = looped.get(end)
         if kernels and (loop is not None or is_named(next(iter(kernels)))):
             shown = shows(loop) if loop is not None and variants[end].vague else None
             wrong[end] = shown or str(variants[end]), kernels
 
 
-def _of_lstms(
-    tracer: Tracer, lstms: list[Lstm], products: list[Product], looped: set[Place], wrong: Wrong
-) -> list[Match]:
+def _of_lstms(tracer: Tracer, lstms: list[Lstm], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
     """Those whose two operands can be told apart, the input and the state."""
     groups: dict[tuple[str, ...], list[Lstm]] = {}
     for each in lstms:
@@ -122,7 +127,7 @@ def _of_lstms(
             else:
                 numbers[each] = number
         steps = [each.step(number) for each, number in numbers.items()]
-        reasons = misused(tracer, steps, kernels, products, looped) if steps else {}
+        reasons = misused(tracer, steps, kernels, readers, looped) if steps else {}
         for each, number in numbers.items():
             try:
                 if each.end not in reasons:
@@ -141,22 +146,20 @@ def _is_state(tracer: Tracer, place: Place, ends: set[Place]) -> bool:
         return False
 
 
-def _of_grus(
-    tracer: Tracer, grus: list[Match], products: list[Product], looped: set[Place], wrong: Wrong
-) -> list[Match]:
+def _of_grus(tracer: Tracer, grus: list[Match], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
     groups: dict[tuple[str, ...], list[Match]] = {}
     for each in grus:
         groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
     for kernels, group in groups.items():
         steps = [Step(each.end, each.states, each.results) for each in group]
-        reasons = misused(tracer, steps, kernels, products, looped)
+        reasons = misused(tracer, steps, kernels, readers, looped)
         found += [each for each in group if each.end not in reasons]
         wrong |= {each.end: (reasons[each.end], each.kernels) for each in group if each.end in reasons}
     return found
 
 
-def _alive(tracer: Tracer, matches: list[Match], looped: set[Place]) -> list[Match]:
+def _alive(tracer: Tracer, matches: list[Match], looped: Looped) -> list[Match]:
     """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
     loops = {tuple(match.kernels) for match in matches if match.end in looped}
     dead = [match for match in matches if match.end not in looped and tuple(match.kernels) in loops]

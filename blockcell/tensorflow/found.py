@@ -78,6 +78,8 @@ class Found:
         self.at = at
         self.reverse: bool | None = None
         self.below: tuple[Found, ...] = ()
+        self.mixed = False
+        """Whether it runs several times, and does not read the same cells each time."""
         self.behind: set[Found] = set()
         """Cells whose h is put beside this one's, behind it."""
         self.origins: frozenset[Origin] = frozenset()

@@ -42,9 +42,11 @@ def found_named(variables: Variables) -> list[Found]:
         sources = {role: _source(variables, name) for role, name in roles.items()}
         if kind == "LSTM":
             found.append(_lstm(scope, last, sources, refused))
+        elif kind == "CudnnCompatibleGRU":
+            found.append(_cudnn_gru(scope, sources, refused))
         else:
-            cell = "CudnnCompatibleGRUCell" if kind == "CudnnCompatibleGRU" else "GRUCell"
-            found.append(Found(scope, cell, cell="GRU", sources=_by_shape(sources), step=_gru_step, refused=refused))
+            more: dict[str, Any] = {"sources": _by_shape(sources), "step": _gru_step, "refused": refused}
+            found.append(Found(scope, "GRUCell", cell="GRU", **more))
     return found
 
 
@@ -70,8 +72,6 @@ def _refused(scope: str, kind: str, names: list[str]) -> str | None:
         return f"it has a projection, {projection[0]}, which the block cells do not have"
     if normal := [name for name in inside if re.search("/(gamma|beta)\\Z", name)]:
         return f"it has layer normalization, {normal[0]}, which the block cells do not have"
-    if kind == "CudnnCompatibleGRU":
-        return "it resets after the product: convert its variables with convert.from_tf1"
     return None
 
 
@@ -100,6 +100,22 @@ def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str
 
 def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     return (FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h,)
+
+
+def _cudnn_gru(scope: str, sources: dict[str, Source], refused: str | None) -> Found:
+    """A GRU that resets after the product, with a kernel for x and one for the state in the candidate."""
+    x, h = sources.pop("w_cx"), sources.pop("w_ch")
+    if refused is None and (len(x.shape) != 2 or len(h.shape) != 2 or x.shape[1] != h.shape[1]):
+        refused = f"the kernels of its candidate have the shapes {x.shape} and {h.shape}; expected (I, H) and (H, H)"
+    shape = (x.shape[0] + h.shape[0], h.shape[1]) if refused is None else ()
+    made = {"w_ru": sources["w_ru"], "w_c": _from([x, h], shape, lambda *kernels: np.concatenate(kernels))}
+    made |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
+    more: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refused": refused}
+    return Found(scope, "CudnnCompatibleGRUCell", cell="GRU", sources=made, **more)
+
+
+def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    return (FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0],)
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras

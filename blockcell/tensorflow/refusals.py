@@ -15,6 +15,7 @@ from .trace import Place, Source, Tracer, Unknown
 _CELL = re.compile(r"\A(lstm|gru)|(lstm|gru)\w*_cell(_\d+)?\Z", re.IGNORECASE)
 _NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
+_MOST_AROUND = 4  # scopes around a weight
 _PLAIN = {
     "Add", "AddV2", "BiasAdd", "Sub", "Mul", "Sigmoid", "Tanh", "MatMul", "ConcatV2", "Split", "StridedSlice",
     "Identity", "Snapshot", "Enter", "RefEnter", "Exit", "Switch", "RefSwitch", "Merge", "RefMerge", "NextIteration",
@@ -96,15 +97,18 @@ def misused(
     tracer: Tracer,
     steps: Sequence[Step],
     kernels: Collection[str],
-    products: Collection[Product],
+    readers: Mapping[Place, Sequence[Product]],
     inside: Collection[Place],
 ) -> dict[Place, str]:
-    """Of which steps the states are not those of the step before, and why; `inside` are the nodes of recurrences."""
+    """Of which steps the states are not those of the step before, and why.
+
+    `readers` are products by what they multiply, `inside` are the nodes of recurrences.
+    """
     found: dict[Place, str] = {}
     ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
-    for product in products:
+    for product in (product for end in ends for product in readers.get(end, ())):
         name = product.kernel.name
-        if product.left in ends and name not in kernels and scope and name.startswith(f"{scope}/"):
+        if name not in kernels and scope and name.startswith(f"{scope}/"):
             reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
             return dict.fromkeys(ends, reason)
     for k in range(len(steps[0].states)):
@@ -299,17 +303,27 @@ def _scope(kernel: str) -> str:
 
 def by_names(products: Sequence[Product], covered: set[str]) -> Iterator[tuple[Product, str]]:
     """Kernels of cells, by their names, that are in none that is known, and why."""
-    done = {_scope(name) for name in covered}
+    done = {scope for name in covered for scope in _scopes(name)}
+    inside: dict[str, set[str]] = {}
     for product in products:
-        name = product.kernel.name
-        scope = _scope(name)
-        if is_named(name) and not any(scope == each or each.startswith(f"{scope}/") for each in done):
+        for scope in _scopes(product.kernel.name):
+            inside.setdefault(scope, set()).add(product.kernel.name)
+    for product in products:
+        scope = _scope(product.kernel.name)
+        if is_named(product.kernel.name) and scope not in done:
             done.add(scope)
-            yield product, _reason(products, scope, product)
+            yield product, _reason(product, scope, sorted(inside.get(scope, ())))
 
 
-def _reason(products: Sequence[Product], scope: str, product: Product) -> str:
-    kernels = sorted({each.kernel.name for each in products if each.kernel.name.startswith(f"{scope}/")})
+def _scopes(name: str) -> Iterator[str]:
+    """What a weight may be in: scopes around it."""
+    for _ in range(_MOST_AROUND):
+        name = name.rpartition("/")[0]
+        if name:
+            yield name.lstrip("?")
+
+
+def _reason(product: Product, scope: str, kernels: Sequence[str]) -> str:
     if re.search("coupled", scope):
         return "its input gate is coupled to its forget gate; the gates of the block cells are independent"
     if len(kernels) > 1 and any("projection" in name for name in kernels):

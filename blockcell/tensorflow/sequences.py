@@ -97,6 +97,7 @@ class Sequences:
     _results: dict[Place, tuple[int, int]] = field(default_factory=dict)
     _variables: dict[Place, Variable | None] = field(default_factory=dict)
     _orders: dict[Place, tuple[Part, ...] | None] = field(default_factory=dict)
+    _packs: dict[Place, list[_Before] | None] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _depth: int = 0
 
@@ -356,7 +357,9 @@ class Sequences:
             written = self._written(node, inputs) if axis == 0 else None
             return None if written is None else [_Before(written, None, loop=True)]
         if node.op == "Pack" and node.attrs.get("axis", 0) == axis:
-            return self._packed(inputs, axis)
+            if place not in self._packs:
+                self._packs[place] = self._packed(inputs)
+            return self._packs[place]
         if node.op == "Transpose" and len(inputs) == 2:
             order = self._permutation(inputs[1])
             return None if order is None else [_Before(inputs[0], order[axis])]
@@ -393,7 +396,7 @@ class Sequences:
             return None
         return given[value] if self._counter(given[index]) == variable.loop else None
 
-    def _packed(self, inputs: tuple[Place, ...], axis: int) -> list[_Before] | None:
+    def _packed(self, inputs: tuple[Place, ...]) -> list[_Before] | None:
         """The steps of cells, one after the other."""
         rows: list[list[tuple[int, int]]] = []
         for place in inputs:

@@ -1,6 +1,7 @@
 """Makes ``tensorflow.npz`` beside this script: small files that TensorFlow 2.21 wrote, and what it reads from them.
 
     python tests/golden/generate_tensorflow.py        # needs tensorflow-cpu 2.21
+    python tests/golden/generate_tensorflow.py cells  # makes tensorflow_cells.npz
 
 ``file/<path>`` is a file's bytes, ``variable/<checkpoint>/<name>`` what TensorFlow has for a variable, with bfloat16 as
 float32, and ``constant/<name>`` what it has for a constant of ``graph.pb``. ``nodes/<path>`` is JSON: of each graph in
@@ -13,10 +14,15 @@ a file, and of each of its functions, the nodes by name: op, inputs, attributes.
 ``objects``   a checkpoint of TensorFlow 2, in a folder
 ``graph.pb``  a graph: constants of all dtypes in all ways to store them, a loop in functions; also as text
 ============  ========================================================================================
+
+``tensorflow_cells.npz`` has graphs of cells: ``graph/<name>`` is a frozen graph, ``x/<name>`` and ``y/<name>`` are what
+goes into the cell and out of it, time first. ``saved/<path>`` are the files of a SavedModel that Keras 3.15.1 exported,
+and ``x/saved`` and ``y/saved``, batch first, its own.
 """
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -201,6 +207,103 @@ def keep_nodes(path, graphs):
     stored[f"nodes/{path}"] = np.frombuffer(json.dumps(found).encode(), np.uint8)
 
 
+# --------------------------------------------------------------------------------------------------------------- cells
+def keras_layers():
+    import keras
+
+    layers, size = keras.layers, {"return_sequences": True}
+    found = {}
+    for k in (1, 2):
+        more = {**size, "implementation": k}
+        found |= {
+            f"lstm {k}": layers.LSTM(4, **more),
+            f"gru {k}": layers.GRU(4, **more),
+            f"gru before {k}": layers.GRU(4, reset_after=False, **more),
+            f"gru without bias {k}": layers.GRU(4, use_bias=False, **more),
+        }
+    found |= {
+        "lstm without bias": layers.LSTM(4, use_bias=False, **size),
+        "lstm unrolled": layers.LSTM(4, unroll=True, **size),
+        "lstm square": layers.LSTM(3, **size),
+        "gru square": layers.GRU(3, unroll=True, **size),
+        "lstm of relu": layers.LSTM(4, activation="relu", **size),
+        "lstm of hard sigmoid": layers.LSTM(4, recurrent_activation="hard_sigmoid", **size),
+        "gru of softsign": layers.GRU(4, activation="softsign", **size),
+        "gru of hard sigmoid": layers.GRU(4, recurrent_activation="hard_sigmoid", **size),
+        "simple rnn": layers.SimpleRNN(4, **size),
+    }
+    return found
+
+
+def with_weights(keras, g, inputs, outputs):
+    model = keras.Model(inputs, outputs)
+    model.set_weights([g.uniform(-1, 1, each.shape).astype(np.float32) for each in model.get_weights()])
+    return model
+
+
+def keras_graphs():
+    import keras
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    g = np.random.default_rng(0)
+    for k, (name, layer) in enumerate(keras_layers().items()):
+        given = keras.Input((5, 3))
+        model = with_weights(keras, g, given, layer(given))
+        function = tf.function(lambda x, model=model: model(x)).get_concrete_function(tf.TensorSpec((2, 5, 3)))
+        definition = convert_variables_to_constants_v2(function, lower_control_flow=bool(k % 2)).graph.as_graph_def()
+        x = g.standard_normal((2, 5, 3)).astype(np.float32)
+        keep_cell(f"keras {name}", definition, x.swapaxes(0, 1), model(x).numpy().swapaxes(0, 1))
+
+
+def keras_saved(folder):
+    import keras
+
+    layers, g = keras.layers, np.random.default_rng(1)
+    given = keras.Input((None, 3))
+    both = layers.Bidirectional(layers.GRU(4, return_sequences=True))(given)
+    model = with_weights(keras, g, given, layers.LSTM(2, return_sequences=True)(both))
+    model.export(str(folder / "saved"), verbose=False)
+    stored["x/saved"] = g.standard_normal((2, 5, 3)).astype(np.float32)
+    stored["y/saved"] = model(stored["x/saved"]).numpy()
+    for path in sorted((folder / "saved").rglob("*")):
+        if path.is_file() and not path.name.startswith("fingerprint"):
+            stored[path.relative_to(folder).as_posix()] = np.frombuffer(path.read_bytes(), np.uint8)
+
+
+def other_graphs(folder):
+    """The cells that the random tests beside TensorFlow write out."""
+    sys.path.insert(0, str(HERE.parent))
+    from test_tensorflow_peers import frozen, looped, unrolled
+    from test_tensorflow_peers_kinds import BAD, GOOD, Cell
+
+    for k, kind in enumerate([*GOOD, *BAD]):
+        g = np.random.default_rng([2, k])
+        (v1.disable_control_flow_v2 if k % 2 else v1.enable_control_flow_v2)()
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(0)
+            x = v1.placeholder("float32", (5, 2, 3), "x")
+            cell = Cell(tf, g, "net/thing", 3, kind)
+            tf.identity((unrolled if k % 3 == 2 else looped)(tf, cell, x, cell.zeros()), "y")
+            session.run(v1.global_variables_initializer())
+            given = g.standard_normal((5, 2, 3)).astype(np.float32)
+            y = session.run("y:0", {x: given})
+            definition = v1.GraphDef.FromString(frozen(tf, session, ["y"], folder).read_bytes())
+        keep_cell(kind, definition, given, y)
+
+
+def keep_cell(name, definition, x, y):
+    stored[f"graph/{name}"] = np.frombuffer(definition.SerializeToString(deterministic=True), np.uint8)
+    stored[f"x/{name}"], stored[f"y/{name}"] = x, y
+
+
+def cells():
+    with tempfile.TemporaryDirectory() as name:
+        keras_graphs()
+        keras_saved(Path(name))
+        other_graphs(Path(name))
+    np.savez_compressed(HERE / "tensorflow_cells.npz", **stored)
+
+
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -221,4 +324,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cells() if sys.argv[1:] == ["cells"] else main()
