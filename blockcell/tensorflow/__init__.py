@@ -18,6 +18,10 @@ a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
     print(model.cells)                                 # LSTMs and GRUs, or why something is none
     layer = model.cells["rnn/lstm_cell"].layer()
 
+Found are the block ops (LSTMBlockCell, BlockLSTM, BlockLSTMV2, GRUBlockCell) and cells of many nodes: BasicLSTMCell,
+LSTMCell, GRUCell, CudnnCompatibleLSTMCell and CudnnCompatibleGRUCell of TensorFlow 1, LSTM and GRU of Keras, and what
+has the same equations.
+
 Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
 """
