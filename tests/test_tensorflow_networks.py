@@ -192,6 +192,16 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
         {"a": (False, "less")},
         lambda of: of("a"),
     ),
+    "more cells forward": (
+        [*BI, block("c", A), beside("both", "c/block:6", "back")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("a",))},
+        "do not read the same: c .of a., b .of x.",
+    ),
+    "several each way": (
+        [*BI[:-1], block("c", A), block("d", "b/block:6"), rows("back", "d/block:6"), beside("y", "c/block:6", "back")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("a",)), "d": (True, ("b",))},
+        lambda of: Bidirectional(Stack([of("a"), of("c")]), Stack([of("b"), of("d")])),
+    ),
     "a circle": (
         [block("a", "b/block:6"), block("b", A)],
         {"a": (None, ()), "b": (None, ())},
@@ -402,6 +412,15 @@ def test_one_cell_in_both_directions(tmp_path, loops):
         assert [*cells] == ["a", "a (reversed)"]
 
 
+def test_cells_of_several_dtypes(tmp_path):
+    small = [real(f"a/{role}", value.astype(np.float16)) for role, value in weights(0).items()]
+    nodes = [*consts(), *small, *(real(f"b/{role}", value) for role, value in weights(1).items())]
+    model = write(tmp_path, *nodes, block("a", "x"), cast("wide", A, "float16", "float32"), block("b", "wide"))
+    assert said(model) == {"a": (False, "x"), "b": (False, ("a",))}
+    with pytest.raises(ValueError, match="of float16 and float32; a layer is of one dtype"):
+        model.cells.layer()
+
+
 def test_one_cell_on_top_of_itself(tmp_path):
     """In two scopes it is two cells of one, else it cannot be told apart."""
     model = write(tmp_path, *consts("a"), block("s/1", "x", "a"), block("s/2", "s/1/block:6", "a"))
@@ -455,11 +474,7 @@ def test_entangled_graphs_end(tmp_path):
     stack = [block(name, x) for name, x in zip(cells, below, strict=False)]
     model = write(tmp_path, *consts(*cells), *stack[::-1])
     assert [*model.cells] == cells and len(model.cells.layer().layers) == 300
-    steps = [
-        *written_out("a", "x", count=500),
-        *written_out("b", "a/y", count=500),
-        *written_out("c", "b/y", count=500),
-    ]
+    steps = [each for cell, x in (("a", "x"), ("b", "a/y"), ("c", "b/y")) for each in written_out(cell, x, count=500)]
     model = write(tmp_path, *consts("a", "b", "c"), *steps)
     assert said(model) == {"a": (False, "x"), "b": (False, ("a",)), "c": (False, ("b",))}
     itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))

@@ -98,18 +98,11 @@ class Cells(Mapping[str, Found]):
                     raise ValueError(f"forward and backward do not read the same: {_inputs(here)}")
                 for chain, (each,) in zip(chains, below, strict=True):
                     chain.insert(0, each)
-                if len(chains[0]) > len(usable):
-                    raise ValueError("the cells read each other")
             first = [chain[0] for chain in chains]
             if not first[0].below and len({each.origins or each for each in first}) != 1:
                 raise ValueError(f"forward and backward do not read the same: {_inputs(first)}")
             found.insert(0, chains)
             here = first[0].below
-            if len(found) > len(usable):
-                raise ValueError("the cells read each other")
-        inside = {each for chains in found for chain in chains for each in chain}
-        if apart := [each for each in usable if each not in inside]:
-            raise ValueError(f"it is not clear how these belong to the others: {_inputs(apart)}")
         dtypes = {"float32" if each.dtype == "bfloat16" else each.dtype for each in usable}
         if len(dtypes) > 1:
             raise ValueError(f"the cells are of {' and '.join(sorted(dtypes))}; a layer is of one dtype")
