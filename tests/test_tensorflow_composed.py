@@ -284,6 +284,7 @@ LSTM_CHANGES = {
     "relu": ({"g": ("Relu", "part_2")}, "the node 'net/thing/g' is a Relu"),
     "relu of the state": ({"t": ("Relu", "c")}, "the node 'net/thing/t' is a Relu"),
     "unknown": ({"t": ("Mystery", "c")}, "'net/thing/t', which is a Mystery, is in none of the cells"),
+    "a Sub of one": ({"i": ("Sub", "f")}, "its cell state is not what the block cells have"),
     "one-sided clip": ({"top": ("Const", 1.0), "low": ("Const", -2.0), "clip": ("ClipByValue", "c", "low", "top"),
                         "t": ("Tanh", "clip"), "c_next": ("NextIteration", "clip")}, "clips to -2 to 1"),
 }  # fmt: skip
