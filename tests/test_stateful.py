@@ -15,7 +15,7 @@ import pickle
 
 import numpy as np
 import pytest
-from bits import CACHE_SIZES, leaves, like, on_threads, same, with_caches, zeros
+from bits import CACHE_SIZES, CACHES, leaves, like, on_threads, same, with_caches, zeros
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
@@ -548,7 +548,7 @@ class PackedLayers(RuleBasedStateMachine):
     whole lines of units, of which one row takes several panels at once and the last ones share lines."""
 
     rows = st.integers(1, 9) | st.just(24)
-    caches = st.sampled_from([(*CACHE_SIZES,), (1, 1, 1), (1 << 30, 1 << 30, 1)])  # 1: panels are fetched ahead
+    caches = st.sampled_from(CACHES)
 
     @initialize(
         data=st.data(),
