@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bits import like, on_threads, same
+from bits import leaves, like, on_threads, same
 from cases import rng
 from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
 from test_guards import SIDES, guarded
@@ -133,6 +133,9 @@ def test_any_weights(name, storage, level, tmp_path):
             stream.state = state
             y, last = rounded(x, state)
             assert same(stream.run(x), y) and same(stream.state, last), (I, H, B)
+            x[1, 0, 0], x[1, -1, -1] = np.inf, np.nan
+            for found, wanted in zip(leaves(packed(x, state)), leaves(rounded(x, state)), strict=True):
+                np.testing.assert_array_equal(found, wanted, err_msg=f"{I}, {H}, {B}")  # any NaN will do
 
 
 @pytest.mark.usefixtures("level")
