@@ -16,6 +16,7 @@ import pytest
 from blockcell import _cpu
 
 ROOT = Path(__file__).resolve().parents[1]
+STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
     "lstm i and ci": (
@@ -286,6 +287,18 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "panels.pxd",
         {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
     ),
+    "rounded to int8 toward zero": (STORAGE, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
+    "rounded to int8 with one scale for all columns": (
+        STORAGE,
+        {"np.abs(array).max(axis=0, initial=0)": "np.full(array.shape[1], np.abs(array).max(initial=0))"},
+    ),
+    "rounded to int8 with scales of zero": (
+        STORAGE,
+        {"LEAST_SCALE, MOST_SCALE)\n": "np.float32(1e-45), MOST_SCALE)\n"},
+    ),
+    "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
+    "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
+    "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
     "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
     "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
     "bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
@@ -365,7 +378,9 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored in registers": (STORED, "test_calls and v3"),
     "stored in panels of two": (STORED, "test_calls and v4"),
     "stored": (STORED, "test_calls and base"),
+    "rounded": ("tests/test_storage.py", "definition or again or scales or largest or cannot or base"),
     "panels of two": ("tests/test_order.py", "test_forward and float32 and v4"),
+    "gates that share lines are taken apart in": ("tests/test_kernels.py", "test_formulas and float32 and base"),
     "lines in place": ("tests/test_guards.py", "test_ops and float64 and base"),
 }
 
