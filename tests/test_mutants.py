@@ -301,7 +301,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
     "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
     "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
-    "bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
+    "torch bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "dense.pxd",
