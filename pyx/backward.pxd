@@ -130,7 +130,7 @@ cdef inline void state_grad_rows(
     cdef real *d_cs = NULL
     cdef const store *before = NULL
     while b < b1:
-        m = row_group(b1 - b, TILES * ROWS)
+        m = row_group(b1 - b)
         for q in range(m):
             for s in range(lines):
                 carry = acc + (q * LINES + s) * L
@@ -191,7 +191,7 @@ cdef inline void reset_grad_rows(
     cdef real *d = work + p.d + t * p.B * p.Ns
     cdef const store *before
     while b < b1:
-        m = row_group(b1 - b, TILES * ROWS)
+        m = row_group(b1 - b)
         clear(acc, m * LINES * L)
         product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(m):

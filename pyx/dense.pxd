@@ -238,7 +238,7 @@ cdef inline void multiply_rows(
             continue
         q, first = 0, 0
         while q < rows:
-            m = row_group(rows - q, TILES * ROWS)
+            m = row_group(rows - q)
             add_bias(&p.w, j, m, acc)
             add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
             finish(p, y, acc, sums + q * p.Os, j, r + q, m)

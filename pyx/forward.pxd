@@ -122,7 +122,7 @@ cdef inline void step_rows(
     cdef Py_ssize_t b = b0, m, first = 0
     cdef real *a
     while b < b1:
-        m = row_group(b1 - b, TILES * ROWS)
+        m = row_group(b1 - b)
         if p.chunk > 1:
             a = z + (b - b0) * LINES * L
         else:

@@ -68,7 +68,7 @@ cdef inline void input_grad(
         return
     t, b = r0 // B, r0 % B
     while r < r1:
-        m = row_group(r1 - r, TILES * ROWS)
+        m = row_group(r1 - r)
         clear(acc, m * LINES * L)
         product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K if fetches else <const real *> NULL, 0)
         if K2 > 0:

@@ -9,7 +9,7 @@ from libc.stdint cimport int8_t, uint16_t, uint32_t
 from half cimport float_of_bits, half
 from tile cimport (
     ACC, BLOCK, LF, LINES, LINE_BYTES, ONCE, ONCE3, ROWS, VECTORS, ZEROF, called, for_reading, inlined, load_line,
-    packed_at, packed_step, product_of_block, row_group, vecf
+    packed_at, packed_step, product_of_block, tile_height, vecf
 )
 
 cdef extern from *:
@@ -211,7 +211,7 @@ cdef inline called narrow_product(
             widen_block(wide, block, narrow, lines, kb, scales)
         r = 0
         while r < rows:
-            m = row_group(rows - r, ROWS)
+            m = tile_height(rows - r)
             if few:
                 narrow_tiles(narrow, m, panels, lines, <vecf *> (acc + r * LINES * LF), step * VECTORS // LF,
                              a + r * stride + k0, stride, block, next, kb, scales)

@@ -371,7 +371,7 @@ cdef inline void add_product(
     if p.fetches:
         next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
     while r < rows:
-        m = row_group(rows - r, TILES * ROWS)
+        m = row_group(rows - r)
         product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)
         r += m
         first += TILES
@@ -396,7 +396,7 @@ cdef inline void add_row_product(
             add_narrow_product(p, j, panels, at, K, a, 0, 1, z, zs)
             return
     if panels > 1:
-        product_of_one(panels, lines, last, z, zs, a, panel_at(p, z, j) + at * lines * p.L,
+        product_of_one(lines, last, z, zs, a, panel_at(p, z, j) + at * lines * p.L,
                        p.size - at * (lines - last) * p.L, K)
     else:
         add_product(p, j, at, K, a, 0, 1, z, 0)

@@ -39,7 +39,7 @@ cdef extern from *:
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
            ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
            CHAINS = (4 * ONCE > 3 * ONCE3 ? 4 * ONCE : 3 * ONCE3) * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
-           TILES = 4, TILE = ROWS * LINES * LF };
+           TILES = 4, FEWEST = ROWS * 2 / 3, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     /* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
@@ -138,6 +138,7 @@ cdef extern from *:
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
         TILES  # tiles of rows that meet a block of a panel while it is in the first-level cache
+        FEWEST  # rows of a tile that take as long as fewer
         TILE  # reals in an accumulator tile
 
 ctypedef fused vec:
@@ -355,14 +356,16 @@ cdef inline void pack_line_transposed(
 
 # --------------------------------------------------------------------------------------------------------------- tile
 cdef inline inlined tile(
-    Py_ssize_t rows, Py_ssize_t nv, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K, const char *ahead
+    Py_ssize_t rows, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const void *a, Py_ssize_t rs,
+    Py_ssize_t ks, const vec *restrict p, Py_ssize_t K, const char *ahead
 ) noexcept nogil:
-    """out (rows x nv vectors) += chain over K >= 1 values of k from zero of a[m, k] * p[k].  Inlined with constant rows
-    and nv, so that the accumulators live in registers: also across the loop's end, which is why it is no `for`.
-    Meanwhile K lines from `ahead` on come nearer."""
+    """out (rows x nv vectors) += chain over K >= 1 values of k from zero of a[m, k] * p[k], for nv vectors from number
+    `first` on of a block whose sub-panels are of `sub` vectors.  Inlined with these and rows constant, so that the
+    accumulators live in registers: also across the loop's end, which is why it is no `for`.  Meanwhile K lines from
+    `ahead` on come nearer for each sub-panel that ends here, unless it is one of several for so few rows that fetching
+    slows them."""
     cdef vec acc[ACC]
-    cdef Py_ssize_t k = 0, m, v
+    cdef Py_ssize_t k = 0, m, v, u, at
     for m in range(rows):
         for v in range(nv):
             if vec is vecf:
@@ -370,33 +373,46 @@ cdef inline inlined tile(
             else:
                 acc[m * nv + v] = ZEROD
     while True:
-        for_reading(ahead + k * LINE_BYTES)
+        for u in range((first + nv) // sub - first // sub if nv <= sub or rows >= FEWEST else 0):
+            for_reading(ahead + (u * K + k) * LINE_BYTES)
         for m in range(rows):
             for v in range(nv):
+                at = ((first + v) // sub * K + k) * sub + (first + v) % sub
                 if vec is vecf:
-                    acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const float *> a)[m * rs + k * ks]
+                    acc[m * nv + v] = acc[m * nv + v] + p[at] * (<const float *> a)[m * rs + k * ks]
                 else:
-                    acc[m * nv + v] = acc[m * nv + v] + p[k * nv + v] * (<const double *> a)[m * rs + k * ks]
+                    acc[m * nv + v] = acc[m * nv + v] + p[at] * (<const double *> a)[m * rs + k * ks]
         k += 1
         if k == K:
             break
     for m in range(rows):
         for v in range(nv):
-            out[m * LINES * VECTORS + v] = out[m * LINES * VECTORS + v] + acc[m * nv + v]
+            out[m * LINES * VECTORS + first + v] = out[m * LINES * VECTORS + first + v] + acc[m * nv + v]
 
 
 cdef inline inlined tiles(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """One sub-panel after the other."""
-    cdef Py_ssize_t g = 0
-    while True:
-        tile(rows, SUB * VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead)
-        ahead += step
+    """One sub-panel after the other.  Where a line is two vectors, as at v3, these are too few chains for a few rows,
+    which take up to 8 vectors, 4 or 3 at once."""
+    cdef Py_ssize_t g = 0, sub = SUB * VECTORS, most = ACC // rows if VECTORS == 2 else sub
+    if most >= 8 and lines == 4:
+        tile(rows, 0, 8, sub, out, a, rs, ks, p, K, ahead)
+        return
+    if most >= 8 and lines == 3:
+        tile(rows, 0, 6, sub, out, a, rs, ks, p, K, ahead)
+        return
+    if most == 3 and lines >= 3:
+        tile(rows, 0, 3, sub, out, a, rs, ks, p, K, ahead)
+        tile(rows, 3, 3, sub, out, a, rs, ks, p, K, ahead + step)
+        g = 3
+    while most >= 2 * sub and g + 2 * SUB <= lines:
+        tile(rows, 0, 2 * sub, sub, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
+        g += 2 * SUB
+    while g < lines:
+        tile(rows, 0, sub, sub, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
         g += SUB
-        if g >= lines:
-            break
 
 
 cdef inline called tile_rows(
@@ -406,26 +422,26 @@ cdef inline called tile_rows(
     """The tile for 1 to ROWS rows and all lines of a panel.  With each sub-panel K lines from `ahead` on come nearer,
     then those `step` bytes further on."""
     if SUB > 1 and lines == 1:
-        if rows == 1: tile(1, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, VECTORS, out, a, rs, ks, p, K, ahead)
+        if rows == 1: tile(1, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
     elif SUB > 1 and lines == 2:
-        if rows == 1: tile(1, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        if rows == 1: tile(1, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
     elif SUB > 1 and lines == 3:
-        if rows == 1: tile(1, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        if rows == 1: tile(1, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 2: tile(2, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 3: tile(3, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 4: tile(4, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif rows == 5: tile(5, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(6, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
     elif rows == 1: tiles(1, lines, out, a, rs, ks, p, K, ahead, step)
     elif rows == 2: tiles(2, lines, out, a, rs, ks, p, K, ahead, step)
     elif rows == 3: tiles(3, lines, out, a, rs, ks, p, K, ahead, step)
@@ -469,18 +485,16 @@ cdef inline inlined chains_of_one(
 
 
 cdef inline called tile_one(
-    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
+    Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
     const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     if lines == 3:
-        if ONCE3 > 1 and panels > 1: chains_of_one(ONCE3, 3, 3, out, step, a, p, next, K)
-        else: chains_of_one(1, 3, 3, out, step, a, p, next, K)
-    elif ONCE > 1 and panels > 1:
+        if ONCE3 > 1: chains_of_one(ONCE3, 3, 3, out, step, a, p, next, K)
+    elif ONCE > 1:
         if last == 1: chains_of_one(ONCE, LINES, 1, out, step, a, p, next, K)
         elif last == 2: chains_of_one(ONCE, LINES, 2, out, step, a, p, next, K)
         elif last == 3: chains_of_one(ONCE, LINES, 3, out, step, a, p, next, K)
         else: chains_of_one(ONCE, LINES, LINES, out, step, a, p, next, K)
-    else: chains_of_one(1, LINES, LINES, out, step, a, p, next, K)
 
 
 cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
@@ -489,19 +503,19 @@ cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
 
 
 cdef inline void product_of_one(
-    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, real *acc, Py_ssize_t step, const real *a, const real *panel,
-    Py_ssize_t next, Py_ssize_t K
+    Py_ssize_t lines, Py_ssize_t last, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next,
+    Py_ssize_t K
 ) noexcept nogil:
-    """acc += a @ panel for one row and 1 or `most_at_once` panels of 3 or LINES lines, which stand `next` apart, and
-    `step` in acc.  Of two panels with LINES lines the last one may have fewer."""
+    """acc += a @ panel for one row and `most_at_once` panels, more than one, of 3 or LINES lines, which stand `next`
+    apart, and `step` in acc.  Of two panels with LINES lines the last one may have fewer."""
     cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
-            tile_one(panels, lines, last, <vecf *> acc, step * VECTORS // LF, a + k0,
+            tile_one(lines, last, <vecf *> acc, step * VECTORS // LF, a + k0,
                      <const vecf *> (panel + k0 * lines * lanes), next * VECTORS // LF, kb)
         else:
-            tile_one(panels, lines, last, <vecd *> acc, step * VECTORS // LD, a + k0,
+            tile_one(lines, last, <vecd *> acc, step * VECTORS // LD, a + k0,
                      <const vecd *> (panel + k0 * lines * lanes), next * VECTORS // LD, kb)
         k0 += kb
         next -= kb * (lines - last) * lanes
@@ -530,15 +544,12 @@ cdef inline void product(
     cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc), subs = (lines + SUB - 1) // SUB
     cdef const real *block
     cdef const real *ahead
-    if rows == 1 and lines >= 3 and LINES * VECTORS <= 8:  # where the registers hold them
-        product_of_one(1, lines, lines, acc, 0, a, panel, 0, K)
-        return
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         block = panel + k0 * lines * lanes
         r, part = 0, first
         while r < rows:
-            m = row_group(rows - r, ROWS)
+            m = tile_height(rows - r)
             ahead = block  # is here already
             if next is not NULL and part * subs < lines:
                 ahead = next + (k0 * lines + part * subs * kb) * lanes
@@ -605,7 +616,7 @@ cdef inline void chain_rows(
     in rows of ss reals."""
     cdef Py_ssize_t r = 0, m
     while r < rows:
-        m = min(row_group(rows - r, ROWS), <Py_ssize_t> 4)
+        m = min(tile_height(rows - r), <Py_ssize_t> 4)
         if real is float:
             chain_some(m, lines, <vecf *> (sums + r * ss), ss * VECTORS // LF, a + r * rs, rs, w, ld, K)
         else:
@@ -613,10 +624,22 @@ cdef inline void chain_rows(
         r += m
 
 
-cdef inline Py_ssize_t row_group(Py_ssize_t rows, Py_ssize_t most) noexcept nogil:
-    """How many of the remaining rows come next: groups of nearly equal size, none above `most`."""
+cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:
+    """How many of the remaining rows meet a panel together: up to TILES full tiles, in groups of nearly equal size."""
     cdef Py_ssize_t groups
-    if rows <= most:  # spares a small step the divisions
+    if rows <= TILES * ROWS:  # spares a small step the divisions
         return rows
-    groups = (rows + most - 1) // most
-    return (rows + groups - 1) // groups
+    groups = (rows + TILES * ROWS - 1) // (TILES * ROWS)
+    return ((rows + groups - 1) // groups + ROWS // 2) // ROWS * ROWS
+
+
+cdef inline Py_ssize_t tile_height(Py_ssize_t rows) noexcept nogil:
+    """How many of the remaining rows the next tile takes: all that it can, while FEWEST are left for each of the
+    others, since a tile of fewer rows takes as long."""
+    cdef Py_ssize_t tiles
+    if rows <= ROWS:
+        return rows
+    tiles = (rows + ROWS - 1) // ROWS
+    if VECTORS == 2 and rows % ROWS == 1:  # but a single row is fast, see `tiles`
+        return ROWS
+    return min(<Py_ssize_t> ROWS, max(rows - (tiles - 1) * FEWEST, (rows + tiles - 1) // tiles))

@@ -317,12 +317,9 @@ ORDERS = {  # the same for the order of summation
     "the tile from the last k to the first": (
         "tile.pxd",
         {
-            "p[k * nv + v] * (<const float *> a)[m * rs + k * ks]": (
-                "p[(K - 1 - k) * nv + v] * (<const float *> a)[m * rs + (K - 1 - k) * ks]"
-            ),
-            "p[k * nv + v] * (<const double *> a)[m * rs + k * ks]": (
-                "p[(K - 1 - k) * nv + v] * (<const double *> a)[m * rs + (K - 1 - k) * ks]"
-            ),
+            "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
+            "(<const float *> a)[m * rs + k * ks]": "(<const float *> a)[m * rs + (K - 1 - k) * ks]",
+            "(<const double *> a)[m * rs + k * ks]": "(<const double *> a)[m * rs + (K - 1 - k) * ks]",
         },
     ),
     "chains that begin with what there is": (
