@@ -299,6 +299,8 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
     "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
     "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
+    "tiles of several lines: from another vector on": ("tile.pxd", {"tile(rows, 3, 3, sub,": "tile(rows, 2, 3, sub,"}),
+    "tiles of several lines: of one line": ("tile.pxd", {"at = ((first + v) // sub * K": "at = (first // sub * K"}),
     "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
     "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
     "torch bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
@@ -325,9 +327,9 @@ ORDERS = {  # the same for the order of summation
     "chains that begin with what there is": (
         "tile.pxd",
         {
-            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
-            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
-            "out[m * LINES * VECTORS + v] + acc[m * nv + v]": "acc[m * nv + v]",
+            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "out[m * LINES * VECTORS + first + v] + acc[m * nv + v]": "acc[m * nv + v]",
         },
     ),
     "blocks of 32 of weights as they lie": (
@@ -378,6 +380,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "rounded": ("tests/test_storage.py", "definition or again or scales or largest or cannot or base"),
     "panels of two": ("tests/test_order.py", "test_forward and float32 and v4"),
     "gates that share lines are taken apart in": ("tests/test_kernels.py", "test_formulas and float32 and base"),
+    "tiles of several lines": ("tests/test_kernels.py", "test_formulas and float64 and v3"),
     "lines in place": ("tests/test_guards.py", "test_ops and float64 and base"),
 }
 
