@@ -37,7 +37,7 @@ from typing import Any
 
 from candidates import CANDIDATES, DOES, LAYERS, RAW, STREAMS
 from ceiling import multiply_adds
-from turns import Worker, counted, spread, watch
+from turns import Worker, counted, in_turn, spread, watch
 
 ONE_AND_ALL = sorted({1, len(os.sched_getaffinity(0))})
 WORKER = str(Path(__file__).with_name("candidates.py"))
@@ -143,14 +143,6 @@ class Point:
             line = [self.task, self.dtype, *self.sizes.values(), *who, *figures, len(self.rounds), self.marked()]
             rows.append(dict(zip(COLUMNS, line, strict=True)))
         return rows
-
-
-def in_turn(todo: list[Point], rounds: int, more: int) -> Iterator[Point]:
-    """All points in each round; then, in some more rounds, those of which fewer than `rounds` have no mark."""
-    for _ in range(rounds):
-        yield from todo
-    for _ in range(more):
-        yield from [point for point in todo if len(point.rounds) - point.marked() < rounds]
 
 
 # ----------------------------------------------------------------------------------------------------------- the files
@@ -294,7 +286,8 @@ def main() -> None:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
         guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
         more = 0 if options.quick else options.rounds
-        for done, point in enumerate(in_turn(todo, options.rounds, more), 1):
+        for done, k in enumerate(in_turn([point.rounds for point in todo], options.rounds, more), 1):
+            point = todo[k]
             point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
             left = (time.time() - start) / done * (all_ - done) / 60
             at = f"{done} of {all_}, {left:.0f} min left" if done <= all_ else "marked, again"

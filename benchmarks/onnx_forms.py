@@ -6,7 +6,7 @@ Forward: BlockLSTM with all seven outputs, in every form, against onnxruntime's 
 Backward: BlockLSTMGrad against `HAND`, a graph as one would write it for one configuration: hoisted, in a Scan, without
 seq_len_max, peephole and clip. Every candidate lives in a process of its own and they are asked in turn; a round runs
 for about 0.3 s and gives the median time of a call with bound inputs and outputs; a ratio is the median of the rounds'
-ratios. Nothing else should run on the machine.
+ratios. Rounds on a disturbed machine are repeated (turns.py). Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import csv
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
-from turns import Worker, answer, seconds
+from turns import Worker, answer, counted, seconds, watch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -177,14 +178,15 @@ def main() -> None:
     for name, process in workers.items():
         if process.missing:
             sys.exit(f"{name} does not run here: {process.missing}")
-    rows = []
+    rows, guard = [], watch(workers.values())
+
+    def ask(sizes: dict[str, int]) -> dict[str, float]:
+        return {name: process.ask(sizes) for name, process in workers.items()}
+
     for point in options.sizes:
         H, B = map(int, point.split("x"))
-        rounds = []
-        for _ in range(options.rounds):
-            sizes = {"T": options.steps, "B": B, "I": H, "H": H}
-            times = {name: process.ask(sizes) for name, process in workers.items()}
-            rounds.append(times)
+        sizes = {"T": options.steps, "B": B, "I": H, "H": H}
+        rounds = counted(guard.rounds(options.threads, partial(ask, sizes), options.rounds))
         for name, (op, _) in CANDIDATES.items():
             peer = NATIVE if op == "BlockLSTM" else GRADIENT
             step = statistics.median(times[name] for times in rounds) / options.steps * 1e6

@@ -9,7 +9,8 @@
   cells on packed sequences; 30 rows.
 
 Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch; a loss stands
-twice where they differ.  `replace` puts blockcell's layers into the model.  Nothing else should run on the machine.
+twice where they differ.  A star says that the machine was disturbed in an epoch (turns.py).  `replace` puts blockcell's
+layers into the model.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import Worker, answer
+from turns import Worker, answer, watch
 
 CANDIDATES = ("torch.nn", "blockcell.torch")
 CHARACTERS = 250_000
@@ -151,6 +153,10 @@ def work(candidate: str, threads: int, name: str) -> None:
     answer(epoch)
 
 
+def epoch_of(workers: list[Worker]) -> list[tuple[float, float, float, float]]:
+    return [worker.ask(None) for worker in workers]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5)
@@ -170,12 +176,12 @@ def main() -> None:
                 sys.exit(f"{candidate} does not run here: {worker.missing}")
         print(f"\n| {name}, epoch | torch.nn, s | blockcell.torch, s | | loss | unseen: loss | right |")
         print("|---" * 7 + "|", flush=True)
-        total = [0.0, 0.0]
+        total, guard = [0.0, 0.0], watch(workers)
         for epoch in range(1, options.epochs + 1):
-            theirs, ours = (worker.ask(epoch) for worker in workers)
+            (theirs, ours), marked = guard.round(int(cores), partial(epoch_of, workers))
             total = [total[0] + theirs[0], total[1] + ours[0]]
             both = [", ".join(dict.fromkeys(f"{v:.4f}" for v in pair)) for pair in zip(theirs, ours, strict=True)]
-            ratio = f"{theirs[0] / ours[0]:.2f}x"
+            ratio = f"{theirs[0] / ours[0]:.2f}x{'*' * marked}"
             print(f"| {epoch} | {theirs[0]:.2f} | {ours[0]:.2f} | {ratio} | {' | '.join(both[1:])} |", flush=True)
         print(f"| all | {total[0]:.1f} | {total[1]:.1f} | {total[0] / total[1]:.2f}x | | | |", flush=True)
         for worker in workers:

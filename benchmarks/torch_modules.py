@@ -10,8 +10,9 @@ and input, and a step of Adam.  A compiled model is the module and a Linear abov
 have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
 to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  Each candidate is a process of its own, and
 they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow each other,
-since compiling takes long.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and
-report.py makes docs/benchmarks/torch.md of it.
+since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick, repeated.  A
+ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
+docs/benchmarks/torch.md of it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from turns import Worker, answer, seconds
+from turns import Worker, answer, counted, in_turn, seconds, watch
 
 KINDS = ("LSTM", "GRU")
 EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
@@ -40,7 +43,9 @@ STACKS = ["1x1", "1x2", "2x1", "2x2"]
 FEW = {"widths": [32, 256], "batches": [1, 16], "steps": [1, 20]}  # quick, and compiled
 FEW_STACKS = ["1x1", "2x2"]
 COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell_us", "ratio", "lowest", "highest"]
+COLUMNS += ["rounds", "marked"]
 Point = tuple[str, dict[str, int]]
+Rounds = list[tuple[list[float], bool]]  # of a point: times of the candidates, and a mark
 
 
 def work(candidate: str, threads: int, lengths: str) -> None:
@@ -131,14 +136,24 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     return found
 
 
-def line(point: Point, rounds: list[list[float]]) -> list[Any]:
-    theirs, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*rounds, strict=True))
-    ratios = [theirs / ours for theirs, ours in rounds]
+def order(eager: list[Rounds], compiled: list[Rounds], wanted: int, more: int) -> Iterator[int]:
+    """The numbers of points, as they are measured."""
+    yield from in_turn(eager, wanted, more)
+    for number, rounds in enumerate(compiled, len(eager)):
+        for _ in in_turn([rounds], wanted, more):
+            yield number
+
+
+def line(point: Point, rounds: Rounds) -> list[Any]:
+    kept = counted(rounds)
+    theirs, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*kept, strict=True))
+    ratios = [theirs / ours for theirs, ours in kept]
     return [
         point[0],
         *point[1].values(),
         *(theirs, ours),
         *(round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios))),
+        *(len(rounds), sum(marked for _, marked in rounds)),
     ]
 
 
@@ -173,19 +188,25 @@ def main() -> None:
         about = machine(None, "float32", ["torch"]) | {"threads": threads}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         eager, compiled = points(options)
-        todo = [(k, eager[k]) for _ in range(options.rounds) for k in range(len(eager))]
-        todo += [(len(eager) + k, compiled[k]) for k in range(len(compiled)) for _ in range(options.rounds)]
-        rounds: dict[int, list[list[float]]] = {}
+        todo, more = eager + compiled, 0 if options.quick else options.rounds
+        rounds: list[Rounds] = [[] for _ in todo]
         lines: dict[int, list[Any]] = {}
-        start = time.time()
-        for done, (number, point) in enumerate(todo):
-            rounds.setdefault(number, []).append([worker.ask((*point, options.budget)) for worker in workers])
+        guard, start, all_ = watch(workers), time.time(), options.rounds * len(todo)
+
+        def ask(point: Point) -> list[float]:
+            return [worker.ask((*point, options.budget)) for worker in workers]
+
+        numbers = order(rounds[: len(eager)], rounds[len(eager) :], options.rounds, more)
+        for done, number in enumerate(numbers, 1):
+            point = todo[number]
+            rounds[number].append(guard.round(options.threads, partial(ask, point)))
             lines[number] = line(point, rounds[number])
-            left = (time.time() - start) / (done + 1) * (len(todo) - done - 1) / 60
+            left = (time.time() - start) / done * max(0, all_ - done) / 60
             sizes = " ".join(f"{name[0]}{size:<3}" for name, size in point[1].items())
-            theirs, ours, ratio = lines[number][6:9]
-            at = f"[{done + 1}/{len(todo)}, {left:.0f} min left]"
-            print(f"{at} {point[0]:23} {sizes} {theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)", flush=True)
+            theirs, ours, ratio, *_, marked = lines[number][6:]
+            at = f"[{done} of {all_} or more, {left:.0f} min left]"
+            figures = f"{theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)"
+            print(f"{at} {point[0]:23} {sizes} {figures}{f'  {marked} rounds marked' if marked else ''}", flush=True)
     for task in options.tasks:
         ratios = [found[8] for found in lines.values() if found[0] == task]
         mean = statistics.geometric_mean(ratios)

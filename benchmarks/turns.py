@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,6 +117,15 @@ def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
     """The rounds that figures are made of: those without a mark if they are enough, else all."""
     unmarked = [found for found, marked in rounds if not marked]
     return unmarked if len(unmarked) >= ENOUGH else [found for found, _ in rounds]
+
+
+def in_turn(points: Sequence[list[tuple[Round, bool]]], wanted: int, more: int) -> Iterator[int]:
+    """The numbers of points, all in each round; then, in some more rounds, those of which fewer than wanted have no
+    mark.  A point is the rounds that it has had."""
+    for _ in range(wanted):
+        yield from range(len(points))
+    for _ in range(more):
+        yield from [k for k, found in enumerate(points) if sum(not marked for _, marked in found) < wanted]
 
 
 def answer(reply: Callable[[Any], Any]) -> None:

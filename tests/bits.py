@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,13 @@ from typing import Any
 import numpy as np
 
 import blockcell
+from blockcell import _cpu
+
+address_in = ctypes.pythonapi.PyCapsule_GetPointer
+address_in.restype, address_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+# Where the kernels read the sizes of the caches.
+CACHE_SIZES = (ctypes.c_ssize_t * 3).from_address(address_in(_cpu.CACHE_SIZES, b"blockcell._cpu.CACHE_SIZES"))
+CACHES = [(*CACHE_SIZES,), (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]  # this CPU's, and others
 
 
 def bits(value: Any) -> Any:
@@ -48,6 +56,17 @@ def on_threads(n: int) -> Iterator[None]:
         yield
     finally:
         blockcell.set_num_threads(before)
+
+
+@contextmanager
+def with_caches(*sizes: int) -> Iterator[None]:
+    """As on a CPU with caches of so many bytes, of the first, second and third level. An op must be bound in here."""
+    before = [*CACHE_SIZES]
+    CACHE_SIZES[:] = sizes
+    try:
+        yield
+    finally:
+        CACHE_SIZES[:] = before
 
 
 def zeros(layer: Any, batch: int) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tf_files
 from test_tensorflow_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
+from test_tensorflow_composed import GOLDEN, of_other_kinds
 from test_tensorflow_names import GIVEN, cell_of_keras, one_cell, restoring, write_all, write_saved
 from tf_files import field, varint
 
@@ -208,7 +209,9 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("small.pbmm", "small.pbmm", package_changed),
     ],
     "tf_cells": [
-        *[("cells.pb", "cells.pb", message_changed)] * 4,
+        *[("cells.pb", "cells.pb", message_changed)] * 3,
+        *[("others.pb", "others.pb", message_changed)] * 3,
+        *[("keras.pb", "keras.pb", message_changed)] * 2,
         ("cells.pb", "cells.pb", blob_changed),
         ("v1.pb", "v1.pb", message_changed),
         ("v2.pb", "v2.pb", message_changed),
@@ -245,6 +248,9 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     nodes = tf_files.graph(tf_files.immutable("kernel", "float32", (3, 4)))
     (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
     (folder / "cells.pb").write_bytes(of_all_kinds())
+    (folder / "others.pb").write_bytes(of_other_kinds())
+    with np.load(GOLDEN) as golden:
+        (folder / "keras.pb").write_bytes(golden["graph/keras gru 2"].tobytes())
     (folder / "cells.pbmm").write_bytes(package_of_cells())
     with np.load(Path(__file__).with_name("golden") / "networks.npz") as networks:
         for name in ("v1.pb", "v2.pb"):

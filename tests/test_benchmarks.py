@@ -206,15 +206,15 @@ def test_all_points_take_turns_and_marked_ones_some_more(seed=4):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         rounds, more = rng.integers([1, 0], 6).tolist()
-        todo = [bench.Point("LSTM inference", "float32", SIZES, [k]) for k in range(rng.integers(1, 5))]
-        chance, order = rng.uniform(size=len(todo)), []
-        for point in bench.in_turn(todo, rounds, more):
-            order.append(point.teams[0])
-            point.rounds.append(({}, bool(rng.uniform() < chance[point.teams[0]])))
-        assert order[: rounds * len(todo)] == [*range(len(todo))] * rounds
-        for point in todo:
-            clean = len(point.rounds) - point.marked()
-            assert clean == rounds or (len(point.rounds) == rounds + more and clean < rounds)
+        points = [[] for _ in range(rng.integers(1, 5))]
+        chance, order = rng.uniform(size=len(points)), []
+        for k in turns.in_turn(points, rounds, more):
+            order.append(k)
+            points[k].append((None, bool(rng.uniform() < chance[k])))
+        assert order[: rounds * len(points)] == [*range(len(points))] * rounds
+        for found in points:
+            clean = sum(not marked for _, marked in found)
+            assert clean == rounds or (len(found) == rounds + more and clean < rounds)
 
 
 # ------------------------------------------------------------------------------------------------------------ the files

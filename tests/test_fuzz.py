@@ -1,6 +1,6 @@
 """Damaged files, models and weights are refused in words, or read as what they were: `fuzz` makes and reads them.
 
-`make test-fuzz`: 100,000 of them, and 100,000 of TensorFlow's files; takes less than ten minutes.
+`make test-fuzz`: 100,000 of them, and 100,000 of TensorFlow's files; takes about ten minutes.
 """
 
 from __future__ import annotations

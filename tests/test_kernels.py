@@ -8,6 +8,7 @@ from functools import cache, wraps
 
 import numpy as np
 import pytest
+from bits import CACHES, with_caches
 from cases import arguments, as_passed, golden
 
 from blockcell import _kernels
@@ -164,6 +165,22 @@ def test_threads(name, dtype, level):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
+def test_caches(name, dtype, level):
+    """Their sizes decide how threads divide the work, what is packed when, and what is fetched ahead."""
+    for sizes in [(3, 2, 40, 130), (4, 17, 30, 64), (3, 34, 20, 100), (1, 20, 70, 130), (1, 140, 20, 40)]:
+        args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+        expected = run(name, args, level, num_threads=1)
+        for caches in CACHES[1:]:
+            with with_caches(*caches):
+                call = bind(OPS[name], *_kernels.load(level)).run
+                for threads in (1, 2):
+                    results = run(name, args, num_threads=threads, call=call)
+                    assert same_bits(results, expected), (sizes, caches, threads)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
 def test_rows(name, dtype, level):
     """A row's results do not depend on its place in the batch nor on the other rows."""
     batch = [k for k, tensor in enumerate(OPS[name].outputs) if "B" in tensor.shape.split()]
@@ -249,11 +266,13 @@ def test_scratch_is_enough(name, steps):
         assert (memory[-guard:] == 0xAB).all()
         return lost
 
-    call = bind(op, {op.kernel: (guarded,) * 3}, work).run
-    for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
-        args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
-        for threads in (1, 2, 3):
-            run(name, args, num_threads=threads, call=call)
+    for caches in CACHES:
+        with with_caches(*caches):
+            call = bind(op, {op.kernel: (guarded,) * 3}, work).run
+            for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
+                args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
+                for threads in (1, 2, 3):
+                    run(name, args, num_threads=threads, call=call)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,6 +16,7 @@ import pytest
 from blockcell import _cpu
 
 ROOT = Path(__file__).resolve().parents[1]
+STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
     "lstm i and ci": (
@@ -117,6 +118,35 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "panels.pxd",
         {"row[gate * width + l] if": "row[gate * L + l] if"},
     ),
+    "gates that share lines are taken apart from the first on": (
+        "panels.pxd",
+        {
+            "gate = p.gates - 1\n        while gate >= 0:": "gate = 0\n        while gate < p.gates:",
+            "gate -= 1": "gate += 1",
+        },
+    ),
+    "gates that share lines are taken apart in the first line of units": (
+        "panels.pxd",
+        {"row = z + (q * LINES + u * p.gates) * L": "row = z + q * LINES * L"},
+    ),
+    "gates that share lines are packed side by side": (
+        "panels.pxd",
+        {"g = u * p.gates + l // p.L": "g = u * p.gates + gate"},
+    ),
+    "gates that share lines are packed in another order": (
+        "panels.pxd",
+        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, p.gates - 1 - gate) + l - first"},
+    ),
+    "biases of gates that share lines stand side by side": (
+        "panels.pxd",
+        {"bias + u * p.gates * p.L + gate * width": "bias + u * p.gates * p.L + gate * p.L"},
+    ),
+    "gates share lines in the first panel": ("panels.pxd", {"if j == p.count - 1 else 0)": "if j == 0 else 0)"}),
+    "gates share too few lines": ("panels.pxd", {"(p.J - 1) * p.L) + p.L - 1) // p.L": "(p.J - 1) * p.L)) // p.L"}),
+    "gates share lines where weights are not packed": (
+        "plan.pxd",
+        {"if p.packs_all:\n        join_gates(": "if True:\n        join_gates("},
+    ),
     "reset after: r and u": (
         "gru_reset_after.pxd",
         {
@@ -142,6 +172,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "gru_reset_after.pxd",
         {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
     ),
+    "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart and": "if p.J > 0 and"}),
     "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
     "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": ("backward.pxd", {"r0 * p.Ns + p.h_column[n]": "r0 * p.Ns + p.column[n]"}),
@@ -153,6 +184,10 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
     "torch d_c_bar for d_hc": ("backward.pxd", {"(p.states if apart else p.x)": "p.x"}),
     "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
+    "torch gates that share lines are packed from one column": (
+        "panels.pxd",
+        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, gate)"},
+    ),
     "torch y without gaps": (
         "backward.pxd",
         {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
@@ -172,6 +207,20 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         {"line_in(p, u, gate, k < p.I)) * L * n": "line_in(p, u, gate, True)) * L * n"},
     ),
     "stored scale of another line": ("narrow.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
+    "stored scales of h for x": (
+        "panels.pxd",
+        {"(p.apart + line_in(p, u, gate, False)) * L, given": "(p.apart + line_in(p, u, gate, True)) * L, given"},
+    ),
+    "stored gates share lines": ("panels.pxd", {"not p.apart and p.narrow == WIDE:": "not p.apart:"}),
+    "stored biases begin in the last line of weights": (
+        "panels.pxd",
+        {"* bytes_of(p.narrow) + 3) // 4": "* bytes_of(p.narrow)) // 4"},
+    ),
+    "stored lanes in order": ("narrow.pxd", {"l % (LF // 2) * 2 + l // (LF // 2) if": "l if"}),
+    "stored int8 without signs": (
+        "narrow.pxd",
+        {"<float> (<const int8_t *> src)[l]": "<float> (<const unsigned char *> src)[l]"},
+    ),
     "stored halves of a line": (
         "narrow.pxd",
         {"<uint32_t> bits[2 * l] << 16": "<uint32_t> bits[2 * l + 1] << 16", "bits[2 * l + 1] <<": "bits[2 * l] <<"},
@@ -184,6 +233,77 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "narrow.pxd",
         {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
     ),
+    "stored in registers: vectors from another one on": (
+        "narrow.pxd",
+        {"rows, 1, 3, 3, lines": "rows, 1, 2, 3, lines"},
+    ),
+    "stored in registers: int8 without signs": ("narrow.pxd", {"_mm256_cvtepi8_epi32": "_mm256_cvtepu8_epi32"}),
+    "stored in registers: the halves of bfloat16": ("narrow.pxd", {"(v ? _mm256_and": "(!v ? _mm256_and"}),
+    "stored in registers: a sum in place of a scale": (
+        "narrow.pxd",
+        {
+            "w[v] = w[v] * (<const vecf *> (scales + i * next))[first + v]": "pass",
+            "acc[(m * panels + i) * nv + v])": (
+                "acc[(m * panels + i) * nv + v] * (<const vecf *> (scales + i * next))[first + v] if narrow == INT8"
+                " else out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])"
+            ),
+        },
+    ),
+    "stored in registers: two lines as four": ("narrow.pxd", {"lines >= 3\n": "lines >= 2\n"}),
+    "stored in registers: loads past the last panel": (
+        "narrow.pxd",
+        {
+            "for_reading(ahead + k * LINE_BYTES)": (
+                "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
+            )
+        },
+    ),
+    "stored in panels of two: one place for both": (
+        "narrow.pxd",
+        {"widened(p + i * next * sizeof(float) +": "widened(p +"},
+    ),
+    "stored in panels of two: the scales of one": (
+        "narrow.pxd",
+        {"(scales + i * next))[first + v]": "scales)[first + v]"},
+    ),
+    "stored in panels of two: of other numbers of lines": (
+        "panels.pxd",
+        {" or (p.narrow != WIDE and units_in(p, j + most - 1) < p.units):": ":"},
+    ),
+    "panels of two: one more than there are": ("panels.pxd", {"if j + most > end or (": "if j + most > end + 1 or ("}),
+    "panels of two: the wrong one is taken apart": (
+        "forward.pxd",
+        {"spread(w, i - 1, 1, panel + (m - 1) * z_panel)": "spread(w, i - 1, 1, panel)"},
+    ),
+    "panels of two: rows of h as far apart as those of x": (
+        "panels.pxd",
+        {"p.size - at * (lines - last) * p.L, K)": "p.size, K)"},
+    ),
+    "panels of two: blocks as far apart as the first": (
+        "tile.pxd",
+        {"        next -= kb * (lines - last) * lanes\n": ""},
+    ),
+    "panels of two: as many lines in the last": (
+        "panels.pxd",
+        {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
+    ),
+    "rounded to int8 toward zero": (STORAGE, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
+    "rounded to int8 with one scale for all columns": (
+        STORAGE,
+        {"np.abs(array).max(axis=0, initial=0)": "np.full(array.shape[1], np.abs(array).max(initial=0))"},
+    ),
+    "rounded to int8 with scales of zero": (
+        STORAGE,
+        {"LEAST_SCALE, MOST_SCALE)\n": "np.float32(1e-45), MOST_SCALE)\n"},
+    ),
+    "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
+    "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
+    "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
+    "tiles of several lines: from another vector on": ("tile.pxd", {"tile(rows, 3, 3, sub,": "tile(rows, 2, 3, sub,"}),
+    "tiles of several lines: of one line": ("tile.pxd", {"at = ((first + v) // sub * K": "at = (first // sub * K"}),
+    "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
+    "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
+    "torch bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "dense.pxd",
@@ -207,9 +327,9 @@ ORDERS = {  # the same for the order of summation
     "chains that begin with what there is": (
         "tile.pxd",
         {
-            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
-            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + v]",
-            "out[m * LINES * VECTORS + v] + acc[m * nv + v]": "acc[m * nv + v]",
+            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "out[m * LINES * VECTORS + first + v] + acc[m * nv + v]": "acc[m * nv + v]",
         },
     ),
     "blocks of 32 of weights as they lie": (
@@ -247,13 +367,22 @@ ORDERS = {  # the same for the order of summation
         },
     ),
 }
-TORCH = "tests/test_torch_layout.py", "equals and float64 and base"
 KERNELS = "tests/test_kernels.py", "test_formulas and float64 and base"
-DENSE = "tests/test_dense.py", "test_formulas and float64 and base"
-ORDER = "tests/test_order.py", "base and not shows"
-STORED = "tests/test_storage_kernels.py", "test_calls and base"
-HAS_REGISTERS = "v3" in _cpu.supported_levels()
-REGISTERS = "tests/test_storage_kernels.py", "test_calls and v3"  # base widens no weights in registers
+ORDER = "tests/test_order.py", "not shows and base"
+STORED = "tests/test_storage_kernels.py"
+TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
+    "dense": ("tests/test_dense.py", "test_formulas and float64 and base"),
+    "torch": ("tests/test_torch_layout.py", "equals and float64 and base"),
+    "stored in registers: loads": (STORED, "test_guards and v3"),
+    "stored in registers": (STORED, "test_calls and v3"),
+    "stored in panels of two": (STORED, "test_calls and v4"),
+    "stored": (STORED, "test_calls and base"),
+    "rounded": ("tests/test_storage.py", "definition or again or scales or largest or cannot or base"),
+    "panels of two": ("tests/test_order.py", "test_forward and float32 and v4"),
+    "gates that share lines are taken apart in": ("tests/test_kernels.py", "test_formulas and float32 and base"),
+    "tiles of several lines": ("tests/test_kernels.py", "test_formulas and float64 and v3"),
+    "lines in place": ("tests/test_guards.py", "test_ops and float64 and base"),
+}
 
 
 def succeeds(folder: Path, level: str, *command: str) -> bool:
@@ -261,8 +390,17 @@ def succeeds(folder: Path, level: str, *command: str) -> bool:
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True).returncode == 0
 
 
+def those_for(what: str) -> tuple[str, str]:
+    others = ORDER if what in ORDERS else KERNELS
+    return next((tests for start, tests in TESTS.items() if what.startswith(start)), others)
+
+
+def level_of(tests: tuple[str, str]) -> str:
+    return tests[1].split()[-1]
+
+
 def build_and_test(folder: Path, file: str, tests: str) -> bool:
-    level = "v3" if tests.endswith("v3") else "base"
+    level = level_of((file, tests))
     assert succeeds(folder, level, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
     return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests)
 
@@ -274,8 +412,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
     setup = folder / "setup.py"
     setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
-    kinds = KERNELS, DENSE, TORCH, ORDER, STORED, *([REGISTERS] if HAS_REGISTERS else [])
-    assert all(build_and_test(folder, *tests) for tests in kinds)
+    kinds = [KERNELS, ORDER, *(tests for tests in TESTS.values() if level_of(tests) in _cpu.supported_levels())]
+    assert all(build_and_test(folder, *tests) for tests in sorted(kinds, key=level_of))
     return folder
 
 
@@ -301,14 +439,9 @@ def test_places(what: str) -> None:
 @pytest.mark.parametrize("what", MUTANTS | ORDERS)
 def test_mutant(what: str, checkout: Path) -> None:
     source = checkout / "pyx" / (MUTANTS | ORDERS)[what][0]
-    original = source.read_text()
-    tests = {"dense": DENSE, "torch": TORCH, "stored": STORED}.get(
-        what.split()[0], ORDER if what in ORDERS else KERNELS
-    )
-    if what.startswith("stored in registers"):
-        tests = REGISTERS
-        if not HAS_REGISTERS:
-            pytest.skip("this CPU does not run level v3")
+    original, tests = source.read_text(), those_for(what)
+    if level_of(tests) not in _cpu.supported_levels():
+        pytest.skip(f"this CPU does not run level {level_of(tests)}")
     try:
         source.write_text(swapped(what, original))
         assert not build_and_test(checkout, *tests), "no test sees it"

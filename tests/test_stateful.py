@@ -1,7 +1,8 @@
 """Whatever is done with a stream or a layer, in any order and on any threads: the bits of the plain layer on one.
 
-Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream is the layer called
-for one step after the other on one thread, with its state as arrays; that of a layer is a copy that uses one thread.
+Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a packed layer,
+is the layer called for one step after the other on one thread, with its state as arrays; that of a layer is a copy that
+uses one thread.
 After every call the whole state is compared. `make test-stateful` tries many more; BLOCKCELL_SEED gives others.
 """
 
@@ -14,7 +15,7 @@ import pickle
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same, zeros
+from bits import CACHE_SIZES, CACHES, leaves, like, on_threads, same, with_caches, zeros
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
@@ -29,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _kernels
 from blockcell.optable import ACTIVATIONS, WEIGHT_STORAGES
 
 REFUSED = (TypeError, ValueError)
@@ -541,10 +542,87 @@ class Layers(RuleBasedStateMachine):
             self.layer.set_weights(**given)
 
 
+# ------------------------------------------------------------------------------------------------------- packed layers
+class PackedLayers(RuleBasedStateMachine):
+    """A packed layer and streams of several batches, at any CPU level and with caches of any size; sizes stand around
+    whole lines of units, of which one row takes several panels at once and the last ones share lines."""
+
+    rows = st.integers(1, 9) | st.just(24)
+    caches = st.sampled_from(CACHES)
+
+    @initialize(
+        data=st.data(),
+        inputs=INPUTS,
+        hidden=st.sampled_from([15, 16, 17, 31, 33, 48, 50, 63, 65]) | st.integers(1, 70),
+        storage=st.sampled_from([None, *WEIGHT_STORAGES]),
+        level=st.sampled_from(_kernels.available_levels()),
+        caches=caches,
+        threads=st.sampled_from(THREADS),
+    )
+    def begin(self, data, inputs, hidden, storage, level, caches, threads):
+        self.undo = contextlib.ExitStack()
+        self.undo.enter_context(with_caches(*caches))
+        patch = self.undo.enter_context(pytest.MonkeyPatch.context())
+        for name, loaded in zip(("KERNELS", "WORK"), _kernels.load(level), strict=True):
+            patch.setattr(_kernels, name, loaded)
+        blockcell.set_num_threads(threads)
+        self.layer, self.storage = data.draw(cells(inputs, hidden, np.float32)), storage
+        self.packed, self.model = self.layer.packed(storage), Model(self.layer, 1, storage)
+        self.streams = {}
+
+    def teardown(self):
+        blockcell.set_num_threads(None)
+        self.undo.close()
+
+    @invariant()
+    def the_states_are_those_of_the_models(self):
+        assert all(same(stream.state, model.state) for stream, model in self.streams.values())
+
+    def inputs(self, seed, *shape):
+        return uniform(seed, (*shape, self.packed.input_size), np.float32)
+
+    def states(self, seed, B):
+        g = np.random.default_rng(seed)
+        return like(zeros(self.packed, B), lambda a: uniform(g, a.shape, a.dtype))
+
+    @rule(seed=SEEDS, T=st.sampled_from([0, 1, 1, 2, 5, 12]), B=rows, given=st.booleans(), batch_first=st.booleans())
+    def call(self, seed, T, B, given, batch_first):
+        x, state = self.inputs(seed, T, B), self.states(seed, B) if given else None
+        y, last = self.packed(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
+        expected = self.model.after(x, zeros(self.packed, B) if state is None else state)
+        assert same((swapped(y, batch_first), last), expected)
+
+    @rule(B=rows)
+    def stream(self, B):
+        self.streams[B] = self.packed.stream(B), Model(self.layer, B, self.storage)
+
+    @precondition(lambda self: self.streams)
+    @rule(seed=SEEDS, T=st.sampled_from([None, None, None, 0, 1, 2, 5, 12]), data=st.data())
+    def step_or_run(self, seed, T, data):
+        """T: steps of a run."""
+        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        x = self.inputs(seed, 1 if T is None else T, stream.batch)
+        y = stream.step(x[0])[None] if T is None else stream.run(x)
+        assert same(y, model.run(x))
+
+    @precondition(lambda self: self.streams)
+    @rule(seed=SEEDS, data=st.data())
+    def write_state(self, seed, data):
+        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        stream.state = model.state = self.states(seed, stream.batch)
+
+    @rule(threads=st.sampled_from(THREADS), caches=caches)
+    def go_on_elsewhere(self, threads, caches):
+        """In another process, with the same CPU level."""
+        blockcell.set_num_threads(threads)
+        CACHE_SIZES[:] = caches
+        self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
+
+
 # ------------------------------------------------------------------------------------------------------------- running
-MACHINES = {"streams": Streams, "layers": Layers}
-FEW = {"streams": (150, 30), "layers": (80, 15)}  # examples, and calls in each
-MANY = {"streams": (5000, 60), "layers": (3000, 40)}
+MACHINES = {"streams": Streams, "layers": Layers, "packed layers": PackedLayers}
+FEW = {"streams": (150, 30), "layers": (80, 15), "packed layers": (150, 15)}  # examples, and calls in each
+MANY = {"streams": (5000, 60), "layers": (3000, 40), "packed layers": (8000, 20)}
 
 
 def explore(name, examples, calls, number):

@@ -124,6 +124,16 @@ def test_largest_weights():
     np.testing.assert_array_equal(widened(narrow).T[-20:], np.array(expected, dtype=np.float64))
 
 
+def test_zeros():
+    """int8 has no negative one, and a column of numbers up to 2**-127 is zeros."""
+    least = np.ldexp(F32(1), -127)
+    w = np.array([[-0.0, -0.0, least, np.nextafter(least, F32(1))], [127, 0, -least, -least]], F32)
+    assert same(widened(narrowed(w, "int8")), np.array([[0, 0, 0, 2 * least], [127, 0, 0, 0]], F32))
+    for name in ("float16", "bfloat16"):
+        zeros = np.array([[0.0, -0.0]], F32)
+        assert same(widened(narrowed(zeros, name)), zeros)
+
+
 def test_other_layouts():
     w = numbers(np.random.default_rng(0), "float16", (8, 6))
     for name in WEIGHT_STORAGES:

@@ -10,13 +10,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bits import like, on_threads, same
+from bits import leaves, like, on_threads, same
 from cases import rng
 from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
 from test_guards import SIDES, guarded
+from test_storage import numbers
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
-from blockcell.layers.storage import widened
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, load
+from blockcell.layers.storage import narrowed, widened
 from blockcell.optable import WEIGHT_STORAGES
 
 F32 = np.float32
@@ -99,6 +100,56 @@ def test_streams(name, storage, level):
                     for stream in streams:
                         stream.state = state
             assert same(streams[0].state, streams[1].state) and same(streams[0].state, streams[2].state)
+
+
+def any_weights(g, storage, shape):
+    """Also a column of zeros, and zeros of either sign elsewhere."""
+    w = numbers(g, storage, shape)
+    w[g.random(shape) < 0.1] *= F32(0)
+    w[:, shape[1] // 2] *= F32(0)
+    return w
+
+
+@pytest.mark.usefixtures("level")
+@every_storage
+@pytest.mark.parametrize("name", SINGLE)
+def test_any_weights(name, storage, level, tmp_path):
+    """Subnormal numbers, huge ones and zeros of either sign: packed, in a stream, in a pickle and in a file."""
+    g, path = rng("any weights", name, storage, level), tmp_path / "a.npz"
+    for I, H in [(3, 5), (64, 16), (70, 33), (5, 64)]:
+        layer = LAYERS[name](I, H, F32)
+        matrices = {name: array for name, array in layer.weights.items() if array.ndim == 2}
+        layer.set_weights(**{name: any_weights(g, storage, array.shape) for name, array in matrices.items()})
+        rounded, packed = layer.rounded_to(storage), layer.packed(storage)
+        layer.save(path, storage)
+        assert same(load(path).weights, rounded.weights)
+        for B in BATCHES:
+            x, state, lengths, _ = draw(layer, 3, B)
+            x[:, ::2] = np.exp2(np.floor(4 * x[:, ::2]))  # products that are exact
+            expected = rounded(x, state, lengths=lengths)
+            assert same(packed(x, state, lengths=lengths), expected), (I, H, B)
+            assert same(pickle.loads(pickle.dumps(packed))(x, state, lengths=lengths), expected), (I, H, B)
+            stream = layer.stream(B, storage)
+            stream.state = state
+            y, last = rounded(x, state)
+            assert same(stream.run(x), y) and same(stream.state, last), (I, H, B)
+            x[1, 0, 0], x[1, -1, -1] = np.inf, np.nan
+            for found, wanted in zip(leaves(packed(x, state)), leaves(rounded(x, state)), strict=True):
+                np.testing.assert_array_equal(found, wanted, err_msg=f"{I}, {H}, {B}")  # any NaN will do
+
+
+@pytest.mark.usefixtures("level")
+@every_storage
+def test_each_weight_is_what_is_stored(storage, level):
+    """By a product with each unit vector."""
+    g = rng("each weight", storage, level)
+    for I, H in [(3, 5), (70, 16), (64, 33), (130, 64)]:
+        w = any_weights(g, storage, (I, H))
+        packed = Dense(w, np.zeros(H, F32)).packed(storage)
+        for step in (1, 2, 7, I):  # rows at once
+            x = np.eye(I, dtype=F32)
+            y = np.concatenate([packed(x[None, k : k + step])[0][0] for k in range(0, I, step)])
+            assert same(y, widened(narrowed(w, storage)) + F32(0)), (I, H, step)  # the sum has no negative zero
 
 
 @every_storage

@@ -16,6 +16,8 @@ from blockcell import formulas
 from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.sums import squeezed
+from blockcell.tensorflow.trace import Unknown
 
 I, H, T, B = 5, 4, 7, 3  # noqa: E741
 PEEPHOLES = ("wci", "wcf", "wco")
@@ -770,3 +772,15 @@ def test_extract_to_onnx(tmp_path, capsys, streaming):
     y = session.run(["y"], {"x": x, **zeros})[0].reshape(-1, B, H)
     expected = exact("BlockLSTM", weights, X, **LSTM_BIASES)[: len(y)]
     assert formulas.error_in_eps(y, expected, float(np.finfo(np.float32).eps)) <= 16
+
+
+@pytest.mark.parametrize("axes", [[1], [-2], [1, 1], [-2, 1]])
+def test_axes_that_a_squeeze_drops(tmp_path, axes):
+    listed = field(1, b"".join(field(3, axis) for axis in axes))
+    model = write(tmp_path, node("x", "Placeholder"), node("s", "Squeeze", ["x"], squeeze_dims=listed))
+    assert squeezed(model.graphs[0].nodes["s"], (2, 1, 3)) == [1]
+    for wrong in ([3], [-4], [1.5]):
+        listed = field(1, b"".join(field(3, axis) if isinstance(axis, int) else field(4, axis) for axis in wrong))
+        model = write(tmp_path, node("s", "Squeeze", ["x"], squeeze_dims=listed))
+        with pytest.raises(Unknown, match="which drops"):
+            squeezed(model.graphs[0].nodes["s"], (2, 1, 3))

@@ -284,6 +284,7 @@ LSTM_CHANGES = {
     "relu": ({"g": ("Relu", "part_2")}, "the node 'net/thing/g' is a Relu"),
     "relu of the state": ({"t": ("Relu", "c")}, "the node 'net/thing/t' is a Relu"),
     "unknown": ({"t": ("Mystery", "c")}, "'net/thing/t', which is a Mystery, is in none of the cells"),
+    "a Sub of one": ({"i": ("Sub", "f")}, "neither an LSTM nor a GRU"),
     "one-sided clip": ({"top": ("Const", 1.0), "low": ("Const", -2.0), "clip": ("ClipByValue", "c", "low", "top"),
                         "t": ("Tanh", "clip"), "c_next": ("NextIteration", "clip")}, "clips to -2 to 1"),
 }  # fmt: skip
@@ -398,3 +399,26 @@ def test_a_large_cell_is_checked_in_part(tmp_path):
                   f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
     (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
     assert (one.input_size, one.hidden_size) == (inputs, size) and one.check() <= 8
+
+
+def of_other_kinds():
+    """A graph with three cells, one of them refused, for fuzz_tensorflow.py, too."""
+    parts = [node("x", "Placeholder")]
+    coupled = {"one": ("Const", 1.0), "i": ("Sub", "one", "f")}
+    for scope, lines, weights in (
+        ("a", cudnn_gru() | looped("h"), gru_weights()),
+        ("b", keras_lstm("two rows", (3, 1, 0, 2)) | looped("c", "h"), lstm_weights(rows=2)),
+        ("c", keras_lstm(**coupled) | looped("c", "h"), lstm_weights()),
+    ):
+        parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *made(scope, lines)]
+    return graph(*parts)
+
+
+def test_kinds_beside_each_other(tmp_path):
+    (tmp_path / "graph.pb").write_bytes(of_other_kinds())
+    found = {name: (each.kind, each.refused is None) for name, each in opened(tmp_path / "graph.pb").cells.items()}
+    assert found == {
+        "a": ("CudnnCompatibleGRUCell", True),
+        "b": ("Keras LSTM", True),
+        "c": ("unknown cell", False),
+    }

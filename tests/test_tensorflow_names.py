@@ -102,6 +102,19 @@ def test_entangled_objects(tmp_path):
     assert {*variables} == {*keys}  # no name is one's own, so all have their keys
 
 
+def test_long_paths_take_no_time(tmp_path):
+    """A name that is a path is put together once for all that are behind it, and no longer than some."""
+    count, depth = 2000, 60
+    keys = [f"k{k}{VALUE}" for k in range(count)]
+    for name, is_path in (("n", True), ("n" * 900, False)):
+        chain = [tracked({f"{name}{k}": k + 1}) for k in range(depth)]
+        fan = tracked({f"v{k}": depth + 1 + k for k in range(count)})
+        found = graph(*chain, fan, *(tracked({}, ("", key)) for key in keys))
+        names = [*opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables]
+        way = "/".join(f"{name}{k}" for k in range(depth))
+        assert {*names} == ({f"{way}/v{k}" for k in range(count)} if is_path else {*keys})
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [

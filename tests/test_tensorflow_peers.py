@@ -508,3 +508,36 @@ def test_saved_models_of_objects(tf, case, tmp_path):
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
     assert not left
+
+
+@pytest.mark.parametrize("case", range(CASES // 20))
+def test_checkpoints_of_keras(tf, case, tmp_path):
+    """Layers and an optimizer, saved as objects without a graph."""
+    keras = pytest.importorskip("keras")
+    g = np.random.default_rng([SEED, case, 3])
+    print(f"seed {SEED}, case {case}")
+    inputs, layers = int(g.integers(1, 9)), []
+    for _ in range(int(g.integers(1, 4))):
+        more = (
+            {"use_bias": bool(g.integers(2))} if (lstm := bool(g.integers(2))) else {"reset_after": bool(g.integers(2))}
+        )
+        made = (keras.layers.LSTM if lstm else keras.layers.GRU)(int(g.integers(1, 20)), return_sequences=True, **more)
+        layers.append(made)
+    model = keras.Sequential([keras.layers.Input((T, inputs)), *layers])
+    for weight in model.trainable_variables:
+        weight.assign((g.standard_normal(weight.shape) / 2).astype(np.float32))
+    x = g.standard_normal((B, T, inputs)).astype(np.float32)
+    if g.integers(2):
+        model.compile("adam", "mse")
+        model.fit(x, np.zeros((B, T, layers[-1].units)), verbose=0)
+    path = tf.train.Checkpoint(net=model).save(str(tmp_path / "ckpt"))
+    cells = opened(path).cells
+    print(cells)
+    assert len(cells) == len(layers)
+    for each in layers:
+        (one,) = (found for found in cells.values() if f"/{each.name}/" in f"/{found.name}/")
+        result = np.asarray(each(x))
+        assert one.check() <= one.bound
+        y, _ = one.layer()(x, batch_first=True)
+        assert error_in_eps(y, result.astype(np.float64), float(np.finfo(np.float32).eps)) <= 8
+        x = result

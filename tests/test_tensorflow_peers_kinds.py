@@ -336,3 +336,57 @@ def test_random_refused(tf, case, tmp_path):
     for cell, one, *_ in run(tf, g, kinds, tmp_path)[0]:
         assert one.refused is not None and re.search(BAD[cell.kind], one.refused), cell.kind
         assert "'" in one.refused  # the node
+
+
+def keras_layer(keras, g):
+    """A random LSTM or GRU of Keras, in one direction or in both; how many cells it has, and if they are understood."""
+    layers, size = keras.layers, int(g.integers(1, 9))
+    options = {"return_sequences": True, "implementation": int(g.integers(1, 3)), "unroll": not g.integers(4)}
+    options |= {"use_bias": bool(g.integers(4))}
+    other = g.integers(8) == 0
+    if other:
+        options[str(g.choice(["activation", "recurrent_activation"]))] = str(g.choice(["relu", "hard_sigmoid"]))
+    if g.integers(2):
+        made = layers.LSTM(size, **options)
+    else:
+        made = layers.GRU(size, reset_after=bool(g.integers(2)), **options)
+    both = not g.integers(3)
+    return (layers.Bidirectional(made) if both else made), 1 + both, not other
+
+
+@pytest.mark.parametrize("case", range(CASES // 4))
+def test_random_models_of_keras(tf, case, tmp_path):
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    keras = pytest.importorskip("keras")
+    g = np.random.default_rng([SEED, case, 12])
+    print(f"seed {SEED}, case {case}")
+    first, masked = int(g.integers(1, 9)), not g.integers(4)
+    given = y = keras.Input((T, first), batch_size=B if g.integers(2) else None)
+    if masked:
+        y = keras.layers.Masking()(y)
+    count, understood = 0, []
+    for _ in range(int(g.integers(1, 4))):
+        layer, cells, fits = keras_layer(keras, g)
+        y, count, understood = layer(y), count + cells, [*understood, *[fits] * cells]
+    model = keras.Model(given, y)
+    model.set_weights([g.uniform(-1, 1, each.shape).astype(np.float32) for each in model.get_weights()])
+    x = g.standard_normal((B, T, first)).astype(np.float32)
+    saved = str(g.choice(["export", "frozen"]))
+    path = tmp_path / "saved"
+    call = tf.function(lambda x: model(x), input_signature=[tf.TensorSpec((B, T, first))])
+    if saved == "export":
+        model.export(str(path), verbose=False)
+    else:
+        constants = convert_variables_to_constants_v2(call.get_concrete_function(), lower_control_flow=bool(case % 2))
+        path = tmp_path / "frozen.pb"
+        path.write_bytes(constants.graph.as_graph_def().SerializeToString())
+    found = opened(path).cells
+    print(found, understood, saved, masked)
+    assert sorted(one.refused is None for one in found.values()) == sorted(understood)
+    for one in found.values():
+        assert one.refused is None or "the node '" in one.refused
+        assert one.refused is not None or one.check() <= one.bound
+    if all(understood) and not masked:
+        result, _ = found.layer()(x, batch_first=True)
+        assert error_in_eps(result, model(x).numpy().astype(np.float64), EPS) <= 16

@@ -1,7 +1,7 @@
 """What TensorFlow saved, read without TensorFlow.
 
 =====================================  ===============================================================
-``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or one file, of format V1
+``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or, of format V1, one or several
 a folder with ``checkpoint``           the checkpoint that it names
 a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 ``.meta``                              the graph of the checkpoint beside it
@@ -17,6 +17,10 @@ a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
     model.variables["rnn/lstm_cell/kernel"]
     print(model.cells)                                 # LSTMs and GRUs, or why something is none
     layer = model.cells["rnn/lstm_cell"].layer()
+
+Found are the block ops (LSTMBlockCell, BlockLSTM, BlockLSTMV2, GRUBlockCell) and cells of many nodes: BasicLSTMCell,
+LSTMCell, GRUCell, CudnnCompatibleLSTMCell and CudnnCompatibleGRUCell of TensorFlow 1, LSTM and GRU of Keras, and what
+has the same equations.
 
 Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.

@@ -90,13 +90,12 @@ def named(objects: Objects, keys: Collection[str]) -> Named:
     same = Counter(full.values())
     scoped = {k for k, key in holders.items() if "/" in full[key] and same[full[key]] == 1}
     mixed = {walk.edges[k][0] for k in walk.edges if k not in scoped}  # what one object has is named alike
-    names, letters = {}, 0
+    names = {}
     for k, key in holders.items():
         if k in scoped and not (k in walk.edges and walk.edges[k][0] in mixed):
             names[key] = full[key]
-        elif k in walk.edges and letters < _MOST_LETTERS:
+        elif k in walk.edges:
             names[key] = walk.path(k) or key
-            letters += len(names[key])
     taken = Counter([*names.values(), *keys])
     return Named({key: name for key, name in names.items() if taken[name] == 1}, full, slots)
 
@@ -120,6 +119,8 @@ class _Walk:
         self._starts, self._ends = array("Q", [0]) * count, array("Q", [0]) * count  # of what names it there
         self.edges: dict[int, tuple[int, str]] = {}
         self.optimizers: set[int] = set()
+        self._paths = {0: "/"}
+        self._left = _MOST_LETTERS
         seen, order = bytearray(count), array("q", [0] if count else [])
         seen[:1] = b"\1"
         for k in order:  # which grows meanwhile
@@ -140,14 +141,22 @@ class _Walk:
                 self.optimizers.add(variables)
 
     def path(self, k: int) -> str:
-        """The names from the root to a variable; "" if there are too many."""
+        """The names from the root to a variable, with "/" between them; "" if they are too many or too long."""
         k, name = self.edges[k]
-        names = [name]
-        while k and len(names) < _DEEPEST and len(names[-1]) < _LONGEST:
-            names.append(_name(Message(self._objects.message.file, self._starts[k], self._ends[k])))
+        way: list[int] = []
+        while k not in self._paths and len(way) < _DEEPEST:
+            way.append(k)
             k = self._parents[k]
-        path = "/".join(reversed(names))
-        return "" if k or len(path) > _LONGEST else path
+        path = self._paths.get(k, "")
+        for each in reversed(way if path else []):
+            message = Message(self._objects.message.file, self._starts[each], self._ends[each])
+            path += f"{_name(message)}/" if path else ""
+            path = path if len(path) < _LONGEST and self._left > 0 else ""
+            self._paths[each] = path
+            self._left -= len(path)
+        path = f"{path[1:]}{name}" if path else ""
+        self._left -= len(path)
+        return path if len(path) < _LONGEST and self._left > 0 else ""
 
 
 class Capture(NamedTuple):

@@ -215,7 +215,7 @@ def _changed(sums: Sums, factors: list[Place]) -> Variant | Other:
         return Other()
     for each in factors:
         if sums.op(each) == "Sub":
-            node, (one, gate, *_), _ = sums.made(each)
+            node, (one, gate) = sums.made(each)[0], sums.pair(each)
             if sums.is_activated(gate, "Sigmoid") and _is_one(sums, one):
                 return Variant(
                     f"its input gate is coupled to its forget gate by the node {node.name!r}; the gates of the block"

@@ -314,9 +314,10 @@ def _numbers(tracer: Tracer, place: Place) -> list[int]:
 def squeezed(node: Node, shape: Sequence[int]) -> list[int]:
     """The axes that a Squeeze drops."""
     axes = node.attrs.get("squeeze_dims") or [axis for axis, size in enumerate(shape) if size == 1]
-    if not isinstance(axes, list) or not all(isinstance(axis, int) and abs(axis) <= len(shape) for axis in axes):
+    rank = len(shape)
+    if not isinstance(axes, list) or not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
         raise Unknown(f"the node {node.name!r}, which drops {axes!r}")
-    return [axis % len(shape) for axis in axes]
+    return sorted({axis % rank for axis in axes})  # TensorFlow takes one twice
 
 
 def unpacked(node: Node, rank: int) -> int:

@@ -97,7 +97,11 @@ class Table:
             )
         if file.buffer[end]:
             kind = {1: "snappy"}.get(file.buffer[end], f"the method {file.buffer[end]}")
-            raise file.error(end, f"a block is compressed with {kind}", "save it with TensorFlow, without compression")
+            raise file.error(
+                end,
+                f"a block is compressed with {kind}",
+                "save it with TensorFlow 1.2 or later, which does not compress",
+            )
         return Block(offset, end)
 
     def _entries(self, block: Block) -> Iterator[Entry]:
