@@ -457,6 +457,15 @@ def test_changed_lstms_are_refused(tmp_path, change):
         found.layer()
 
 
+@pytest.mark.parametrize("line", [("concat", "ConcatV2", "x", "h", "axis"), ("keep", "Mul", "f", "c")])
+def test_a_step_that_reads_its_own_state_is_refused(tmp_path, line):
+    """There is a cycle in the graph, and not around the loop."""
+    _, consts = lstm_consts(False)
+    nodes = composed_lstm(False, False, change={line[0]: line[1:]})
+    found = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    assert found and all(each.refused is not None for each in found.values())
+
+
 GRU_CHANGES = {
     "relu": {"c": ("Relu", "BiasAdd_1")},
     "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),

@@ -224,6 +224,8 @@ def _body(tracer: Tracer, match: Match) -> Body | str:
         places = [tracer.straight(place) for place in (match.x, *match.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
+        if not {*places}.isdisjoint(tracer.straight(place) for place in match.results):
+            return "a step reads what it computes itself"
         return Body(tracer, match.x, match.states, match.results, *match.sizes)
     except Unknown as unknown:
         return f"its nodes are not understood: {unknown}"
