@@ -552,7 +552,7 @@ cdef inline void product(
             m = tile_height(rows - r)
             ahead = block  # is here already
             if next is not NULL and part * subs < lines:
-                ahead = next + (k0 * lines + part * subs * kb) * lanes
+                ahead = next + (part * K + k0) * subs * lanes
             product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, 1, block, kb, ahead,
                              kb * lanes)
             r += m
