@@ -17,7 +17,7 @@ from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.sums import squeezed
-from blockcell.tensorflow.trace import Unknown
+from blockcell.tensorflow.trace import Tracer, Unknown
 
 I, H, T, B = 5, 4, 7, 3  # noqa: E741
 PEEPHOLES = ("wci", "wcf", "wco")
@@ -277,6 +277,16 @@ def test_a_function_that_is_called_twice(tmp_path, same):
     (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
     assert (found.refused is None) == same
     assert same or "v or w: not one weight" in found.refused
+
+
+def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
+    path = tmp_path / "few.pb"
+    path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
+    read = opened(path).graphs[0]
+    given = Tracer(read, None).inputs("", read.nodes["zeros"])
+    assert [place.name for place in given] == ["x"] and given[:1] == given
+    with pytest.raises(Unknown, match="the node has too few inputs"):
+        given[1]
 
 
 def test_deep_and_entangled_graphs_end(tmp_path):

@@ -12,6 +12,7 @@ from .composed import found_composed
 from .found import Found
 from .graphs import Graph
 from .named import found_named
+from .savers import tracer_of
 from .sequences import Sequences, Use
 from .trace import Tracer, Unknown
 from .variables import Variables
@@ -121,7 +122,7 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         return Cells({each.name: each for each in found_named(variables)})
     found: list[Found] = []
     for k, graph in enumerate(graphs):
-        tracer = Tracer(graph, variables)
+        tracer = tracer_of(graph, variables)
         inside = [found_block(tracer, body, node) for body, node in tracer.all_nodes() if node.op in BLOCKS]
         inside += found_composed(tracer, {name for each in inside for name in each.weights.values()})
         _connect(tracer, k, inside)

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import re
 
-from .graphs import Node
+from .graphs import Graph, Node
 from .objects import Objects, captured
 from .tensors import Tensor
-from .trace import VARIABLES, Place, Saved, Tracer, Unknown
+from .trace import VARIABLES, Names, Place, Saved, Tracer, Unknown
+from .variables import Variables
 
 _RESTORE = {"RestoreV2", "RestoreSlice", "Restore"}
 _ASSIGN = {"Assign", "AssignVariableOp"}
 _SLICE = re.compile(r"(?:\d{1,18} )+((?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d{1,18}))*)")
-_Names = dict[str, dict[Saved, None]]
 
 
-def restored(tracer: Tracer) -> tuple[_Names, _Names]:
+def tracer_of(graph: Graph, variables: Variables | None) -> Tracer:
+    """A tracer that knows what variables are called in the checkpoint; `variables` is None for a frozen graph."""
+    tracer = Tracer(graph, variables)
+    tracer.restored = _restored(tracer)
+    tracer.captures = _captures(tracer)
+    return tracer
+
+
+def _restored(tracer: Tracer) -> tuple[Names, Names]:
     """Where variables are, by their nodes: for the Saver that the file names, and for others."""
-    own: _Names = {}
-    others: _Names = {}
+    own: Names = {}
+    others: Names = {}
     texts: dict[tuple[str, str], list[Saved]] = {}
     for body, node in tracer.all_nodes():
         if node.op not in _ASSIGN:
@@ -86,7 +94,7 @@ def _is_own(tracer: Tracer, body: str, node: Node) -> bool:
     return bool(scope) and node.name.startswith(f"{scope}/")
 
 
-def captures(tracer: Tracer) -> dict[str, list[Place | None]]:
+def _captures(tracer: Tracer) -> dict[str, list[Place | None]]:
     """What the last arguments of a SavedModel's functions are, whoever calls them; None is not known."""
     variables, graph = tracer.variables, tracer.graph
     if graph.objects is None or variables is None or variables.objects is None:

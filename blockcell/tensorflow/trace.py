@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,12 +49,26 @@ class Place(NamedTuple):
     output: int = 0
 
 
+class Inputs(tuple[Place, ...]):
+    """What a node is given.  One that it does not have, in a damaged graph, is unknown."""
+
+    def __getitem__(self, k: Any) -> Any:
+        try:
+            return super().__getitem__(k)
+        except IndexError:
+            raise Unknown("nothing: the node has too few inputs") from None
+
+
 class Saved(NamedTuple):
     """Where a variable is in a checkpoint."""
 
     key: str
     part: tuple[tuple[int, int | None], ...] | None = None
     """Start and stop in each dimension; None is all of it."""
+
+
+Names = dict[str, dict[Saved, None]]
+"""Where variables are, by the names of their nodes."""
 
 
 class Source(NamedTuple):
@@ -72,22 +86,20 @@ class Source(NamedTuple):
 
 
 class Tracer:
-    """A graph with the variables of its checkpoint, for looking backwards."""
+    """A graph with the variables of its checkpoint, for looking backwards.  `savers.tracer_of` makes it."""
 
     def __init__(self, graph: Graph, variables: Variables | None) -> None:
         """`variables` is None for a frozen graph."""
-        from .savers import captures, restored
-
         self.graph, self.variables = graph, variables
         self.bodies: dict[str, Mapping[str, Node]] = {"": graph.nodes}
         self.bodies |= {name: function.nodes for name, function in graph.functions.items()}
-        self._inputs: dict[tuple[str, str], tuple[Place, ...]] = {}
+        self._inputs: dict[tuple[str, str], Inputs] = {}
         self._sources: dict[Place, Source | str] = {}
         self._left = _STEPS * (1000 + sum(map(len, self.bodies.values())))
-        self._captures: dict[str, list[Place | None]] = {}
-        self.restored = restored(self)
+        self.restored: tuple[Names, Names] = {}, {}
         """Where variables are, by their nodes: for the Saver that the file names, and for others."""
-        self._captures = captures(self)  # of functions that nothing calls
+        self.captures: dict[str, list[Place | None]] = {}
+        """What the last arguments of functions are, also of those that nothing calls; None is not known."""
 
     def all_nodes(self) -> Iterator[tuple[str, Node]]:
         for body, nodes in self.bodies.items():
@@ -98,7 +110,7 @@ class Tracer:
         """What a node is given, without control inputs."""
         key = body, node.name
         if key not in self._inputs:
-            self._inputs[key] = tuple(self.place(body, text) for text in node.inputs if text[:1] != "^")
+            self._inputs[key] = Inputs(self.place(body, text) for text in node.inputs if text[:1] != "^")
         return self._inputs[key]
 
     def place(self, body: str, text: str) -> Place:
@@ -246,7 +258,7 @@ class Tracer:
                 found.append(inputs[k + first])
             if carried and k < len(function.outputs):
                 found.append(self.returned(carried, k))
-        captured, left = self._captures.get(place.body, []), len(function.inputs) - k
+        captured, left = self.captures.get(place.body, []), len(function.inputs) - k
         if not found and left <= len(captured) and (one := captured[-left]) is not None:
             found.append(one)
         if not found:
