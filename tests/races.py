@@ -91,13 +91,13 @@ def streams(family: str) -> None:
             for T, B, I, H in LAYER_SIZES:  # noqa: E741
                 layer = LAYERS[name](I, H, DTYPES[dtype])
                 x = draw(layer, T, B)[0]
-                blockcell.set_num_threads(1)
-                expected, last = layer(x)
-                for team in TEAMS:
+                for storage, team in itertools.product([None] + ["int8"] * (dtype == "float32"), TEAMS):
+                    blockcell.set_num_threads(1)
+                    expected, last = (layer.rounded_to(storage) if storage else layer)(x)
                     blockcell.set_num_threads(team)
-                    stream = layer.stream(B)
+                    stream = layer.stream(B, storage)
                     found = [stream.step(each) for each in x]
-                    what = f"streams {name} {dtype} {T, B, I, H} {team}"
+                    what = f"streams {name} {dtype} {storage} {T, B, I, H} {team}"
                     same([np.stack(found), *leaves(stream.state)], [expected, *leaves(last)], what)
                     stream.reset()
                     found = [stream.run(x[a:b]) for a, b in itertools.pairwise(sorted({0, 1, T // 2, T}))]
