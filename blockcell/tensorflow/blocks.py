@@ -29,16 +29,14 @@ def found_block(tracer: Tracer, body: str, node: Node) -> Found:
     try:
         attributes = _attributes(op, node)
         roles = ["seq_len_max"] * op.sequence + [tensor.name for tensor in op.inputs]
-        places = dict(zip(roles, tracer.inputs(body, node), strict=False))
+        inputs = tracer.inputs(body, node)
         for tensor in op.weights:
             if tensor.peephole and not attributes["use_peephole"]:
                 continue  # there is something, but it is not read
             role = tensor.name
-            if role not in places:
-                raise Unknown("nothing: the node has too few inputs")
-            sources[role] = tracer.source(places[role])
+            sources[role] = tracer.source(inputs[roles.index(role)])
         h = Place(body, node.name, [tensor.name for tensor in op.outputs].index("h"))
-        at = At(body, places["x"], None if op.sequence else places["h_prev"], h)
+        at = At(body, inputs[roles.index("x")], None if op.sequence else inputs[roles.index("h_prev")], h)
     except Unknown as unknown:
         refused = f"{role} comes from {unknown}" if role else str(unknown)
     if cell == "LSTM":
