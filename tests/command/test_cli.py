@@ -170,7 +170,7 @@ def test_errors_are_one_line(error, status, said, capsys, monkeypatch):
 def test_missing_extra(missing):
     result = python(blocking(*missing) + "from blockcell.command import main; sys.exit(main(['demo']))")
     assert result.returncode == 1 and not result.stdout
-    said = f'blockcell demo: {", ".join(missing)} not installed: pip install "blockcell[demo]"\n'
+    said = f'blockcell demo: {", ".join(missing)} not installed: pip install ".[demo]" in a checkout of blockcell\n'
     assert result.stderr == said
 
 

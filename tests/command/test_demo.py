@@ -289,7 +289,7 @@ def test_without_onnx(capsys, tmp_path, monkeypatch, result):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find_spec(name))
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
-    assert status == 0 and 'The ONNX graphs were not run: pip install "blockcell[onnx]"' in out
+    assert status == 0 and 'The ONNX graphs were not run: pip install ".[onnx]" in a checkout of blockcell' in out
     assert "reference" not in out
 
 
