@@ -113,6 +113,12 @@ def test_no_test_takes_the_time(source):
     assert not imported & {"time", "timeit"}
 
 
+def test_every_test_is_in_a_folder():
+    """That of its room, so that a part can be moved or run alone. `lib` has what tests share, and no tests."""
+    assert [path.name for path in ROOT.glob("tests/*.py")] == ["conftest.py"]
+    assert not [*ROOT.glob("tests/lib/test_*.py")]
+
+
 def test_classifiers_name_the_versions_that_are_tested():
     """Those that ci.yml tests with and wheels are built for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
