@@ -65,8 +65,8 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
 
         Of a model that has several, a `Stack` if they stand one behind the other, with nothing but changes of shape
         between them, as exporters write them. A dense layer behind them (Gemm, or MatMul and Add), and its activation,
-        belong to the stack; the last one gets `last` if the first reads the last step or Y_h. Otherwise a dict, by the names of the
-        nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
+        belong to the stack; the last one gets `last` if the first one reads the last step or Y_h. Otherwise a dict, by
+        the names of the nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
 
         The node's ``layout=1`` and transpositions before and behind it are not part of the layer: x and y are [T,B,.]
         here unless a call has ``batch_first=True``.
