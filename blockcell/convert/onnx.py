@@ -161,13 +161,11 @@ def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -
 
 def _example(arguments: set[str], found: Layer | dict[str, Layer]) -> str:
     """A call of the layer, or of the first of them, with these arguments."""
-    name, layer = (
-        ("layer", found)
-        if isinstance(found, Layer)
-        else next((f"layers[{name!r}]", each) for name, each in found.items())
-    )
-    given = [f"state={_state(layer)}"] if "state" in arguments else []
-    return f"y, state = {name}({', '.join(['x', *given, *(['lengths=...'] if 'lengths' in arguments else [])])})"
+    named = {"layer": found} if isinstance(found, Layer) else {f"layers[{key!r}]": found[key] for key in found}
+    name, layer = next(iter(named.items()))
+    values = {"state": _state(layer), "lengths": "..."}
+    given = [f"{argument}={value}" for argument, value in values.items() if argument in arguments]
+    return f"y, state = {name}({', '.join(['x', *given])})"
 
 
 def _state(layer: Layer) -> str:
@@ -638,7 +636,7 @@ def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
     """An input of a node, and what it comes from."""
     origins = graph.origins(name, ())[1] if graph is not None else []
     source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
-    return f"{place} {name!r} (its input[{k}]{source})"
+    return f"{place} {name!r} (input[{k}]{source})"
 
 
 _ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
@@ -662,7 +660,7 @@ def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str]
     """Refuse weights that are not known, by their positions among the inputs."""
     if not places:
         return
-    which = " and ".join(f"{place} {given[place]!r} (its input[{k}])" for k, place in places.items())
+    which = " and ".join(f"{place} {given[place]!r} (input[{k}])" for k, place in places.items())
     plural = "are" if len(places) > 1 else "is"
     if graph is None:
         arrays = ", ".join(f"{given[place]!r}: ..." for place in places.values())
@@ -678,8 +676,8 @@ def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str]
             f" convert.from_onnx(node, arrays)"
         )
     raise ConversionError(
-        f"{what}: its {which} {plural} not a constant, and computed by more than {', '.join(sorted(FOLDED))}. If all of"
-        f" it is constant, let onnxruntime compute it: options = onnxruntime.SessionOptions();"
+        f"{what}: its {which} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
+        f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
         f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
     )
 

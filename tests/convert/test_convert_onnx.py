@@ -186,10 +186,10 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         (onnx_node("GRU", activations=["HardSigmoid", "Tanh"]), "'HardSigmoid'"),
         (onnx_node("RNN"), "the node is a ::RNN; expected an ONNX LSTM or GRU"),
         (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
-        (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(its input\[1\]\) is not among the initializers"),
+        (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(input\[1\]\) is not among the initializers"),
         (
             onnx_node(inputs=("X", "V", "R", "C")),
-            r"its W 'V' \(its input\[1\]\) and B 'C' \(its input\[3\]\) are not among the initializers; expected"
+            r"its W 'V' \(input\[1\]\) and B 'C' \(input\[3\]\) are not among the initializers; expected"
             r" convert.from_onnx\(node, {'V': ..., 'C': ..., ...}\)",
         ),
     ],
@@ -216,8 +216,8 @@ NOUGHT, ONE = (numpy_helper.from_array(np.array([value])) for value in (0.0, 1.0
 SHAPE = {"shape": np.array([1, B, H])}
 
 
-H0 = "initial_h 'h' (its input[5])"
-C0 = "initial_c 'c' (its input[6])"
+H0 = "initial_h 'h' (input[5])"
+C0 = "initial_c 'c' (input[6])"
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ C0 = "initial_c 'c' (its input[6])"
         (
             [made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)],
             SHAPE | {"c": np.zeros((1, B, H))},
-            "initial_h 'h' (its input[5], of 'X' and 'z')",
+            "initial_h 'h' (input[5], of 'X' and 'z')",
         ),
         (
             [made("Slice", ["s", "0", "1"], "h"), made("Slice", ["s", "1", "2"], "c")],
             {str(k): np.array([k]) for k in range(3)},
-            "initial_h 'h' (its input[5], of 's') and initial_c 'c' (its input[6], of 's')",
+            "initial_h 'h' (input[5], of 's') and initial_c 'c' (input[6], of 's')",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_onnx_lengths_that_are_the_callers():
         assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
         source = ", of 'x_lens'" if each is model else ""
         assert text == (
-            f"from_onnx: left to the caller: LSTM 'a' has sequence_lens 'lens' (its input[4]{source}). Here a layer"
+            f"from_onnx: left to the caller: LSTM 'a' has sequence_lens 'lens' (input[4]{source}). Here a layer"
             f" takes every step unless its call tells it: y, state = layer(x, lengths=...)"
         )
 
@@ -275,7 +275,7 @@ def test_onnx_constant_lengths_and_states_of_a_node(place):
     inputs = ["X", "W", "R", "B", *[""] * (place - 4), "P"]
     layer, text = warned(convert.from_onnx, onnx_node(inputs=inputs), onnx_weights())
     assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
-    assert f"'P' (its input[{place}]). Here" in text
+    assert f"'P' (input[{place}]). Here" in text
 
 
 def test_the_calls_that_warnings_show():
