@@ -13,7 +13,7 @@ from bits import leaves, like, on_threads, same
 from cases import rng
 from guarded import NONE, PAGE, protect
 from kernel_cases import DTYPES
-from layer_cases import CELLS, LAYERS, draw
+from layer_cases import CELLS, LAYERS, draw, run_all
 
 
 def drawn_lengths(g, T, B):
@@ -79,3 +79,12 @@ def test_padding_is_not_touched(name, what):
     for threads in (1, 2):
         with on_threads(threads):
             assert same(layer(hidden, state, **options, batch_first=True), expected)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows():
+    """A weight that is infinite gives NaN where it is multiplied; rows without a step meet no weight."""
+    layer = LAYERS["lstm without peepholes"](3, 4, np.float32)
+    layer.set_weights(w=np.where(np.arange(16) == 2, np.inf, layer.weights["w"]).astype(np.float32))
+    x, state, _, _ = draw(layer, 5, 4, "finite")
+    (_, d_x), (_, h, _, d_h), _ = run_all(layer, x, state, lengths=[5, 0, 3, 0])
+    assert same(h[[1, 3]], state.h[[1, 3]]) and np.isfinite(d_h[[1, 3]]).all() and not d_x[:, [1, 3]].any()
