@@ -33,7 +33,7 @@ from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell.formulas import FORMULAS
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -291,12 +291,14 @@ NATIVE = {
 @pytest.mark.parametrize("lengths", [True, False])
 @pytest.mark.parametrize("name", NATIVE)
 def test_native(name, lengths, state, sizes):
-    """One node for a cell, and no loop."""
+    """One node for a cell, in the graph itself, and no loop."""
     layer = NATIVE[name]("float32")
     case = Case(layer, lengths=lengths, state=state)
     model = exported(layer, case, loop="native", sizes=sizes)
-    kinds = [inner.op_type for function in model.functions for inner in function.node]
-    assert not {"Scan", "Loop"} & set(kinds) and {"LSTM", "GRU"} & set(kinds)
+    assert not model.functions and all(node.domain == "" for node in model.graph.node)
+    kinds = [node.op_type for node in model.graph.node]
+    assert not {"Scan", "Loop"} & set(kinds)
+    assert kinds.count("LSTM") + kinds.count("GRU") == sum(not isinstance(c, Dense) for c in layer._cells().values())
     limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
     case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)

@@ -146,7 +146,7 @@ def test_the_nodes_of_native():
 def test_native_cells_that_are_alike_have_weights_of_their_own(functions):
     layer = Stack([gru(3, "float32"), gru(3, "float32"), gru(3, "float32")])
     model = exported(layer, loop="native", functions=functions)
-    assert len(model.functions) == functions
+    assert not model.functions
     assert [tensor.name for tensor in model.graph.initializer] == [f"{k}.{name}" for k in range(3) for name in "WRB"]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import onnx
 import pytest
 from cases import rng
-from export_cases import LAYERS, LENGTHS, B, I, T, flat, lstm, random_state
+from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, gru, lstm, random_state
+from onnxruntime.quantization import quantize_dynamic
 
 import onnx_export
-from blockcell import LSTMState
+from blockcell import Bidirectional, LSTMState, Stack
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -27,6 +29,35 @@ def test_a_session_is_called_like_the_layer(name, tmp_path):
         found = flat(layer, result.state)
         for part, right in flat(layer, last).items():
             np.testing.assert_allclose(found[part], right, rtol=0, atol=1e-14, err_msg=part)
+
+
+QUANTIZED = {
+    "LSTM": lambda: lstm(16, "float32", use_peephole=True),
+    "Reverse": lambda: lstm(16, "float32", reverse=True),
+    "Bidirectional": lambda: Bidirectional(lstm(16, "float32"), lstm(16, "float32")),
+    "Classifier": lambda: Stack([lstm(16, "float32"), gru(8, "float32", 16), dense(4, "float32", 8, last=True)]),
+}
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantize_dynamic(name, lengths, functions, tmp_path):
+    """onnxruntime's tool finds the LSTMs of "native" and dense layers' products. A session calls what it makes."""
+    layer = QUANTIZED[name]()
+    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
+    onnx_export.export(layer, before, loop="native", lengths=lengths, functions=functions)
+    quantize_dynamic(before, after)
+    kinds = [node.op_type for node in onnx.load(after).graph.node]
+    cells = [type(cell).__name__ for cell in layer._cells().values()]
+    assert kinds.count("DynamicQuantizeLSTM") == cells.count("LSTM") and "LSTM" not in kinds
+    assert kinds.count("MatMulInteger") == cells.count("Dense") and "MatMul" not in kinds
+    assert kinds.count("GRU") == cells.count("GRU")  # onnxruntime has nothing for it
+    x = rng("quantized", name).uniform(-1, 1, (T, B, I)).astype(np.float32)
+    given = {"lengths": LENGTHS} if lengths else {}
+    y, right = onnx_export.Session(after)(x=x, **given).y, layer(x, **given)[0]
+    # Weights, x and h have steps of 1/127 of their largest entries; errors of half a step each add up, over steps too.
+    assert 1e-4 < np.abs(y - right).max() < 4 / 127 * np.abs(right).max()
 
 
 @pytest.mark.parametrize("name", LAYERS)
