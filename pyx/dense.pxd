@@ -32,7 +32,7 @@ from panels cimport (
 from plan cimport take, take_slots
 from real cimport real
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
-from team cimport Team, barrier, gather, join, lost, share
+from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
     load_row, narrow, row_group, store, store_line, store_row
@@ -158,7 +158,7 @@ cdef inline Forward forward_of(
     p.w = panels_with(I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
-    if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value
+    if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
         p.threads = 1
     else:
         p.threads = threads if p.by_rows else min(threads, p.w.count)

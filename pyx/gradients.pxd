@@ -12,7 +12,7 @@ from caches cimport outgrow_caches
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
-from team cimport share
+from team cimport WAKING, share
 from tile cimport (
     BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at, line_of, lines_in, load_line,
     narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line, vecd,
@@ -21,8 +21,7 @@ from tile cimport (
 
 cdef enum:
     PLAIN = 4  # lines in a panel without gates
-    WAKING = 1000000  # floating-point operations that one thread does while others wake up: some 10 microseconds
-    MEETING = 300000  # likewise while they wait for each other in a step
+    MEETING = 300000  # floating-point operations that one thread does while several meet at the barriers of a step
 
 
 cdef inline Py_ssize_t backward_threads(

@@ -137,8 +137,8 @@ cdef inline Py_ssize_t last_step(const Steps *s, Py_ssize_t b) noexcept nogil:
 
 
 cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
-    """Of a part's slots b0 to b1, those from b0 up to the returned one have the rows that take part in the step
-    processed as number k; in none take part numbers below 0 and from T on."""
+    """Where the rows of a part's slots b0 to b1 end that take part in the step processed as number k, if there is such
+    a step: they stand side by side from b0 on."""
     cdef Py_ssize_t t = step_at(s, k), middle
     if k < 0 or k >= s.T:
         return b0

@@ -31,6 +31,8 @@ def test_rows_alone(name, dtype):
     g = rng("ragged", name)
     for seed in range(6):
         T, B, I, H = int(g.integers(1, 30)), int(g.integers(2, 70)), int(g.integers(1, 40)), int(g.integers(1, 40))
+        if seed == 0:  # few rows and many units, which threads divide
+            T, B, I, H = 9, 6, 20, 200
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, _, reset = draw(layer, T, B, name, seed)
         lengths, options = drawn_lengths(g, T, B), {"batch_first": bool(g.integers(2))}
@@ -59,6 +61,24 @@ def test_rows_alone(name, dtype):
             d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
             assert same((y[steps, row], d_x[steps, row]), (y1, d_x1)), f"{seed=} {b=}"
             assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1))), f"{seed=} {b=}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_keep_their_places_in_sums(dtype, threads):
+    """The weights' gradients have the bits that they have where rows past their ends add zeros."""
+    g = rng("places", dtype)
+    for _ in range(5):
+        T, B, I, H = int(g.integers(1, 60)), int(g.integers(2, 30)), int(g.integers(1, 40)), int(g.integers(1, 40))
+        layer, lengths = LAYERS["dense alone"](I, H, DTYPES[dtype]), drawn_lengths(g, T, B)
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (I, H))
+        past = np.arange(T)[:, None] >= lengths
+        x[past], d_y[past] = 0, 0
+        with on_threads(threads):
+            found, expected = (
+                layer.backward(layer.forward(x, **given)[2], d_y)[2] for given in ({"lengths": lengths}, {})
+            )
+        assert same(found, expected), f"{T=} {B=} {lengths=}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages of memory")
