@@ -65,8 +65,8 @@ class Body:
         for result in self._results:
             self._compile(result)
             if self._shapes[result] != (ROWS, hidden):
-                found = f"gives the shape {self._shapes[result]} for {ROWS} rows of {hidden}"
-                raise Unknown(f"the node {result.name!r}, which {found}")
+                shape = self._shapes[result]
+                raise Unknown(f"the node {result.name!r}, which gives the shape {shape} for {ROWS} rows of {hidden}")
         self._refuse_cycles()
         if self._made > _MOST_MADE + 4 * sum(math.prod(source.shape) for source in self.sources.values()):
             raise Unknown(f"the nodes before {self._results[-1].name!r}, which give {self._made} numbers")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_tensorflow_cells import composed_lstm, lstm_consts, real, write, write_variables
-from test_tensorflow_composed import cells_of, keras_lstm, lstm_weights, made
+from tf_cells import composed_lstm, lstm_consts, real, write, write_variables
+from tf_composed import cells_of, keras_lstm, lstm_weights, made
 from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
 
