@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fresh import printed
 
+import blockcell
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -23,6 +25,22 @@ def test_import_loads_numpy_and_the_standard_library_alone():
     others = set(new.split()) - set(sys.stdlib_module_names) - {"numpy", "blockcell"}
     # compiled modules bring cython_runtime, _cython_3_3_1 and _cyutility
     assert not {name for name in others if "cython" not in name and name != "_cyutility"}
+
+
+def test_what_reads_files_and_converts_is_imported_when_used():
+    """It brings along zipfile, hashlib and json, which take as long to import as everything else."""
+    new = printed(
+        "import sys, numpy; before = set(sys.modules); import blockcell; print(*set(sys.modules) - before)"
+    ).split()
+    assert "blockcell.layers" in new
+    assert not {"blockcell.convert", "blockcell.files", "hashlib", "json", "subprocess", "zipfile"} & {*new}
+    names = "blockcell.load.__module__, blockcell.convert.from_keras.__module__"
+    assert printed(f"import blockcell; print({names})") == "blockcell.layers.loading blockcell.convert.keras"
+    assert printed("from blockcell import load, convert; print(load.__name__, convert.__name__)").endswith(".convert")
+    assert printed("from blockcell import *; print(callable(load) and 'convert' in globals())") == "True"
+    assert {*blockcell.__all__} <= {*dir(blockcell)}
+    with pytest.raises(AttributeError, match="module 'blockcell' has no attribute 'loda'"):
+        _ = blockcell.loda
 
 
 # -------------------------------------------------------------------------------------------------------------- imports

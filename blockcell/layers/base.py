@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _kernels, _team, files
+from .. import _kernels, _team
 from .._args import empty
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
@@ -229,6 +229,8 @@ class Layer(ABC, Generic[S_co]):
         OSError
             The file cannot be written.
         """
+        from .. import files  # here, because its imports would take a third of the time of `import blockcell`
+
         weights = self.weights
         if storage is not None:
             reader = ArgumentReader(f"{type(self).__name__}.save")
