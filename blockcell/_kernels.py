@@ -17,6 +17,7 @@ import numpy as np
 
 from . import _cpu, _threads
 from ._version import __version__
+from .installing import not_built
 from .optable import STORAGE
 
 MODULES = ("_lstm", "_gru", "_gru_reset_after", "_dense")
@@ -60,7 +61,7 @@ def _is_built(level: str) -> bool:
 def _pick_level(wanted: str | None) -> str:
     possible = available_levels()
     if not possible:
-        raise ImportError("blockcell's kernels are not built: run `pip install -e .` in the checkout")
+        raise ImportError(not_built(os.path.dirname(__file__)))
     if not wanted:
         return possible[-1]
     if wanted not in possible:

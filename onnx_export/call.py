@@ -43,7 +43,7 @@ class LayerCall:
         with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
         if not train:
-            self._shapes = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+            self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
             self._shapes |= _of_native(tree, self._shapes)
         names = (prefix + name for prefix, cell in cells(tree) for name in shapes_of(cell))
         self._weights = [name for name in names if name in self._shapes]
@@ -185,6 +185,16 @@ class LayerCall:
 def _dims(kind: Any) -> list[int | str]:
     """The shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+
+
+def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The shapes of arrays, and those that some had before onnxruntime's quantize_dynamic replaced them."""
+    before: dict[str, Sequence[Any]] = {}
+    for name, shape in stored.items():
+        if name.endswith("_quantized"):
+            name = name.removesuffix("_quantized")
+            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in PACKED else shape
+    return before | dict(stored)
 
 
 def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _kernels, _team, _threads
-from ..layers.shared import ENDED, FRESH
 from ..optable import Array
 
 Tensors = Sequence[Tensor]
@@ -148,7 +147,6 @@ class Op:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        runs = [(0, T, B)] if marks is None or keep else _runs(row_marks, self.gates * H * (I + H))
         summed, per, y_k = self.summed * H, count // D, y
         for k in range(D):
             if D == 2:
@@ -159,34 +157,9 @@ class Op:
             if self.summed < self.gates:
                 biases = [biases[0][:summed], b_ih[summed:], b_hh[summed:]]
             before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
-            if len(runs) == 1:
-                arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
-                _run(self._kernel, (T, B, I, H), dtype, arguments)
-            else:
-                self._forward_in(runs, x_array, before, (w_ih, w_hh, *biases), y_k, after, row_marks[k], k == 1)
+            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
+            _run(self._kernel, (T, B, I, H), dtype, arguments)
         return outputs
-
-    def _forward_in(
-        self,
-        runs: list[tuple[int, int, int]],
-        x: Array,
-        first: list[Array],
-        weights: tuple[Array, ...],
-        y: Array,
-        last: list[Array],
-        marks: Array,
-        reverse: bool,
-    ) -> None:
-        """One direction of `forward` in runs, each of which takes over the states of the one before."""
-        for to, given in zip(last, first, strict=True):
-            to[...] = given
-        for start, stop, rows in runs[::-1] if reverse else runs:
-            part, after = (slice(start, stop), slice(rows)), [state[:rows] for state in last]
-            before, here = [state.copy() for state in after], np.ascontiguousarray(marks[part])
-            run_marks = here if (here & (ENDED | FRESH)).any() else None
-            sizes = stop - start, rows, x.shape[2], y.shape[2]
-            _run(self._kernel, sizes, x.dtype, (x[part], *before, *weights, y[part], None, *after, run_marks, reverse))
-            y[start:stop, rows:] = 0
 
     # --------------------------------------------------------------------------------------------------------- autograd
     def _differentiable(
@@ -405,30 +378,6 @@ def _steps(tensor: Tensor) -> Array:
 def _row_marks(marks: Tensor, T: int, B: int) -> Any:
     """The marks of both directions."""
     return _arrays(["marks"], [marks], [(2, T, B)], _MARKS)[0]
-
-
-def _runs(marks: Array, weights: int) -> list[tuple[int, int, int]]:
-    """Runs of steps, and with how many rows: the last rows are left out from where these have ended.
-
-    To begin a run costs as much as some rows of a step, more of them where there are few weights.
-    """
-    price = 16 + 1_500_000 / weights  # measured
-    takes_part = (marks & ENDED == 0).any(axis=0)
-    T, B = takes_part.shape
-    if takes_part.size - np.count_nonzero(takes_part) <= 2 * price:
-        return [(0, T, B)]
-    rows = B - takes_part[:, ::-1].argmax(axis=1)
-    rows = np.maximum.accumulate(rows[::-1])[::-1]  # those that take part later stay
-    runs, todo = [], [(0, T)]
-    while todo:
-        start, stop = todo.pop()
-        saved = (rows[start] - rows[start:stop]) * np.arange(stop - start, 0, -1)
-        cut = int(saved.argmax())
-        if saved[cut] > price:
-            todo += [(start + cut, stop), (start, start + cut)]
-        else:
-            runs.append((start, stop, int(rows[start])))
-    return runs
 
 
 def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
