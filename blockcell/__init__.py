@@ -23,10 +23,10 @@ from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
 from .errors import FormatError
 from .layers import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
+from .layers.loading import load
 
 if TYPE_CHECKING:
     from . import convert as convert
-    from .layers.loading import load as load
 
 __all__ = [
     "GRU",
@@ -49,16 +49,11 @@ __all__ = [
 ]
 
 
-_LATER = {"convert": ".convert", "load": ".layers.loading"}  # what they import takes as long as everything else
-
-
 def __getattr__(name: str) -> Any:
-    """Import what _LATER names when it is first used."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_LATER[name], __name__)
-    globals()[name] = found = module if name == "convert" else getattr(module, name)
-    return found
+    """Import `convert` when it is first used; most programs do without it."""
+    if name == "convert":
+        return importlib.import_module(".convert", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
