@@ -336,7 +336,7 @@ cdef class SingleRunner(Runner):
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.names = tuple([tensor.name for tensor in layer._tensors])
+        self.names = layer._names
         assert len(self.names) <= WEIGHTS
         self.states = len(layer._state._fields)
         self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
@@ -476,10 +476,10 @@ cdef class CellRunner(SingleRunner):
             return d, self.copy_of(d_last, B), self.no_grads(weights)
         d_first = self.new_state(B, a.first_grad)
         for k in range(self.states):
-            a.first[k] = PyArray_BYTES(<ndarray> (<tuple> state)[k])
+            a.first[k] = PyArray_BYTES(<ndarray?> state[k])
             a.last_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
-        a.marks = NULL if marks is None else <const unsigned char *> PyArray_BYTES(<ndarray> marks)
-        a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray> saved)
+        a.marks = NULL if marks is None else <const unsigned char *> PyArray_BYTES(<ndarray?> marks)
+        a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
         a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(d)
         lay_out(d_y, &a.y_grad_layout.step, &a.y_grad_layout.row)
         lay_out(d, &a.x_grad_layout.step, &a.x_grad_layout.row)
@@ -608,8 +608,9 @@ cdef class CompositeRunner(Runner):
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.names = tuple(layer._layers)
-        self.parts = tuple([part._runner for part in layer._layers.values()])
+        self.names, self.parts = tuple(layer._layers), ()
+        for part in layer._layers.values():
+            self.parts += (part._runner,)
 
     cdef bint takes(self, state, Py_ssize_t B) except -1:
         cdef Py_ssize_t k
@@ -652,7 +653,7 @@ cdef class StackRunner(CompositeRunner):
         cdef Py_ssize_t k
         for k in range(len(self.parts) - 1, -1, -1):
             after = None if d_last is None else (<tuple> d_last)[k]
-            part = (<Runner> self.parts[k]).backward((<list> tape)[k], d_y, after, None if k else d_x)
+            part = (<Runner> self.parts[k]).backward(tape[k], d_y, after, None if k else d_x)
             d_y = part[0]
             states.append(part[1])
             grads.append(part[2])

@@ -124,7 +124,8 @@ cdef inline void cells(
     const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to b1."""
+    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to
+    b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
         lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
@@ -200,7 +201,8 @@ cdef inline void step_unpacked(
     const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
     Py_ssize_t rows, real *work, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed yet."""
+    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed
+    yet."""
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z

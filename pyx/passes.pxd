@@ -1,8 +1,8 @@
 """The arrays of one pass of a layer, as its kernels get them; a pointer is NULL where there is none.
 
 Forward, the kernel reads x, packed weights and the states in `first`, NULL for zeros, and writes y, the states in
-`last` and, for a tape, `saved`.  Backward it reads all of x, y, `first` and `saved`, which have no gaps then, weights and the
-gradients of y and of `last`, NULL for zeros, and writes the other gradients.
+`last` and, for a tape, `saved`.  Backward it reads all of x, y, `first` and `saved`, which have no gaps then, weights
+and the gradients of y and of `last`, NULL for zeros, and writes the other gradients.
 """
 from steps cimport Layout
 

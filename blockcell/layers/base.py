@@ -495,6 +495,11 @@ class Single(Layer[S_co]):
     _sizes: dict[str, int]
     _number: int
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The weights' names in this order."""
+        return tuple(tensor.name for tensor in self._tensors)
+
     def _pack_options(self) -> tuple[bool, ...]:
         """Options of the kernels that pack weights."""
         return ()
