@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
 import re
+import subprocess
+import sys
 
 import mpmath
 import numpy as np
@@ -20,7 +23,7 @@ from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES, same_bits
 from layer_cases import dense, gru, lstm
 from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _kernels, formulas
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, formulas
 from blockcell.formulas import error_in_eps
 from blockcell.optable import ACTIVATIONS
 

@@ -91,7 +91,6 @@ def kinds() -> dict[str, Any]:
         ),
         "dense": Dense.init(I, H, seed=10, activation="softmax"),
         "classifier": Stack([GRU.init(I, H, seed=11), Dense.init(H, 5, seed=12, activation="tanh")]),
-        "last": Stack([LSTM.init(I, H, seed=13), Dense.init(H, 5, seed=14, last=True)]),
     }
 
 
@@ -101,7 +100,8 @@ def halved(layer: Any) -> dict[str, np.ndarray]:
 
 def of_layers() -> dict[str, Scenario]:
     found = {}
-    for name, layer in kinds().items():
+    last = {"last": Stack([LSTM.init(I, H, seed=13), Dense.init(H, 5, seed=14, last=True)])}
+    for name, layer in (kinds() | last).items():
         x = uniform(T, B, I, dtype=layer.dtype)
         d_y = uniform(*layer(x)[0].shape, dtype=layer.dtype)
         state = like(layer(x)[1], np.copy)
