@@ -17,7 +17,7 @@ from operands cimport (
     W_RU, W_RU_GRAD, X, X_GRAD
 )
 from passes cimport Pass
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks, use_panels
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks, take_marks_back, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -297,7 +297,7 @@ def gru_torch_grad(
         outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds

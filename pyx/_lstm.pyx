@@ -19,7 +19,9 @@ from operands cimport (
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from passes cimport Pass
-from plan cimport Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks, use_panels
+from plan cimport (
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks, take_marks_back, use_panels
+)
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
@@ -452,7 +454,7 @@ def lstm_torch_grad(
         outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds
