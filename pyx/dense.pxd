@@ -24,6 +24,7 @@ from gradients cimport (
     weight_grad_rows
 )
 from half cimport half
+from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     units_in
@@ -137,7 +138,7 @@ cdef struct Forward:
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where a part's x, of float16 in float32, and z, for softmax, are in scratch; from one part to the next; the size.
+    # Where a part's x, of float16 in float32 or as codes, and z, for softmax, are in scratch; from one part to the next; the size.
     Py_ssize_t x, z, part, total
 
 
@@ -151,9 +152,9 @@ cdef inline Forward forward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, O, p.L, 1, stored)
+    p.w = panels_with(I, I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value
@@ -262,10 +263,13 @@ cdef inline void multiply(
         j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
     while r < r1:
         n = min(p.chunk, r1 - r)
-        if store is half:
+        if store is half or in_integers(p.w.narrow):
             a, stride = rows, p.Is
             for q in range(n):
-                load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
+                if store is float and real is float:
+                    quantise_row(p.w.narrow, rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
+                else:
+                    load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
         else:
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)
