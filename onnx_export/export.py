@@ -499,7 +499,7 @@ class _Model:
             gates=ops[""].gates,  # LSTMBlockCell itself has one order only
             outputs=(
                 *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
-                *(Tensor(f"{name}_last", "B H") for name in last),
+                *(Tensor(f"{name}_last", "B H", "output") for name in last),
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields

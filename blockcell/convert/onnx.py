@@ -255,10 +255,10 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
         half = len(B) // 2
         return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
-    places = files.shapes_of(description)
+    places = [tensor.name for tensor in files.weights_of(description)]
     arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     arguments |= {place: graph.array(prefix + place) for place in places if prefix + place in graph.tensors}
-    if not arguments.keys() & places.keys():
+    if arguments.keys().isdisjoint(places):
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
     return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
 

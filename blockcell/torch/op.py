@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _kernels, _team, _threads
+from .. import _kernels, _threads
 from ..optable import Array
 
 Tensors = Sequence[Tensor]
@@ -391,11 +391,7 @@ def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
 def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tuple[Any, ...]) -> None:
     """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
     threads = _threads.num_threads(torch.get_num_threads())
-    size, planned = _kernels.WORK[name](*sizes, dtype.itemsize, threads)
-    ready = 1 if planned == 1 else _team.ready(planned)
-    lost = _kernels.KERNELS[name][dtype.itemsize == 8](*arguments, np.empty(size, np.uint8), threads, ready)
-    if planned > 1:
-        _team.report(lost)
+    _kernels.compute(name, dtype.itemsize == 8, (*sizes, dtype.itemsize), threads, arguments)
 
 
 LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"))

@@ -15,7 +15,7 @@ from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, run, same_bits, s
 from blockcell import _kernels
 from blockcell._bind import bind
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import OPS, Attribute, Tensor
+from blockcell.optable import OPS, Attribute, Tensor, _inputs
 
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
@@ -307,12 +307,17 @@ def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
 CELL = OPS["LSTMBlockCell"]
 MORE = dataclasses.replace(  # a row with more of everything
     CELL,
-    inputs=(Tensor("mask", "B H"), *CELL.inputs, Tensor("ignored", "B I", read=False)),
-    outputs=(*CELL.outputs, Tensor("kept", "B H")),
+    inputs=(Tensor("mask", "B H", "input"), *CELL.inputs, Tensor("ignored", "B I", "saved", read=False)),
+    outputs=(*CELL.outputs, Tensor("kept", "B H", "output")),
     attributes=(Attribute("zoneout", None), *CELL.attributes, Attribute("coupled", False, bool)),
     constants=(("phase", 7.0),),
     result=tuple,
 )
+MORE_WEIGHTS = [
+    Tensor("projection", "H H", "matrix"),
+    Tensor("offset", "H", "bias"),
+    Tensor("diagonal", "H", "peephole"),
+]
 MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "work", "num_threads", "use_peephole"]
 MORE_NAMES += ["cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
 
@@ -342,6 +347,20 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     assert values == expected | {"phase": 7.0, "num_threads": 1, "ready": 1}
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
         bind_more(MORE_NAMES, kernel).run(inputs, None, 1, ("no", 1.0, 3.0, False, False))
+
+
+def test_weights_are_told_by_their_kind():
+    """Whatever they, and other inputs, are called; there is no tensor of an unknown kind."""
+    others = [Tensor("beta", "B H", "state"), Tensor("weight", "B H", "saved"), Tensor("bar_grad", "B H", "gradient")]
+    op = dataclasses.replace(CELL, inputs=(*MORE_WEIGHTS, *others, *CELL.inputs))
+    assert op.weights == (*MORE_WEIGHTS, *CELL.weights)
+    assert [tensor.name for tensor in CELL.weights] == ["w", "wci", "wcf", "wco", "b"]
+    for op in OPS.values():
+        assert {tensor.kind for tensor in op.outputs} <= {"output", "peephole"}
+    with pytest.raises(TypeError, match="kind"):
+        Tensor("w", "I+H 4H")
+    with pytest.raises(AssertionError):
+        _inputs(matrices="w[I+H 4H]")
 
 
 @pytest.mark.parametrize("name", MORE_NAMES)

@@ -15,7 +15,7 @@ from forms import byte_swapped, read_only, strided
 from kernel_cases import DTYPES, same_bits
 from layer_cases import LAYERS, draw, run_all
 
-from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack
+from blockcell import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
 
 
 # ---------------------------------------------------------------------------------------------------- what is accepted
@@ -105,6 +105,31 @@ def test_states_by_name():
         else:
             stream.state = {"h": lstm.h, "cs": lstm.cs}
         assert same(stream.state, value)
+
+
+def test_states_by_name_without_those_that_have_none():
+    """A `Dense` has no state, so nobody has to name one."""
+    heads = Stack([Dense.init(4, 4, seed=3), Dense.init(4, 4, seed=4)])
+    layer = Stack([LSTM.init(3, 4, seed=0), heads, GRU.init(4, 2, seed=1), Dense.init(2, 5, seed=2)])
+    x, (lstm, _, gru, _), _, _ = draw(layer, 5, 6)
+    state = (lstm, ((), ()), gru, ())
+    y, last, tape = layer.forward(x, state)
+    expected = layer.backward(tape, y, state)
+    stream = layer.stream(6)
+    for given in ({0: lstm, 2: gru}, {2: gru, "3": (), 0: lstm}, {0: lstm, 1: {"1": ()}, 2: gru}):
+        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
+        assert same(expected, layer.backward(tape, y, given))
+        stream.state = given
+        assert same(stream.state, state)
+    assert same(heads(y[..., :4], {}), heads(y[..., :4])) and same(heads.layers[0](y[..., :4], {})[1], ())
+
+    for given, found in (({0: lstm}, "0"), ({0: lstm, 1: (), 3: ()}, "0, 1, 3"), ({0: lstm, 2: gru, 4: ()}, "0, 2, 4")):
+        message = f"state has the names {found}; expected 0, 2, and perhaps 1, 3"
+        with pytest.raises(ValueError, match=f"^Stack: {message}$"):
+            layer(x, given)
+        with pytest.raises(ValueError, match=f"^Stack.stream: {message}$"):
+            stream.state = given
+        assert same(stream.state, state)
 
 
 def test_names_of_states_are_refused():

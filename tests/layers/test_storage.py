@@ -15,7 +15,6 @@ from storage_cases import F32, LARGEST, numbers
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, load
 from blockcell.command import cli
-from blockcell.layers import base
 from blockcell.layers.storage import narrowed, widened
 from blockcell.optable import WEIGHT_STORAGES
 
@@ -209,13 +208,13 @@ def test_rounded_to(kind, name):
 def test_weights_that_are_replaced_meanwhile(monkeypatch):
     """Another thread may do so: all are rounded from the old ones."""
     layer = Stack([GRU.init(3, 4, seed=0), Dense.init(4, 2, seed=1)])
-    expected, stored = layer.rounded_to("int8").weights, base._stored
+    expected, stored = layer.rounded_to("int8").weights, Stack._stored
 
-    def replacing(*arguments):
+    def replacing(self, *arguments):
         layer.set_weights(**{name: array + 1 for name, array in layer.weights.items()})
-        return stored(*arguments)
+        return stored(self, *arguments)
 
-    monkeypatch.setattr(base, "_stored", replacing)
+    monkeypatch.setattr(Stack, "_stored", replacing)
     assert same(layer.rounded_to("int8").weights, expected)
 
 
