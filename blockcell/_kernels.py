@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _cpu, _team, _threads
+from . import _cpu, _integer, _team, _threads
 from ._version import __version__
 from .installing import not_built
 from .optable import STORAGE

@@ -22,7 +22,7 @@ cdef extern from *:
     typedef void (*Product)(int32_t *, const uint8_t *, ptrdiff_t, const int8_t *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
     static const Product *integer_product;  /* where `_integer.pyx` says which one is in use */
     typedef struct { float scale; int32_t correction; char rest[56]; } RowHead;
-    typedef int32_t bits_of_float __attribute__((may_alias));
+    typedef int32_t float_bits __attribute__((may_alias));
     typedef int32_t veci __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     /* Nothing is fused with what was computed here. */
     #if defined(__x86_64__)
@@ -36,7 +36,7 @@ cdef extern from *:
     static __attribute__((noinline)) void quantise(
         char *restrict row, ptrdiff_t part, int parts, const float *restrict v, ptrdiff_t n
     ) {
-        const bits_of_float *bits = (const bits_of_float *) v;
+        const float_bits *bits = (const float_bits *) v;
         int32_t most = 0, high_sum = 0, low_sum = 0;
         int8_t *high = (int8_t *) row + sizeof(RowHead), *low = high + part;
         const ptrdiff_t end = (n + 63) / 64 * 64;  /* AMX reads as much */
@@ -110,7 +110,7 @@ cdef extern from *:
         GROUP  # rows of codes whose sums are kept before they go to z
         READ_PAST  # bytes behind the last panel that AMX may read and multiply with codes of 0
         MOST_K  # values of k whose sum is exact: 255 * 128 * MOST_K < 2^31
-    struct RowHead:
+    ctypedef struct RowHead:
         float scale
         int correction
     ctypedef void (*Product)(

@@ -60,7 +60,7 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -70,6 +70,8 @@ class Cell(Single[S_co]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
 
         Raises
         ------
@@ -81,7 +83,7 @@ class Cell(Single[S_co]):
         if self.reverse:
             what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
             raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch, storage)
+        return super().stream(batch, storage, activations)
 
     @property
     def _runs_plainly(self) -> bool:
@@ -100,7 +102,10 @@ class Cell(Single[S_co]):
         saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if current.training else None
         if h.size:
             options = self._forward_options()
-            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, narrow, *options)
+            outputs = h, saved, *last
+            self._compute(
+                "layer", T, B, x, *state, packed, *outputs, marks, reverse, narrow, *options, narrow=narrow
+            )
         else:
             _copy(last, state)
         if y is None:

@@ -209,7 +209,7 @@ class Dense(Single[tuple[()]]):
         sizes, backwards = zip(*self._directions_of_x(), strict=True)
         return np.repeat(np.array(backwards, np.bool_), sizes)
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[tuple[()]]:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Stream[tuple[()]]:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
 
         Parameters
@@ -219,10 +219,12 @@ class Dense(Single[tuple[()]]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
         if self._begins().any():
             raise TypeError(f"{type(self).__name__}.stream: a direction of the layer below begins at the last step")
-        return super().stream(batch, storage)
+        return super().stream(batch, storage, activations)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _forward_options(self) -> tuple[int, ...]:
@@ -248,7 +250,8 @@ class Dense(Single[tuple[()]]):
         T, B, _ = x.shape
         rows = empty((T, B, self.output_size), self.dtype) if y is None or current.training else y
         if rows.size:
-            self._compute("layer", T, B, x, packed, rows, marks, narrow, *self._forward_options())
+            options = self._forward_options()
+            self._compute("layer", T, B, x, packed, rows, marks, narrow, *options, narrow=narrow)
         if y is None:
             y = rows
         elif y is not rows:
