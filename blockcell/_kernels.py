@@ -143,6 +143,7 @@ def build_info() -> dict[str, Any]:
         "numpy": np.__version__,
         "cpu": _cpu_name(),
         "caches": dict(_cpu.CACHES),
+        "integer_products": _integer.in_use(),
     }
 
 

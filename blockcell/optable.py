@@ -31,7 +31,7 @@ DTYPES = tuple(STORAGE)
 WEIGHT_STORAGES = {name: np.dtype(codes) for name, codes in [("float16", "f2"), ("bfloat16", "u2"), ("int8", "i1")]}
 """In what the weights of a float32 layer can be stored, and the dtype of the codes: ``blockcell.layers.storage``."""
 ROUNDINGS = ("float32", "int8", "int16")
-"""To what layers with weights in int8 round the rows that these are multiplied with, the argument ``activations``: in the
+"""To what a layer with weights in int8 may round the rows that it multiplies, by the argument ``activations``; in the
 order of ``pyx/narrow.pxd``."""
 ACTIVATIONS = (None, "sigmoid", "tanh", "relu", "softmax")
 """Of a `Dense` layer, in the order of ``pyx/dense.pxd``."""

@@ -44,8 +44,8 @@ cdef extern from *:
     }
 
     /* ------------------------------------------------------------ AMX, and stand-ins for its instructions in C
-       Tiles 0 to 3 are the sums of up to 16 rows and a line each, 4 has the rows' codes, 5 to 7 a line's.  A tile has 16
-       quads.  Behind the last quads there are codes of 0 in the rows, and in the panel anything. */
+       Tiles 0 to 3 are the sums of up to 16 rows and a line each, 4 has codes of the rows and 5 to 7 those of a line, of
+       16 quads.  Behind the last quads there are codes of 0 in the rows, and in the panel anything. */
     typedef struct {
         uint8_t palette, start, zeros[14];
         uint16_t bytes[16];
@@ -96,7 +96,8 @@ cdef extern from *:
                 int32_t total;
                 memcpy(&total, tiles->data[sums][r] + 4 * u, 4);
                 for (int k = 0; k < tiles->shapes.bytes[signed_rows]; k++)
-                    total += (int8_t) tiles->data[signed_rows][r][k] * tiles->data[unsigned_columns][k / 4][4 * u + k % 4];
+                    total += (int8_t) tiles->data[signed_rows][r][k]
+                        * tiles->data[unsigned_columns][k / 4][4 * u + k % 4];
                 memcpy(tiles->data[sums][r] + 4 * u, &total, 4);
             }
     }
@@ -191,7 +192,7 @@ cdef extern from *:
         }
     }
 
-    /* --------------------------------- AVX-512 VNNI: R rows by N lines, of one or two rows several chains of each line */
+    /* --------------------------------- AVX-512 VNNI: R rows by N lines; of one or two rows several chains of a line */
     #define VNNI512 "avx512f,avx512bw,avx512vl,avx512vnni"
     INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, int32_t *restrict sums,
                                        const uint8_t *restrict panel, const int8_t *restrict a, ptrdiff_t stride,

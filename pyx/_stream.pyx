@@ -473,7 +473,10 @@ def refresh(tuple streams, dict weights):
         for k in range(len(streams)):
             stream = streams[k]
             given = weights[stream.cell]
-            read.append(stream.weights if given is stream.given else stream.cell._streamed(given, stream.storage, stream.activations))
+            if given is stream.given:
+                read.append(stream.weights)
+            else:
+                read.append(stream.cell._streamed(given, stream.storage, stream.activations))
         for k in range(len(streams)):
             stream = streams[k]
             stream.given, stream.weights = weights[stream.cell], read[k]

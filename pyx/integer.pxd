@@ -1,15 +1,15 @@
 """Products in integers: weights in 8 bits with a scale for each column, rows in 8 or 16 bits with a scale for each row.
 
-A panel holds, for its rows of w for x and then for those for h, [k / 4][line][lane][4 values of k], each a byte, the
-code + 128; k is filled up with codes of 0, in rows to whole lines.  A row of activations is made of codes when it is to be multiplied
-(`quantise`): in 8 bits, or in 16, which are two rows of signed bytes, 256 high + low.  Such a row of bytes has a scale
-and a correction before its codes: sums of products are exact, and adding the correction takes out the 128.
+A panel holds its rows of w for x and then those for h, [k / 4][line][lane][4 values of k], each a byte, the code + 128.
+A row that is to be multiplied becomes codes (`quantise`): in 8 bits, or in 16, which are two rows of signed bytes,
+256 high + low.  Such a row of bytes begins with a scale and a correction: sums of products are exact, and adding the
+correction takes out the 128.  Where k is not a multiple of 4 there are more codes, of 0, in rows up to whole lines.
 
     scale = max(max |v| / top, 2^-126), top = 127 or 32639;   code = v / scale, rounded to the nearest even
     z = z + (scale of the row * scale of the column) * sum,   sum = 256 * high + low in float32 with 16 bits
 
-Each of these operations is rounded, and none is fused with another.  A row that has a NaN or an infinity gets a scale of
-NaN.  The products themselves are compiled once, by `_integer.pyx`, for all instructions that there are.
+Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
+of NaN.  The products themselves are compiled once, in `_integer.pyx`, for all instructions that there are.
 """
 from narrow cimport INT8_INT16, INT8_INT8, WIDE
 from tile cimport LF, LINE_BYTES, LINES, called
@@ -97,7 +97,7 @@ cdef extern from *:
             vecf value = __builtin_convertvector(((const veci *) sums)[v] + high, vecf);
             vecf scale = ((const vecf *) scales)[v] * row_scale;
             if (parts > 1)
-                value = value * 256.0f + __builtin_convertvector(((const veci *) (sums + next))[v] + low, vecf);
+                value = 256.0f * value + __builtin_convertvector(((const veci *) (sums + next))[v] + low, vecf);
             ROUNDED(scale);
             value = scale * value;
             ROUNDED(value);

@@ -689,7 +689,9 @@ class Single(Layer[S_co]):
             self._run("narrow", *codes, *scales, *vectors, *options)
 
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters

@@ -60,7 +60,9 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -103,9 +105,7 @@ class Cell(Single[S_co]):
         if h.size:
             options = self._forward_options()
             outputs = h, saved, *last
-            self._compute(
-                "layer", T, B, x, *state, packed, *outputs, marks, reverse, narrow, *options, narrow=narrow
-            )
+            self._compute("layer", T, B, x, *state, packed, *outputs, marks, reverse, narrow, *options, narrow=narrow)
         else:
             _copy(last, state)
         if y is None:

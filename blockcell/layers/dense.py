@@ -209,7 +209,9 @@ class Dense(Single[tuple[()]]):
         sizes, backwards = zip(*self._directions_of_x(), strict=True)
         return np.repeat(np.array(backwards, np.bool_), sizes)
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Stream[tuple[()]]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[tuple[()]]:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
 
         Parameters
