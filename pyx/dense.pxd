@@ -138,8 +138,8 @@ cdef struct Forward:
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where in scratch a part's x, of float16 in float32 or in codes, and z, for softmax, are; from one part to the next;
-    # the size.
+    # Where in scratch a part's x, of float16 in float32 or in codes, and its z, for softmax, are; from one part to the
+    # next; the size.
     Py_ssize_t x, z, part, total
 
 
