@@ -44,8 +44,8 @@ cdef extern from *:
     }
 
     /* ------------------------------------------------------------ AMX, and stand-ins for its instructions in C
-       Tiles 0 to 3 are the sums of up to 16 rows and a line each; 4 has codes of the rows, 5 to 7 those of a line, of 16
-       quads.  Behind the last quads there are codes of 0 in the rows, and in the panel anything. */
+       Tiles 0 to 3 are the sums of up to 16 rows and a line each; 4 has codes of the rows, 5 to 7 those of a line, 16
+       quads each.  Behind the last quads there are codes of 0 in the rows, and in the panel anything. */
     typedef struct {
         uint8_t palette, start, zeros[14];
         uint16_t bytes[16];
