@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _kernels, _team, files
-from .._args import empty
+from .._args import empty, frozen_copy
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
 from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
@@ -156,10 +156,10 @@ class Layer(ABC, Generic[S_co]):
         """
         reader = ArgumentReader(type(self).__name__)
         known = self.weights
-        for name in arrays:
-            if name not in known:
-                raise TypeError(f"{reader.caller}: there is no weight {name}; expected {', '.join(known)}")
-        given = {cell: cell._read_weights(reader, prefix, arrays) for prefix, cell in self._cells().items()}
+        if not arrays.keys() <= known.keys():
+            unknown = next(name for name in arrays if name not in known)
+            raise TypeError(f"{reader.caller}: there is no weight {unknown}; expected {', '.join(known)}")
+        given = {cell: cell._read_weights(reader, prefix, arrays, known) for prefix, cell in self._cells().items()}
         while True:  # until no other thread has replaced any meanwhile
             old = self._shared.weights
             new = {cell: cell._pack(old[cell].arrays | read) for cell, read in given.items() if read}
@@ -279,8 +279,8 @@ class Layer(ABC, Generic[S_co]):
             left out.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
-            backward direction starts at the row's last step. Rows take no time once they have ended, in whatever order
-            they come.
+            backward direction starts at the row's last step. Steps past a row's end take next to no time, in
+            whatever order the rows come.
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
@@ -616,22 +616,30 @@ class Single(Layer[S_co]):
         if len(shape) != 2:
             raise ValueError(f"{what}, rank 2")
         self._sizes = self._sizes_of(shape, what)
-        self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values))})
+        self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
         self._runner = Runner(self) if self._runs_plainly else None
 
-    def _read_weights(self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any]) -> dict[str, Array]:
-        """Copies of the values that are weights of this cell; the prefix is in front of their names."""
+    def _read_weights(
+        self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any], known: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Copies of the values that are weights of this cell; the prefix is in front of their names. Most will be like
+        the known ones."""
         arrays = {}
-        sizes = ", ".join(f"{letter}={size}" for letter, size in self._sizes.items())
         for tensor in self._tensors:
             name = prefix + tensor.name
             if name in values:
-                shape = sizes_of(tensor.shape, self._sizes)
-                expected = f"{form(tensor.shape)} = {shape} with {sizes}"
-                array = read_array(reader, name, values[name], self.dtype, shape, expected, keep=True)
-                array.flags.writeable = False
+                array = frozen_copy(values[name], known[name]) if name in known else None
+                if array is None:
+                    array = self._read_weight(reader, name, tensor.shape, values[name])
                 arrays[tensor.name] = array
         return arrays
+
+    def _read_weight(self, reader: ArgumentReader, name: str, letters: str, value: Any) -> Array:
+        shape, sizes = sizes_of(letters, self._sizes), (f"{letter}={size}" for letter, size in self._sizes.items())
+        expected = f"{form(letters)} = {shape} with {', '.join(sizes)}"
+        array = read_array(reader, name, value, self.dtype, shape, expected, keep=True)
+        array.flags.writeable = False
+        return array
 
     def _pack(self, arrays: dict[str, Array]) -> CellWeights:
         size, _ = self._work("pack", 1, 1, 1)

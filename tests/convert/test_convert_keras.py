@@ -26,12 +26,13 @@ from convert_cases import (
     rng,
     sigmoid,
     stored,
+    warned,
 )
 from generate_layers import weights_of
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.layers import Bidirectional, Stack
+from blockcell.layers import Bidirectional, Dense, Stack
 
 
 def check_keras(case, arrays):
@@ -169,12 +170,19 @@ def test_keras_refused(source, message):
     ("source", "error", "message"),
     [
         ("lstm", TypeError, "the source is of type str"),
-        (LSTM_ARRAYS[:1], ValueError, "got 1 arrays"),
-        (LSTM_ARRAYS + GRU_ARRAYS[:1], ValueError, r"kernel has shape \(16,\)"),
+        ([], ValueError, "got no arrays; expected those of get_weights"),
+        (LSTM_ARRAYS[:1], ValueError, r"array 0 has shape \(3, 16\), and no bias .* an Embedding, .* np.zeros\(16\)"),
+        (LSTM_ARRAYS + GRU_ARRAYS[:1], ValueError, "3 inputs and 4 outputs, 3 inputs and 12 outputs, which"),
+        (arrays((9, I)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(9, 3\), and no bias .* of an Embedding"),
+        (LSTM_ARRAYS + arrays((H, 5), (5, 5), (5,)), ValueError, r"array 3 has shape \(4, 5\), .* a SimpleRNN"),
+        (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, r"array 3 has shape \(4,\); expected the kernel of an LSTM, a"),
+        (arrays((3, I, 8), (8,)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(3, 3, 8\); .*pass the model itself"),
+        ([LSTM_ARRAYS, arrays((H, 2))], ValueError, r"array 0 has shape \(4, 2\), and no bias comes after"),
+        (LSTM_ARRAYS + arrays((5, 2), (2,)), ValueError, "3 inputs and 4 outputs, 5 inputs and 2 outputs, which"),
+        (LSTM_ARRAYS + arrays((H, 2), (2,), dtype=float), TypeError, "1 has dtype float64; expected float32"),
         (arrays((I, 4 * H), (H, 4 * H), (4 * H + 1,)), ValueError, r"bias has shape \(17,\); expected \(16,\)"),
         (arrays((I, 4 * H + 4), (H, 4 * H), (4 * H,)), ValueError, r"kernel has shape \(3, 20\); expected \(I, 16\)"),
         (arrays((I, 8), (H, 2 * H), (8,)), ValueError, "recurrent_kernel has shape .4, 8.; expected .H, 4H."),
-        (LSTM_ARRAYS + arrays((H, 4 * H), (H, 4 * H), (4 * H,)), ValueError, "pass stacked layers as a list of lists"),
         (keras("LSTM"), ValueError, "has no weights yet"),
         (keras("GRU", GRU_ARRAYS), ValueError, r"bias has shape \(12,\); expected \(2, 12\)"),
         (keras("GRU", [*GRU_ARRAYS[:2], *arrays((2, 3 * H))], reset_after=False), ValueError, r"expected \(12,\)"),
@@ -228,6 +236,71 @@ def test_keras_two_layers_or_two_directions(gates, count):
     assert isinstance(convert.from_keras(both), Bidirectional)
 
 
+TWO = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+ALL = {  # layers, and whether they say so by their shapes alone
+    "a stack": [LSTM_ARRAYS, TWO],
+    "sizes after it": [TWO + TWO, arrays((2 * H, 2), (2,))],
+    "sizes after two": [TWO, TWO, arrays((H, 2), (2,))],
+    "both directions": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        arrays((2 * H, 3 * H), (H, 3 * H), (2, 3 * H)),
+        arrays((H, 2), (2,)),
+    ],
+    "without biases": [LSTM_ARRAYS[:2], arrays((H, 4 * I), (I, 4 * I)), arrays((I, 2), (2,))],
+    "dense first": [arrays((9, I), (I,)), LSTM_ARRAYS, arrays((H, 2), (2,)), arrays((2, 2), (2,))],
+    "dense without bias": [LSTM_ARRAYS, arrays((H, 5)), arrays((5, 2))],
+    "two pairs": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        [*arrays((2 * H, 4 * H), (H, 4 * H), (4 * H,))] * 2,
+        arrays((2 * H, 1), (1,)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_keras_weights_of_a_model(name):
+    """One list of all arrays gives what a list for each layer gives; of a Dense, a warning says what is not known."""
+    g = rng()
+    lists = [[g.uniform(-1, 1, array.shape).astype(np.float32) for array in part] for part in ALL[name]]
+    whole = [array for part in lists for array in part]
+    expected = []
+    for part in lists:
+        if len(part) == 1 or (len(part) == 2 and part[1].ndim == 1):
+            expected.append(Dense(part[0], part[1] if part[1:] else np.zeros(part[0].shape[1], np.float32)))
+        else:
+            half = len(part) // 2
+            cells = [part] if len(part) < 6 else [part[:half], part[half:]]
+            cells = [convert.from_keras(each) for each in cells]
+            expected.append(Bidirectional(*cells) if cells[1:] else cells[0])
+    for source in (whole, lists) if name not in ("sizes after it", "dense without bias") else (whole,):
+        if any(isinstance(layer, Dense) for layer in expected):
+            layer, text = warned(convert.from_keras, source)
+            assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
+            scope = {"stack": layer, "Stack": Stack, "Dense": Dense}
+            mended = eval(text.split("make the Dense anew: ")[1], scope).layers[-1]
+            assert (mended.activation, mended.last) == ("softmax", True)
+            np.testing.assert_array_equal(mended.weights["w"], expected[-1].weights["w"])
+        else:
+            layer = convert.from_keras(source)
+        assert_same(layer, Stack(expected))
+
+
+def test_keras_dense_arrays():
+    """Alone; and what to_keras makes of a stack is read again."""
+    g = rng()
+    dense = Dense(g.uniform(-1, 1, (I, 2)), g.uniform(-1, 1, 2))
+    layer, _ = warned(convert.from_keras, convert.to_keras(dense))
+    assert_same(layer, dense)
+    stack = Stack([dense, lstm(g, inputs=2), gru(g, inputs=H)])
+    assert_same(warned(convert.from_keras, convert.to_keras(stack))[0], stack)
+
+
+def test_keras_two_directions_or_two_layers_among_others():
+    half = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+    with pytest.raises(ValueError, match="with I = H = 4, the 6 arrays are those of a Bidirectional or of two layers"):
+        convert.from_keras(arrays((I, 4 * H), (H, 4 * H), (4 * H,)) + half + half)
+
+
 def test_a_clip_at_infinity_is_none():
     layer = lstm(rng(), cell_clip=math.inf)
     np.testing.assert_array_equal(convert.to_keras(layer)[0], convert.to_keras(lstm(rng()))[0])
@@ -249,6 +322,32 @@ def test_keras_itself():
             theirs.set_weights([0 * value for value in theirs.get_weights()])
             theirs.set_weights(convert.to_keras(layer))
             np.testing.assert_allclose(np.asarray(theirs(x)), found["y"], rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("form", ["plain", "stack", "bidirectional", "sequences"])
+def test_keras_weights_of_a_model_itself(kind, form):
+    """model.get_weights() and the two things that it does not tell give what the model gives."""
+    keras = pytest.importorskip("keras")
+    make = getattr(keras.layers, kind)
+    recurrent = {
+        "plain": [make(H)],
+        "stack": [make(H, return_sequences=True), make(6)],
+        "bidirectional": [keras.layers.Bidirectional(make(H, return_sequences=True)), make(6)],
+        "sequences": [make(H, return_sequences=True)],
+    }[form]
+    dense = [keras.layers.Dense(7), keras.layers.Dense(2, activation="softmax")]
+    model = keras.Sequential([keras.Input((T, I)), *recurrent, *dense])
+    g = rng()
+    model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
+    x = g.standard_normal((B, T, I)).astype(np.float32)
+    stack, _ = warned(convert.from_keras, model.get_weights())
+    head = Dense(**stack.layers[-1].weights, activation="softmax", last=form != "sequences")
+    stack = Stack([*stack.layers[:-1], head])
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_allclose(stack(x, batch_first=True)[0], expected, rtol=0, atol=1e-6)
+    assert_same(stack, convert.from_keras(model))
 
 
 @pytest.mark.peers

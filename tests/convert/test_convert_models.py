@@ -20,18 +20,21 @@ from convert_cases import (
     I,
     T,
     assert_same,
+    converted,
     gru,
     keras,
     keras_bidirectional,
     lstm,
     made,
+    onnx_graph,
     onnx_weights,
+    parts_of,
     rng,
     stored,
     torch_weights,
 )
 from generate_layers import weights_of
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnx_export
@@ -88,24 +91,6 @@ KERAS_DICTS = {
     "residual": ({"first", "second"}, r"add\w* \(Add\)"),
     "two results": ({"first", "second"}, None),
 }
-
-
-def converted(function, model, left_out):
-    """The result, and a check of what is said to be left out."""
-    if left_out is None:
-        return function(model)
-    with pytest.warns(UserWarning, match=f"^{function.__name__}: left out: {left_out}$") as record:
-        found = function(model)
-    assert len(record) == 1 and record[0].filename == __file__
-    return found
-
-
-def parts_of(layer):
-    """A stack in words."""
-    layers = layer.layers if isinstance(layer, Stack) else [layer]
-    return " ".join(
-        f"Dense:{each.activation}:{each.last}" if isinstance(each, Dense) else type(each).__name__ for each in layers
-    )
 
 
 def test_all_stored_keras_models():
@@ -337,14 +322,6 @@ def check_torch_onnx(case, arrays):
     y, _ = layer(arrays["x"].swapaxes(0, 1) if batch_first else arrays["x"])
     y = y.swapaxes(0, 1) if y.ndim == 3 and batch_first else y
     np.testing.assert_allclose(y, arrays["y"], rtol=0, atol=1e-6)
-
-
-def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
-    def info(name):
-        return helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)
-
-    tensors = [numpy_helper.from_array(array, key) for key, array in initializers.items()]
-    return helper.make_graph(nodes, name, [*map(info, inputs)], [*map(info, outputs)], initializer=tensors)
 
 
 def onnx_chain(between, *, directions=1, layout=0, second=(), outputs=("Z",)):

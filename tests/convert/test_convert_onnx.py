@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 import onnx
 import pytest
-from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_weights, rng
+from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_weights, rng, warned
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -186,10 +186,12 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         (onnx_node("GRU", activations=["HardSigmoid", "Tanh"]), "'HardSigmoid'"),
         (onnx_node("RNN"), "the node is a ::RNN; expected an ONNX LSTM or GRU"),
         (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
-        (onnx_node(inputs=("X", "V", "R", "B")), "its W, 'V', is not among the initializers"),
-        (onnx_node(inputs=("X", "W", "R", "B", "P")), r'a constant sequence_lens.*node.input\[4\] = ""\), .*lengths='),
-        (onnx_node(inputs=("X", "W", "R", "B", "", "P")), r'a constant initial_h.*node.input\[5\] = ""\), .*state='),
-        (onnx_node(inputs=("X", "W", "R", "B", "", "", "P")), r'a constant initial_c.*node.input\[6\] = ""'),
+        (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(input\[1\]\) is not among the initializers"),
+        (
+            onnx_node(inputs=("X", "V", "R", "C")),
+            r"its W 'V' \(input\[1\]\) and B 'C' \(input\[3\]\) are not among the initializers; expected"
+            r" convert.from_onnx\(node, {'V': ..., 'C': ..., ...}\)",
+        ),
     ],
 )
 def test_onnx_refused(node, message):
@@ -214,35 +216,107 @@ NOUGHT, ONE = (numpy_helper.from_array(np.array([value])) for value in (0.0, 1.0
 SHAPE = {"shape": np.array([1, B, H])}
 
 
+H0 = "initial_h 'h' (input[5])"
+C0 = "initial_c 'c' (input[6])"
+
+
 @pytest.mark.parametrize(
-    ("makers", "initializers", "place"),
+    ("makers", "initializers", "places"),
     [
-        ([made("Add", ["h0", "h0"], "h")], {"h0": np.ones((1, B, H))}, "initial_h 'h'"),
-        ([made("Identity", ["h0"], "h")], {"h0": np.ones((1, B, H))}, "initial_h 'h'"),
-        ([made("ReduceSum", ["X"], "h")], {}, "initial_h 'h'"),
-        ([], {"c": np.zeros((1, B, H))}, "initial_h 'h'"),
-        ([], {"h": np.zeros((1, B, H))}, "initial_c 'c'"),
-        ([made("ConstantOfShape", ["shape"], "h", value=ONE)], SHAPE, "initial_h 'h'"),
-        ([made("ConstantOfShape", ["shape"], "h"), made("Exp", ["h"], "c")], SHAPE, "initial_c 'c'"),
-        ([made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)], SHAPE, "initial_h 'h'"),
+        ([made("Add", ["h0", "h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([made("Identity", ["h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([], {"h": np.ones((1, B, H)), "c": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([], {"c": np.zeros((1, B, H))}, H0),
+        ([], {"h": np.zeros((1, B, H))}, C0),
+        ([made("ConstantOfShape", ["shape"], "h", value=ONE)], SHAPE | {"c": np.zeros((1, B, H))}, H0),
+        ([made("ConstantOfShape", ["shape"], "h"), made("Exp", ["h"], "c")], SHAPE, C0),
+        (
+            [made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)],
+            SHAPE | {"c": np.zeros((1, B, H))},
+            "initial_h 'h' (input[5], of 'X' and 'z')",
+        ),
+        (
+            [made("Slice", ["s", "0", "1"], "h"), made("Slice", ["s", "1", "2"], "c")],
+            {str(k): np.array([k]) for k in range(3)},
+            "initial_h 'h' (input[5], of 's') and initial_c 'c' (input[6], of 's')",
+        ),
     ],
 )
-def test_onnx_computed_states(makers, initializers, place):
-    """They would be lost, so they are refused; doing what the refusal advises works."""
+def test_onnx_states_that_are_the_callers(makers, initializers, places):
+    """They are not part of the layer; which they are is said, and how a call has them."""
     model = onnx_with_states(makers, initializers)
-    with pytest.raises(
-        ConversionError, match=f"LSTM 'a' has {place}, which other nodes compute; a layer gets that when"
-    ):
-        convert.from_onnx(model)
-    model.graph.node[-1].input[5] = model.graph.node[-1].input[6] = ""
-    assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), onnx_weights()))
+    expected = convert.from_onnx(onnx_node(), onnx_weights())
+    for options in ({}, {"name": "a"}):
+        with pytest.warns(UserWarning) as record:
+            assert_same(convert.from_onnx(model, **options), expected)
+        found = [str(each.message) for each in record if "left out" not in str(each.message)]
+        assert found == [
+            f"from_onnx: left to the caller: LSTM 'a' has {places}. Here a layer starts from zeros unless its call"
+            f' tells it: y, state = layer(x, state={{"h": ..., "cs": ...}})'
+        ]
+        assert {each.filename for each in record} == {__file__}
 
 
-def test_onnx_computed_lengths():
+def test_onnx_lengths_that_are_the_callers():
     cast = made("Cast", ["x_lens"], "lens", to=onnx.TensorProto.INT32)
     model = onnx_with_states([cast], {}, places=("lens", "", ""))
-    with pytest.raises(ConversionError, match=r"sequence_lens 'lens', which other nodes compute; .*pass lengths="):
-        convert.from_onnx(model)
+    for each in (model, onnx_with_states([], {"lens": np.array([T, 2])}, places=("lens", "", ""))):
+        layer, text = warned(convert.from_onnx, each)
+        assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
+        source = ", of 'x_lens'" if each is model else ""
+        assert text == (
+            f"from_onnx: left to the caller: LSTM 'a' has sequence_lens 'lens' (input[4]{source}). Here a layer"
+            f" takes every step unless its call tells it: y, state = layer(x, lengths=...)"
+        )
+
+
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_onnx_constant_lengths_and_states_of_a_node(place):
+    inputs = ["X", "W", "R", "B", *[""] * (place - 4), "P"]
+    layer, text = warned(convert.from_onnx, onnx_node(inputs=inputs), onnx_weights())
+    assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
+    assert f"'P' (input[{place}]). Here" in text
+
+
+def test_the_calls_that_warnings_show():
+    """They are those that the layer takes, and with the state of the model they give its results."""
+    weights = {f"{k}{name}": array for k in "ab" for name, array in onnx_weights("GRU").items()}
+    weights["bW"] = rng().uniform(-1, 1, (1, 3 * H, H))
+    weights |= {"one": np.array([1])} | {f"{k}": np.array([k]) for k in range(3)}
+    nodes = [
+        made("Slice", ["s", "0", "1"], "as"),
+        made("Slice", ["s", "1", "2"], "bs"),
+        helper.make_node("GRU", ["X", "aW", "aR", "aB", "", "as"], ["A"], name="a"),
+        made("Squeeze", ["A", "one"], "A2"),
+        helper.make_node("GRU", ["A2", "bW", "bR", "bB", "", "bs"], ["Z"], name="b"),
+    ]
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in "XsZ"]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", info[:2], info[2:], tensors),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    layer, text = warned(convert.from_onnx, model)
+    assert text.endswith('y, state = layer(x, state={0: {"h": ...}, 1: {"h": ...}})')
+    g = rng()
+    x, s = g.standard_normal((T, B, I)), g.uniform(-1, 1, (2, B, H))
+    y, _ = layer(x, state={0: {"h": s[0]}, 1: {"h": s[1]}})
+    expected = ReferenceEvaluator(model).run(None, {"X": x, "s": s})[0]
+    np.testing.assert_allclose(y, onnx_y(expected), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (lambda g: Bidirectional(lstm(g), lstm(g)), '{"fw": {"h": ..., "cs": ...}, "bw": {"h": ..., "cs": ...}}'),
+        (lambda g: gru(g), '{"h": ...}'),
+    ],
+)
+def test_the_states_that_warnings_show(layer, expected):
+    node, initializers = convert.to_onnx(layer(rng()))
+    node.input.extend(["", "rnn_B"])
+    assert warned(convert.from_onnx, node, initializers)[1].endswith(f"y, state = layer(x, state={expected})")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import types
 from pathlib import Path
 
 import numpy as np
-from onnx import helper
+import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from blockcell.layers import GRU, LSTM
+from blockcell.layers import GRU, LSTM, Dense, Stack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
@@ -106,3 +107,37 @@ def torch_weights(prefix="", suffix="_l0", inputs=I, hidden=H, gates=4, dtype=np
     shapes = {"weight_ih": (gates * hidden, inputs), "weight_hh": (gates * hidden, hidden)}
     shapes |= dict.fromkeys(("bias_ih", "bias_hh"), (gates * hidden,))
     return {f"{prefix}{name}{suffix}": g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def converted(function, model, left_out):
+    """The result, and a check of what is said to be left out."""
+    if left_out is None:
+        return function(model)
+    with pytest.warns(UserWarning, match=f"^{function.__name__}: left out: {left_out}$") as record:
+        found = function(model)
+    assert len(record) == 1 and record[0].filename == __file__
+    return found
+
+
+def parts_of(layer):
+    """A stack in words."""
+    layers = layer.layers if isinstance(layer, Stack) else [layer]
+    return " ".join(
+        f"Dense:{each.activation}:{each.last}" if isinstance(each, Dense) else type(each).__name__ for each in layers
+    )
+
+
+def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
+    def info(name):
+        return helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)
+
+    tensors = [numpy_helper.from_array(array, key) for key, array in initializers.items()]
+    return helper.make_graph(nodes, name, [*map(info, inputs)], [*map(info, outputs)], initializer=tensors)
+
+
+def warned(function, *arguments, **options):
+    """What a function returns, and the one warning that it gives, at this line."""
+    with pytest.warns(UserWarning) as record:
+        found = function(*arguments, **options)
+    assert [each.filename for each in record] == [__file__]
+    return found, str(record[0].message)

@@ -255,10 +255,10 @@ def test_any_marks(kind):
         marks = torch.from_numpy(marks.astype(np.uint8))
         x, states = torch.randn(T, B, 48), list(torch.randn(1 + (kind == "LSTM"), 2, B, 96))
         torch.set_num_threads(int(g.integers(1, 3)))
-        y, *last = module._op.forward(x, weights, bool(k % 2), True, states, marks)[: 1 + len(states)]
+        y, *last = module._op.forward(x, weights, bool(k % 2), True, False, states, marks)[: 1 + len(states)]
         for b, length in enumerate(lengths):
             row = slice(b, b + 1)
-            inputs = [x[:length, row], weights, False, True, [state[:, row] for state in states]]
+            inputs = [x[:length, row], weights, False, True, False, [state[:, row] for state in states]]
             y1, *last1 = module._op.forward(*inputs, marks[:, :length, row].contiguous())
             where = f"seed {SEED}, call {k}: {T=}, {B=}, row {b}"
             assert torch.equal(y[:length, row], y1) and not y[length:, row].any(), where

@@ -10,6 +10,7 @@ import io
 import pickle
 import re
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,11 +20,20 @@ from blockcell import _kernels, convert
 
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
+internals = pytest.importorskip("blockcell.torch.internals")
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+TorchFunctionMode = pytest.importorskip("torch.overrides").TorchFunctionMode
+tree_map_only = pytest.importorskip("torch.utils._pytree").tree_map_only
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
-pytestmark = pytest.mark.peers
+pytestmark = [
+    pytest.mark.peers,
+    # PyTorch's own, on the way to compiling and exporting
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
+]
 KINDS = ["LSTM", "GRU"]
 
 
@@ -204,6 +214,130 @@ def test_traced(kind, training):
             equal(step(traced, traced, x), step(module, module, x))
 
 
+class Traceable(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = made(kind, num_layers=2), torch.nn.Linear(8, 2)
+
+    def forward(self, x, h, c):
+        y, last = self.rnn(x, (h, c) if isinstance(self.rnn, nn.LSTM) else h)
+        return self.head(torch.relu(y)), self.rnn(x)[0], last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_symbolically_traced(kind):
+    model = Traceable(kind)
+    traced = torch.fx.symbolic_trace(model)
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["rnn", "head", "rnn"]
+    inputs = torch.randn(4, 3, 5), *torch.randn(2, 2, 3, 8)
+    for found, expected in zip(traced(*inputs), model(*inputs), strict=True):
+        equal([*found], [*expected])
+    with pytest.raises(TypeError, match=f"blockcell.torch.{kind}: input is of type Proxy"):  # no leaf, but all of it
+        torch.fx.symbolic_trace(model.rnn)
+
+
+class Subclass(torch.Tensor):
+    """Results are of it, too."""
+
+
+class Wrapper(torch.Tensor):
+    """Around another tensor; sees operators."""
+
+    seen: ClassVar = []
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        options = {"dtype": inner.dtype, "strides": inner.stride(), "requires_grad": inner.requires_grad}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        args, kwargs = tree_map_only(cls, lambda wrapper: wrapper.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+
+CLASSES = {"subclass": lambda a: a.as_subclass(Subclass), "wrapper": Wrapper}
+
+
+@pytest.mark.parametrize("of", ["input", "weight", "hx", "gradient"])
+@pytest.mark.parametrize("way", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_derived_from_tensor(kind, way, of):
+    """They come out, see the operators, and the numbers are the same."""
+    change, kept = CLASSES[way], Subclass if way == "subclass" else Wrapper
+    module, x, hx = made(kind), torch.randn(4, 3, 5), hx_of(kind, 1, 3, 8)
+    given = (x, hx)
+    (y, _), weight = module(*given), module.weight_hh_l0
+    (expected_grad,) = torch.autograd.grad(y, weight, torch.cos(y.detach()))
+    if of == "input":
+        given = change(x), hx
+    elif of == "hx":
+        given = x, ((change(hx[0]), hx[1]) if kind == "LSTM" else change(hx))
+    elif of == "weight":
+        module.weight_hh_l0 = torch.nn.Parameter(change(weight.detach()))
+    Wrapper.seen.clear()
+    with torch.no_grad():
+        found = module(*given)[0]
+    assert isinstance(found, kept) or of == "gradient"
+    found = module(*given)[0]
+    gradient = torch.cos(y.detach())
+    found.backward(change(gradient) if of == "gradient" else gradient)
+    grad = module.weight_hh_l0.grad
+    if way == "wrapper":
+        operators = ("forward", "forward", "backward")[2 * (of == "gradient") :]
+        assert [name for name in Wrapper.seen if name.startswith("blockcell.")] == [
+            f"blockcell.{kind.lower()}_{operator}.default" for operator in operators
+        ]
+        found, grad = (a.inner if isinstance(a, Wrapper) else a for a in (found, grad))
+    equal([found.detach().as_subclass(torch.Tensor), grad.as_subclass(torch.Tensor)], [y.detach(), expected_grad])
+
+
+def test_function_modes_see_operators():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    module, x = made("GRU"), torch.randn(4, 3, 5)
+    with Mode():
+        found = module(x)[0]
+    assert "blockcell.gru.default" in seen
+    equal([found], [module(x)[0]])
+
+
+def test_internals_are_there():
+    """In the PyTorch that is installed."""
+    assert internals.COMPLETE and isinstance(internals.forward_ad._current_level, int)
+
+
+@pytest.mark.parametrize("missing", ["COMPLETE", "_current_level"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_internals(kind, missing, monkeypatch):
+    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+
+    def results():
+        with torch.no_grad():
+            without = tensors_of(module(x))
+        return [*without, *step(module, module, x)]
+
+    expected = results()
+    if missing == "COMPLETE":
+        monkeypatch.setattr(internals, "COMPLETE", False)
+        monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
+    else:
+        monkeypatch.delattr(internals.forward_ad, missing)
+    equal(results(), expected)
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda x: module(x)[0].sum())(x)
+
+
 @pytest.mark.parametrize("transform", ["grad", "vmap"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_transforms_are_refused(kind, transform):
@@ -335,17 +469,51 @@ def test_old_weight_norm():
     torch.testing.assert_close(ours.weight_hh_l0_v.grad, theirs.weight_hh_l0_v.grad)
 
 
+AUTOCAST = [  # autocast's dtype, x, hx; x in float64 and, but on some CPUs, float16 are errors in torch.nn
+    (torch.bfloat16, torch.float32, None),
+    (torch.bfloat16, torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16, None),
+    (torch.bfloat16, torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float16, None),
+    (torch.bfloat16, torch.float16, torch.bfloat16),
+    (torch.float16, torch.float16, None),
+    (torch.float16, torch.float16, torch.float32),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype, of_x, of_hx", AUTOCAST)
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_computes_in_the_weights_dtype(kind):
-    module = made(kind)
-    x, hx = torch.randn(4, 3, 5).bfloat16(), hx_of(kind, 1, 3, 8)
-    half = tuple(a.bfloat16() for a in hx) if kind == "LSTM" else hx.bfloat16()
-    full = tuple(a.float() for a in half) if kind == "LSTM" else half.float()
-    expected = tensors_of(module(x.float(), full))
+def test_autocast(kind, dtype, of_x, of_hx, packed):
+    """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
+    ours, theirs = made(kind, num_layers=2), getattr(torch.nn, kind)(5, 8, num_layers=2)
+    x, hx = torch.randn(4, 3, 5).to(of_x), None
+    full = None
+    if of_hx is not None:
+        h, c = torch.randn(2, 2, 3, 8).to(of_hx)
+        hx, full = ((h, c), (h.float(), c.float())) if kind == "LSTM" else (h, h.float())
+    given = [rnn.pack_padded_sequence(a, [4, 3, 1]) if packed else a for a in (x, x.float())]
+    expected = tensors_of(ours(given[1], full))
+    with torch.autocast("cpu", dtype=dtype):
+        found, dtypes = tensors_of(ours(given[0], hx)), [a.dtype for a in tensors_of(theirs(given[0], hx))]
+    assert [a.dtype for a in found] == dtypes
+    equal(found, [a.to(dtype) for a, dtype in zip(expected, dtypes, strict=True)])
+    sum(a.float().sum() for a in found).backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in ours.parameters())
+    if of_x != torch.float32:
+        with pytest.raises(ValueError, match="RNN input dtype"):
+            ours(given[0])
+
+
+def test_autocast_leaves_float64(dynamo):
+    module, x = made("LSTM", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        equal(tensors_of(module(x, half)), expected)
-    with pytest.raises(ValueError, match="RNN input dtype"):
-        module(x)
+        equal(tensors_of(module(x)), tensors_of(module(x)))
+        assert module(x)[0].dtype == torch.float64
+        module = made("LSTM")
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        equal(tensors_of(compiled(x.float())), tensors_of(module(x.float())))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -412,7 +580,9 @@ def test_only_what_is_needed_is_kept(kind):
         sum(a.numel() for a in kept)
         == x.numel() + (1 + parts) * y.numel() + module.weight_ih_l0.numel() + module.weight_hh_l0.numel()
     )
-    assert {x.data_ptr(), y.data_ptr(), module.weight_ih_l0.data_ptr()} <= {a.data_ptr() for a in kept}  # no copies
+    kept_at = {a.data_ptr() for a in kept}
+    assert {x.data_ptr(), module.weight_ih_l0.data_ptr()} <= kept_at  # no copies
+    assert y.data_ptr() not in kept_at  # the caller's, who may change it
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             (y, _), kept = kept_by(lambda: module(x))
@@ -427,10 +597,58 @@ def test_only_what_is_needed_is_kept(kind):
     assert x.grad.abs().sum() > 0 and all(p.grad is None for p in module.parameters())
 
 
-def test_in_place_changes_are_noticed():
+IN_PLACE = {
+    "relu_": lambda y: y.relu_(),
+    "+=": lambda y: y.__iadd__(1),
+    "dropout": lambda y: torch.nn.functional.dropout(y, 0.5, inplace=True),
+    "a part": lambda y: y[0].zero_(),
+}
+
+
+def grads_with(module, call, change, lengths=None):
+    """The gradients where y and the last states are changed in place before they are computed."""
+    module.zero_grad()
+    torch.manual_seed(2)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    y, *last = tensors_of(call(x if lengths is None else rnn.pack_padded_sequence(x, lengths)))
+    for tensor in (y, *last):
+        change(tensor)
+    y.backward(torch.cos(y.detach()))
+    return [x.grad, *(p.grad for p in module.parameters())]
+
+
+def copies_of(output):
+    y, *last = (tensor.clone() for tensor in tensors_of(output))
+    return y, tuple(last)
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 4, 4], [4, 2, 1]], ids=["batch", "packed", "ragged"])
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_may_be_changed_in_place(kind, change, lengths):
+    for options in ({}, {"num_layers": 2, "bidirectional": True}):
+        module = made(kind, **options)
+        found = grads_with(module, module, IN_PLACE[change], lengths)
+        equal(found, grads_with(module, lambda x, module=module: copies_of(module(x)), IN_PLACE[change], lengths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_results_may_be_changed_in_place(kind, dynamo):
+    module = made(kind)
+    expected = grads_with(module, lambda x: copies_of(module(x)), torch.relu_)
+    equal(grads_with(module, torch.compile(module, fullgraph=True), torch.relu_), expected)
+
+    def changed(x):
+        y, last = module(x)
+        return y.relu_(), last
+
+    equal(grads_with(module, torch.compile(changed, fullgraph=True, backend="aot_eager"), lambda y: y), expected)
+
+
+def test_in_place_changes_of_what_is_needed_are_noticed():
     module, x = made("LSTM", num_layers=2), torch.randn(4, 3, 5)
     y, _ = module(x)
-    y.add_(1)
+    x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     y, _ = module(x)
@@ -450,7 +668,7 @@ def test_second_derivatives_are_refused(kind, compiled):
     module, x = made(kind), torch.randn(4, 3, 5, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         if compiled:
-            patch.setattr("blockcell.torch.op._dispatches", lambda: True)
+            patch.setattr("blockcell.torch.op._dispatches", lambda *tensors: True)
         y = module(x)[0]
         expected = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]
         (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -560,9 +778,10 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     module = made(kind, 5, 8)
     op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
     states, marks = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
-    forward = X, weights, True, False, states, marks
-    y, *last, tape = op._forward_op(*forward)
-    backward = y, tape, weights[:2], [y, *last], X, True, True, states, marks
+    forward = X, weights, True, False, True, states, marks
+    y, *last, tape, kept = op._forward_op(*forward)
+    assert torch.equal(kept, y) and kept.data_ptr() != y.data_ptr()
+    backward = kept, tape, weights[:2], [y, *last], X, True, True, states, marks
     whole = *forward[:2], *forward[3:]
     for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
