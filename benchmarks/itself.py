@@ -1,6 +1,7 @@
 """blockcell beside itself: all threads and one, float64 and float16 and float32, and the slowest steps of a stream.
 
     python benchmarks/itself.py [--rounds 7]
+    python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
 Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
@@ -20,13 +21,15 @@ from pathlib import Path
 
 import numpy as np
 from candidates import LAYERS
-from turns import Worker, counted, watch
+from turns import Watch, Worker, counted, watch
 
 import blockcell
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
+RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
+PADDING = [50, 90]  # percent
 
 
 def row(cells: Iterable[object]) -> None:
@@ -65,13 +68,41 @@ def peak_of_steps(step: Callable[[], object]) -> int:
     return peak
 
 
+def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None:
+    """How long padded batches take, as a share of the time of full ones."""
+
+    def ask(task: str, T: int, B: int, H: int) -> list[list[float]]:
+        sizes = [{"T": T, "B": B, "I": H, "H": H, "padding": padding} for padding in (0, *PADDING)]
+        return [
+            [worker.ask({"task": task, "dtype": "float32", "sizes": each, "budget": 0.05}) for each in sizes]
+            for worker in workers
+        ]
+
+    columns = [f"{what}{padding} % padding" for what in ("", f"{cores} threads: ") for padding in PADDING]
+    row(["T", "B", "I = H", "task", "full, one thread, us", *columns])
+    row(["---"] * (5 + len(columns)))
+    for size in RAGGED:
+        for task in LAYERS:
+            times = counted(guard.rounds(cores, partial(ask, task, *size), rounds))
+            full = statistics.median(t[0][0] for t in times) * 1e6
+            shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
+            row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--ragged", action="store_true")
+    options = parser.parse_args()
+    rounds = options.rounds
     cores = len(os.sched_getaffinity(0))
     one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
     guard = watch([one, all_])
+    if options.ragged:
+        ragged([one, all_], guard, cores, rounds)
+        one.close()
+        all_.close()
+        return
 
     def ask(task: str, *size: int) -> list[float]:
         times = [asked(one, task, "float32", *size)]

@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from caches cimport use_cache_sizes
 from dense cimport (
     Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
-    take_batch_first
+    take_batch_first, take_marks, take_marks_back
 )
 from narrow cimport FLOAT16, INT8, WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow
@@ -73,7 +73,7 @@ def dense_layer(
     cdef long long nanoseconds
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     if marks is not None:
-        p.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0])
     p.w.base = aligned(packed)
     with nogil:
         nanoseconds = run_forward(&p, &x[0, 0, 0], &y[0, 0, 0], aligned(work), ready)
@@ -101,7 +101,7 @@ def dense_layer_grad(
     a.x_grad, a.w_grad, a.b_grad = &x_grad[0, 0, 0], &w_grad[0, 0], &b_grad[0]
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     if marks is not None:
-        p.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work))
     with nogil:
         nanoseconds = run_backward(&p, &a, &x[0, 0, 0], aligned(work), ready)
     return nanoseconds

@@ -15,7 +15,9 @@ from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, Gru, backward_of, forward_of, take_batch_first, take_marks, use_panels
+from plan cimport (
+    Backward, Forward, Gru, backward_of, forward_of, take_batch_first, take_marks, take_marks_back, use_panels
+)
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -281,7 +283,7 @@ def gru_layer_grad(
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds

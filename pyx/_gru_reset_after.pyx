@@ -16,7 +16,9 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
     W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, take_marks, use_panels
+from plan cimport (
+    Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, take_marks, take_marks_back, use_panels
+)
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -217,7 +219,7 @@ def gru_reset_after_layer_grad(
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds
@@ -310,7 +312,7 @@ def gru_torch_grad(
         outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds

@@ -19,7 +19,8 @@ from operands cimport (
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, take_marks, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, take_marks, take_marks_back,
+    use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -380,7 +381,7 @@ def lstm_layer_grad(
     p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds
@@ -470,7 +471,7 @@ def lstm_torch_grad(
         outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds

@@ -7,7 +7,6 @@ The functions above it are what one part does in a phase.  While the product of 
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
-from libc.string cimport memset
 
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
@@ -26,7 +25,7 @@ from plan cimport (
 )
 from real cimport real
 from steps cimport (
-    FRESH, end_of, first_step, last_step, load_steps, marked, place, row_in, rows_of, taking_part
+    FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, row_in, rows_of, taking_part
 )
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
@@ -45,16 +44,12 @@ cdef inline void clear_ended(
     const Forward *p, const cell *c, store **outputs, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Zeros in the outputs of one part of the rows, where these have ended."""
-    cdef Py_ssize_t b = number, row, t, at
+    cdef Layout saved = layout_of(p.B, p.H)
     cdef int out
-    while b < p.B:  # by turns, since the shortest ones come last
-        row = row_in(&p.steps, b)
-        for t in range(end_of(&p.steps, b), p.steps.T):
-            for out in range(OUTS if cell is Lstm else OUT_C + 1 if cell is Gru else OUT_HC + 1):
-                at = place(&p.y_layout, t, row) if out == OUT_H else (t * p.B + row) * p.H
-                if outputs[out] is not NULL:
-                    memset(outputs[out] + at, 0, p.H * sizeof(store))
-        b += parts
+    clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.H, number, parts)
+    for out in range(OUT_H + 1, OUTS if cell is Lstm else OUT_C + 1 if cell is Gru else OUT_HC + 1):
+        if outputs[out] is not NULL:
+            clear_past_ends(&p.steps, outputs[out], &saved, p.H, number, parts)
 
 
 cdef inline void load_states(

@@ -22,6 +22,7 @@ from caches cimport L1, L2, cache_sizes
 from half cimport half
 from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line
 from real cimport real
+from team cimport WAKING
 from tile cimport (
     BLOCK, LF, LINES, PACK, ROWS, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
     load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
@@ -32,6 +33,7 @@ cdef enum:
     MATRICES = 2  # that w consists of, at most
     FEW = 16  # batch rows up to which packing costs more than it gains
     THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
+    MEETING = 200000  # floating-point operations that one thread does while several meet at the barriers of a step
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -68,7 +70,7 @@ cdef inline Py_ssize_t forward_threads(
     """1 if waking the other threads and waiting for them would cost more than they save."""
     cdef double step = 2.0 * gates * B * H * (I + H)  # floating-point operations
     cdef double packing = 16.0 * gates * H * (I + H) if not packs_all else 0.0  # block by block, in as many operations
-    if step * T + packing < 1e6 or (packs_all and not by_rows and step < 2e5):
+    if step * T + packing < WAKING or (packs_all and not by_rows and step < MEETING):
         return 1
     return threads if by_rows else min(threads, panels)
 

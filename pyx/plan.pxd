@@ -239,14 +239,14 @@ cdef struct Backward:
     bint fetches  # as in Panels
     bint adds  # x_grad is added to what is there
     bint transposed  # as in the cell
-    Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
+    Py_ssize_t tile_gap  # from one tile of the weight gradients' operands to the next
     # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
     # weight gradients in float32, which take the panels' place; carries of h and cs, peepholes, d.
     Py_ssize_t[MATRICES] w_h, w_x, w_grad
     Py_ssize_t d_h, d_cs, peep, d
-    # And for the weight gradients of a block of rows: x and states in tiles, panels of d; or, if transposed, d in tiles
-    # for x and for h, panels of x and states.  Sums of columns of d in double.
-    Py_ssize_t x, states, sums, panels, total
+    # And for the gradients of the weights for x and for h, of a block of rows: tiles of each with x or states, panels
+    # with d; or, if transposed, tiles with d, panels with x and states.  Sums of columns of d in double.
+    Py_ssize_t x_tiles, h_tiles, sums, panels, slots, total
 
 
 cdef inline Backward backward_of(
@@ -290,13 +290,19 @@ cdef inline Backward backward_of(
         p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
     p.d = take(&p.total, T * B * p.Ns)
     if weights:
-        p.tiles = stride_of(block * ROWS, p.L)
+        p.tile_gap = stride_of(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
-        p.x = take(&p.total, tiles_of(N if c.transposed else I) * p.tiles)
-        p.states = take(&p.total, tiles_of(N if c.transposed else H) * p.tiles)
+        p.x_tiles = take(&p.total, tiles_of(N if c.transposed else I) * p.tile_gap)
+        p.h_tiles = take(&p.total, tiles_of(N if c.transposed else H) * p.tile_gap)
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         p.panels = take(&p.total, block * PLAIN * p.L * (p.x_panels + p.h_panels if c.transposed else threads))
+    p.slots = take_slots(&p.total, B, p.L)
     return p
+
+
+cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
+    """As `take_marks`."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
 
 
 cdef inline Backward cell_grad_plan(

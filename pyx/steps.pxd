@@ -8,6 +8,7 @@ Rows that have ended cost nothing: in scratch every batch row has a slot, and th
 each part, so the rows that take part in a step stand side by side from the part's first slot on.
 """
 from libc.stdlib cimport qsort
+from libc.string cimport memset
 
 from real cimport real
 from team cimport share
@@ -115,6 +116,11 @@ cdef inline Py_ssize_t slot_of(const Steps *s, Py_ssize_t row) noexcept nogil:
     return row if s.slots is NULL else s.slots[row].slot
 
 
+cdef inline bint has_step(const Steps *s, Py_ssize_t t, Py_ssize_t row) noexcept nogil:
+    """Whether step t of the row is before its end."""
+    return s.slots is NULL or t < s.slots[s.slots[row].slot].end
+
+
 cdef inline Py_ssize_t end_of(const Steps *s, Py_ssize_t b) noexcept nogil:
     """How many steps the row in slot b has."""
     return s.T if s.slots is NULL else s.slots[b].end
@@ -131,8 +137,8 @@ cdef inline Py_ssize_t last_step(const Steps *s, Py_ssize_t b) noexcept nogil:
 
 
 cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
-    """Of a part's slots b0 to b1, those from b0 up to the returned one have the rows that take part in the step
-    processed as number k; in none take part numbers below 0 and from T on."""
+    """Where the rows of a part's slots b0 to b1 end that take part in the step processed as number k, if there is such
+    a step: they stand side by side from b0 on."""
     cdef Py_ssize_t t = step_at(s, k), middle
     if k < 0 or k >= s.T:
         return b0
@@ -181,6 +187,17 @@ cdef inline void load_steps(
             load_row(dst + (first + q) * stride, x + place(layout, step_at(s, k), row_in(s, b0 + q)), I)
         first += n
         k += 1
+
+
+cdef inline void clear_past_ends(
+    const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """Zeros in one part of the rows (t, b) of n values, past the rows' ends."""
+    cdef Py_ssize_t b = part, t
+    while b < s.B:  # by turns, since the shortest ones come last
+        for t in range(end_of(s, b), s.T):
+            memset(rows + place(layout, t, row_in(s, b)), 0, n * sizeof(store))
+        b += parts
 
 
 cdef inline const store *input_row(

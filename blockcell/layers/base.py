@@ -279,8 +279,8 @@ class Layer(ABC, Generic[S_co]):
             left out.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
-            backward direction starts at the row's last step. Rows take no time once they have ended, in whatever order
-            they come.
+            backward direction starts at the row's last step. Steps past a row's end take next to no time, in
+            whatever order the rows come.
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
