@@ -7,7 +7,8 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from caches cimport use_cache_sizes
 from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
-from narrow cimport FLOAT16, INT8, WIDE, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow
 from passes cimport Pass
 from source cimport BLOCKCELL_SOURCE
@@ -15,10 +16,12 @@ from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef Forward p = forward_of(rows, 1, I, O, itemsize, WIDE, 0, num_threads)
+    cdef int narrow = narrow_of(&itemsize)
+    cdef Forward p = forward_of(rows, 1, I, O, itemsize, narrow, 0, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
@@ -34,10 +37,10 @@ def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] pac
     run_pack(&p, &w[0, 0], &b[0])
 
 
-def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    """`itemsize` is that of the codes."""
-    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), INT8 if itemsize == 1 else FLOAT16, 0, 1)
-    return p.w.count * p.w.size * sizeof(float) + 64, 1
+def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int narrow, int num_threads):
+    """`narrow` says how the weights are stored."""
+    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
+    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def dense_narrow(

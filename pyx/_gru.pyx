@@ -10,7 +10,8 @@ from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
 from gru cimport gru_of
-from narrow cimport FLOAT16, INT8, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
@@ -22,6 +23,7 @@ from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -29,6 +31,7 @@ cdef forward_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
 ):
     cdef Gru c = gru_of()
+    c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -193,12 +196,12 @@ def gru_pack(
     run_pack(&p, &c, inputs)
 
 
-def gru_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    """`itemsize` is that of the codes."""
+def gru_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
+    """`narrow` says how the weights are stored."""
     cdef Gru c = gru_of()
-    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def gru_narrow(

@@ -10,7 +10,8 @@ from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
 from gru_reset_after cimport reset_after_of
-from narrow cimport FLOAT16, INT8, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
@@ -24,6 +25,7 @@ from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ops
@@ -31,6 +33,7 @@ cdef forward_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
 ):
     cdef ResetAfter c = reset_after_of()
+    c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -125,13 +128,13 @@ def gru_reset_after_pack(
 
 
 def gru_reset_after_narrow_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads
 ):
-    """`itemsize` is that of the codes."""
+    """`narrow` says how the weights are stored."""
     cdef ResetAfter c = reset_after_of()
-    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def gru_reset_after_narrow(

@@ -12,7 +12,8 @@ from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from narrow cimport FLOAT16, INT8, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
@@ -30,6 +31,7 @@ from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store,
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -37,6 +39,7 @@ cdef forward_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
 ):
     cdef Lstm c = lstm_of(0, 0, False, False)
+    c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -289,12 +292,12 @@ def lstm_pack(
     run_pack(&p, &c, inputs)
 
 
-def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    """`itemsize` is that of the codes."""
+def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
+    """`narrow` says how the weights are stored."""
     cdef Lstm c = lstm_of(0, 0, False, False)
-    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def lstm_narrow(

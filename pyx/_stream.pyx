@@ -41,11 +41,13 @@ cdef class Stream:
         B, the rows that run side by side.
     storage : str or None
         How matrices of weights are kept: "float16", "bfloat16" or "int8"; None for as they are.
+    activations : str
+        To what x and h are rounded for products: "int8" or "int16"; "float32" for not at all.
     state : LSTMState, GRUState or the empty tuple
         [B,H] each; a copy.  Assigning sets it.
     """
 
-    cdef readonly object layer, storage
+    cdef readonly object layer, storage, activations
     cdef readonly Py_ssize_t batch
     cdef object cell  # whose weights they are: the layer, or what a Packed has of it
     cdef object dtype, given, weights  # what the layer has, and what of it is read
@@ -59,12 +61,12 @@ cdef class Stream:
     cdef object memory  # scratch, of so much room
     cdef int type_number, in_use
 
-    def __init__(self, layer, batch=1, storage=None):
+    def __init__(self, layer, batch=1, storage=None, activations="float32"):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
         if batch * (layer.input_size + layer.hidden_size + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
-        self.layer, self.cell, self.batch, self.storage = layer, layer, batch, storage
+        self.layer, self.cell, self.batch, self.storage, self.activations = layer, layer, batch, storage, activations
         self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room = None, 0
@@ -208,7 +210,7 @@ cdef class Stream:
     # ---------------------------------------------------------------------------------------------------------- pickles
     def _belong_to(self, packed):
         """Of a stream that a `Packed` makes."""
-        self.layer, self.storage = packed, packed.storage
+        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
         return self
 
     def _in_use(self):
@@ -218,22 +220,24 @@ cdef class Stream:
     def __reduce__(self):
         if self.layer is not self.cell:
             return restored, (self.layer, self.batch, self.state)
-        return restored, (self._in_use(), self.batch, self.state, self.storage)
+        return restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
 
     def __repr__(self):
-        return shown(self.layer, self.batch, self.storage if self.layer is self.cell else None)
+        return shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self.cell)
 
 
-def restored(layer, batch, state, storage=None):
+def restored(layer, batch, state, storage=None, activations="float32"):
     """A stream from its pickle."""
-    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage)
+    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage, activations)
     stream.state = state
     return stream
 
 
-def shown(layer, batch, storage):
-    """A stream's repr."""
-    return f"<Stream of {layer!r}, batch={batch}{'' if storage is None else f', storage={storage!r}'}>"
+def shown(layer, batch, storage, activations, packed):
+    """A stream's repr; a packed layer's says by itself how it is stored."""
+    stored = "" if storage is None or packed else f", storage={storage!r}"
+    rounded = "" if activations == "float32" or packed else f", activations={activations!r}"
+    return f"<Stream of {layer!r}, batch={batch}{stored}{rounded}>"
 
 
 # --------------------------------------------------------------- streams that stand one above the other change together
@@ -325,7 +329,10 @@ def refresh(tuple streams, dict weights):
         for k in range(len(streams)):
             stream = streams[k]
             given = weights[stream.cell]
-            read.append(stream.weights if given is stream.given else stream.cell._streamed(given, stream.storage))
+            if given is stream.given:
+                read.append(stream.weights)
+            else:
+                read.append(stream.cell._streamed(given, stream.storage, stream.activations))
         for k in range(len(streams)):
             stream = streams[k]
             stream.given, stream.weights = weights[stream.cell], read[k]

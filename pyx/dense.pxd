@@ -25,6 +25,7 @@ from gradients cimport (
     plain_panels, tiles_of, weight_grad_rows
 )
 from half cimport half
+from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     units_in
@@ -139,8 +140,8 @@ cdef struct Forward:
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where in scratch a part has x, of float16 in float32, z, for softmax, and the numbers of the rows that have not
-    # ended; from one part to the next; the size.
+    # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
+    # have not ended; from one part to the next; the size.
     Py_ssize_t x, z, numbers, part, total
 
 
@@ -154,9 +155,9 @@ cdef inline Forward forward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, O, p.L, 1, stored)
+    p.w = panels_with(I, I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
@@ -256,6 +257,15 @@ cdef inline void multiply_rows(
         j += 1
 
 
+cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
+    """Row r of x as the product reads it."""
+    if store is float and real is float:
+        if in_integers(p.w.narrow):
+            quantise_row(p.w.narrow, row, x + place_of(&p.x_layout, p.B, r), p.I)
+            return
+    load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
+
+
 cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
     """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
     return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part + p.numbers)
@@ -278,7 +288,7 @@ cdef inline void multiply_marked(
         n = 0
         for q in range(r, min(r + most, p.rows)):
             if not ended(p.marks, q):
-                load_row(rows + n * p.Is, x + place_of(&p.x_layout, p.B, q), p.I)
+                load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
             elif p.by_rows or number == 0:
@@ -309,10 +319,10 @@ cdef inline void multiply(
         j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
     while r < r1:
         n = min(p.chunk, r1 - r)
-        if store is half:
+        if store is half or in_integers(p.w.narrow):
             a, stride = rows, p.Is
             for q in range(n):
-                load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
+                load_input(p, rows + q * p.Is, x, r + q)
         else:
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)

@@ -11,6 +11,7 @@ from cython.parallel cimport parallel, prange
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
+from integer cimport in_integers, quantise_row
 from lstm cimport load_peepholes, lstm_cells
 from narrow cimport WIDE
 from operands cimport (
@@ -22,8 +23,8 @@ from panels cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    Forward, Gru, Lstm, Part, ResetAfter, cell, end_of_chunk, h_before, part_of, products_of, saved_of, take_marks,
-    use_panels, x_of, z_of
+    Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, h_before, part_of, products_of, saved_of,
+    take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from steps cimport (
@@ -99,7 +100,8 @@ cdef inline void load_x(
     cdef Py_ssize_t n = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1), r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1,
+               p.w[0].narrow)
 
 
 cdef inline void multiply_x(
@@ -153,7 +155,7 @@ cdef inline void step_rows(
             a = acc
             add_bias(w, j, m, a)
             add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a + w.apart * L, first)
+        add_product(w, j, p.I, p.H, h + b * p.As, p.As, m, a + w.apart * L, first)
         spread(w, j, m, a)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
@@ -185,7 +187,7 @@ cdef inline void step_row(
                 for q in range(m):
                     add_bias(w, i + q, 1, panel + q * z_panel)
                 add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel + w.apart * L, z_panel)
+            add_row_product(w, i, m, p.I, p.H, h + b * p.As, panel + w.apart * L, z_panel)
             i += m
             spread(w, i - 1, 1, panel + (m - 1) * z_panel)
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
@@ -209,6 +211,18 @@ cdef inline void step_unpacked(
         cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
 
 
+cdef inline const real *as_codes(
+    const Forward *p, real *work, const Part *part, const real *h, Py_ssize_t b1
+) noexcept nogil:
+    """Rows of codes of h, for a part's slots up to b1."""
+    cdef real *codes = codes_of(p, work, part)
+    cdef Py_ssize_t b
+    if real is float:
+        for b in range(part.b0, b1):
+            quantise_row(p.w[0].narrow, codes + b * p.As, h + b * p.Hs, p.H)
+    return codes
+
+
 cdef inline void multiply_h(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
     Py_ssize_t k, Py_ssize_t row
@@ -229,6 +243,8 @@ cdef inline void multiply_h(
     if not p.packs_all:
         step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
         return
+    if in_integers(p.w[n].narrow):
+        h = as_codes(p, work, part, h, b1)
     x = x_of(p, work, part) + row * p.Is
     z = z_of(p, work, part, n) + row * LINES * p.L
     if b1 - b0 == 1:

@@ -18,7 +18,7 @@ from .._args import frozen_copy
 from .._layers import Runner
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
-from ..optable import DTYPES, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
+from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
 from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
 from .packed import Packed, Parts
@@ -35,7 +35,7 @@ from .shared import (
     SharedWeights,
     State,
 )
-from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
+from .storage import Narrow, StorageError, error_of, narrowed, read_activations, read_storage, stored_arrays, widened
 
 HALF = DTYPES.index(np.dtype(np.float16))
 
@@ -443,10 +443,10 @@ class Layer(ABC, Generic[S_co]):
         return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
 
     @abstractmethod
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Any:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Any:
         """Run the layer step by step; the stream keeps the state in between."""
 
-    def packed(self, storage: str | None = None) -> Packed[S_co]:
+    def packed(self, storage: str | None = None, activations: str = "float32") -> Packed[S_co]:
         """The layer as it is now, for calls and streams alone, with its weights in fewer bytes.
 
         A call has the bits of ``layer.rounded_to(storage)``. Later changes of the layer's weights change nothing of it.
@@ -455,6 +455,10 @@ class Layer(ABC, Generic[S_co]):
         ----------
         storage : {None, "float16", "bfloat16", "int8"}
             How matrices are stored: of float32 layers, in half the bytes or a quarter. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: to what rows are rounded before they are multiplied with the weights, in integers:
+            x_t, h_{t-1} and, in a GRU that resets before the product, r * h_{t-1}, each row of each step with a scale
+            of its own. "float32" rounds nothing. docs/storage.md has the definition and what it costs.
 
         Returns
         -------
@@ -463,10 +467,13 @@ class Layer(ABC, Generic[S_co]):
         Raises
         ------
         TypeError, ValueError
-            `storage` is something else, the layer's dtype is not float32, or a weight is not finite or too large.
+            `storage` or `activations` is something else, or one does not go with the other; the layer's dtype is not
+            float32, or a weight is not finite or too large.
         """
         reader = ArgumentReader(f"{type(self).__name__}.packed")
-        return Packed(self, None if storage is None else read_storage(reader, storage, self.dtype))
+        storage = None if storage is None else read_storage(reader, storage, self.dtype)
+        read_activations(reader, activations, storage)
+        return Packed(self, storage, activations)
 
     def _apart(self) -> Parts:
         """The layer for the pickle of one that is packed."""
@@ -623,13 +630,14 @@ class Single(Layer[S_co]):
         return layer
 
     # ------------------------------------------------------------------------------------------ weights in fewer bytes
-    def _narrow(self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str) -> CellWeights:
+    def _narrow(
+        self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str, activations: str
+    ) -> CellWeights:
         """The same weights, but with matrices packed in fewer bytes; the prefix is in front of their names."""
         arrays = {prefix + name: array for name, array in weights.arrays.items()}
         stored = self._stored(reader, prefix, arrays, storage)
-        itemsize = WEIGHT_STORAGES[storage].itemsize
-        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, itemsize, 1)
-        number = 1 + [*WEIGHT_STORAGES].index(storage)
+        number = 1 + [*WEIGHT_STORAGES].index(storage) + ROUNDINGS.index(activations)
+        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, [*stored.values()], False)
         return narrow
@@ -640,7 +648,7 @@ class Single(Layer[S_co]):
 
     def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
         """The matrices that `_narrow` has packed."""
-        dtype = [*WEIGHT_STORAGES.values()][weights.narrow - 1]
+        dtype = [*WEIGHT_STORAGES.values()][min(weights.narrow, len(WEIGHT_STORAGES)) - 1]
         shapes = {t.name: sizes_of(t.shape, self._sizes) for t in self._tensors if t.kind == "matrix"}
         stored = {
             name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
@@ -659,7 +667,9 @@ class Single(Layer[S_co]):
             self._run("narrow", *codes, *scales, *vectors, *options)
 
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -669,16 +679,19 @@ class Single(Layer[S_co]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
         reader = ArgumentReader(f"{type(self).__name__}.stream")
         storage = None if storage is None else read_storage(reader, storage, self.dtype)
-        return Stream(self, reader.integer("batch", batch), storage)
+        read_activations(reader, activations, storage)
+        return Stream(self, reader.integer("batch", batch), storage, activations)
 
-    def _streamed(self, weights: CellWeights, storage: str | None) -> CellWeights:
+    def _streamed(self, weights: CellWeights, storage: str | None, activations: str) -> CellWeights:
         """What a stream reads of these weights."""
         if storage is None or weights.narrow:
             return weights
-        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage)
+        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage, activations)
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
@@ -715,9 +728,11 @@ class Single(Layer[S_co]):
             )
         return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
 
-    def _work(self, name: str, T: int, B: int, threads: int) -> tuple[int, int]:
+    def _work(self, name: str, T: int, B: int, threads: int, narrow: int = 0) -> tuple[int, int]:
         """The bytes of scratch that a kernel needs, and how many of the threads it uses."""
         itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
+        if narrow > len(WEIGHT_STORAGES):  # then it is that of a number in a row of a product, of int8 or int16
+            itemsize = narrow - len(WEIGHT_STORAGES)
         return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
 
     def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
@@ -725,7 +740,7 @@ class Single(Layer[S_co]):
         options = (narrow, *self._forward_options()) if name == "layer" else self._gradient_options()
         sizes = T, B, self.input_size, self.hidden_size
         kernel, plan = self._run(name, _EMPTY[self._number], *sizes, threads, *options)
-        return kernel, plan, *self._work(name, T, B, threads)
+        return kernel, plan, *self._work(name, T, B, threads, narrow)
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)

@@ -46,7 +46,9 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -56,6 +58,8 @@ class Cell(Single[S_co]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
 
         Raises
         ------
@@ -67,4 +71,4 @@ class Cell(Single[S_co]):
         if self.reverse:
             what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
             raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch, storage)
+        return super().stream(batch, storage, activations)

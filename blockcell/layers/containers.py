@@ -153,7 +153,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def _description(self) -> dict[str, Any]:
         return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> NoReturn:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> NoReturn:
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
@@ -227,7 +227,7 @@ class Stack(Composite[tuple[Any, ...]]):
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> StackStream:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> StackStream:
         """Run the stack step by step; the stream keeps the states in between, which are zero at first.
 
         Parameters
@@ -237,8 +237,10 @@ class Stack(Composite[tuple[Any, ...]]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
-        return StackStream(self, batch, storage)
+        return StackStream(self, batch, storage, activations)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"
@@ -266,10 +268,14 @@ class StackStream:
         Copies of the layers' states. Assigning sets them.
     """
 
-    def __init__(self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None) -> None:
+    def __init__(
+        self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> None:
         self.layer: Stack | Packed = layer
-        self.storage, self._stack = storage, layer
-        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch, storage) for part in layer.layers]
+        self.storage, self.activations, self._stack = storage, activations, layer
+        self._parts: list[_stream.Stream | StackStream] = [
+            part.stream(batch, storage, activations) for part in layer.layers
+        ]
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
@@ -314,7 +320,7 @@ class StackStream:
         return [array for part, given in zip(self._parts, value, strict=True) for array in part._state_arrays(given)]
 
     def _belong_to(self, packed: Packed) -> Self:
-        self.layer, self.storage = packed, packed.storage
+        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
         return self
 
     def _in_use(self) -> Stack:
@@ -323,7 +329,7 @@ class StackStream:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.layer is not self._stack:
             return _stream.restored, (self.layer, self.batch, self.state)
-        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage)
+        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
 
     def __repr__(self) -> str:
-        return _stream.shown(self.layer, self.batch, None if self.layer is not self._stack else self.storage)
+        return _stream.shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self._stack)
