@@ -33,8 +33,8 @@ from real cimport real
 from steps cimport ENDED, Layout, layout_of, place
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
-    load_row, narrow, pack_rows, row_group, store, store_line, store_row
+    DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row, narrow,
+    pack_rows, row_group, store, store_line, store_row
 )
 
 cdef enum:  # as in blockcell/optable.py
