@@ -15,43 +15,43 @@ test: $(BUILT)
 	$(BIN)/pytest
 
 test-exhaustive: $(BUILT)
-	$(BIN)/pytest -m slow tests/test_activations.py
+	$(BIN)/pytest -m slow tests/kernels/test_activations.py
 
 test-stateful: $(BUILT)
-	$(BIN)/pytest -m slow tests/test_stateful.py
+	$(BIN)/pytest -m slow tests/reliability/test_stateful.py
 
 test-soak: $(BUILT)
-	$(BIN)/pytest -m slow tests/test_soak.py
+	$(BIN)/pytest -m slow tests/reliability/test_soak.py
 
 test-faults: $(BUILT)
-	$(BIN)/pytest -m slow tests/test_faults.py
+	$(BIN)/pytest -m slow tests/reliability/test_faults.py
 
 test-mutants: $(BUILT)
-	$(BIN)/pytest -m slow tests/test_mutants.py
+	$(BIN)/pytest -m slow tests/kernels/test_mutants.py
 
 test-fuzz: $(BUILT)
-	$(BIN)/pytest -s -m slow tests/test_fuzz.py
+	$(BIN)/pytest -s -m slow tests/reliability/test_fuzz.py
 
 # Reads and writes past ends, and undefined behaviour; races between threads.  Each builds a copy with sanitizers.
 test-asan: $(BUILT)
-	$(BIN)/python tests/sanitizers.py memory
+	$(BIN)/python tests/lib/sanitizers.py memory
 
 test-tsan: $(BUILT)
-	$(BIN)/python tests/sanitizers.py threads
+	$(BIN)/python tests/lib/sanitizers.py threads
 
 # With a PYTHON that has no GIL, such as python3.13t; makes an environment of its own.
 test-freethreaded:
-	$(PYTHON) tests/freethreading.py
+	$(PYTHON) tests/lib/freethreading.py
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers
 
 test-packages:
-	$(PYTHON) tests/packages.py
+	$(PYTHON) tests/lib/packages.py
 
 # On GPUs that compute on the CPU, if they are installed; fetches onnxruntime's packages for WebGPU to build/webgpu.
 test-webgpu: $(BUILT)
-	$(BIN)/python tests/webgpu.py
+	$(BIN)/python tests/lib/webgpu.py
 
 # Beside the peers that are installed, of `pip install -e '.[bench]'`; nothing else should run meanwhile.
 bench: $(BUILT)

@@ -26,7 +26,7 @@ from pathlib import Path
 from turns import Worker, answer
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "tests")]  # a copy with its own runtime stands before them
+sys.path += [str(ROOT), str(ROOT / "tests" / "lib")]  # a copy with its own runtime stands before them
 
 ONE = "one runtime"
 TWO = "two runtimes"

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 SIZES = {"B": 4, "I": 16, "H": 32}
 LENGTHS = 14, 28  # multiples of what "unroll" cuts at once
 GRADIENTS = ["scan", "loop", "unroll"]

@@ -33,7 +33,7 @@ import onnx
 import onnxruntime
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 PAGES = {
     provider: ROOT / "docs" / "benchmarks" / name for provider, name in [("cuda", "gpu.md"), ("webgpu", "webgpu.md")]
 }

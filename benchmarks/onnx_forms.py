@@ -25,7 +25,7 @@ import onnxruntime
 from turns import Worker, answer, counted, seconds, watch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 NATIVE, GRADIENT = "native LSTM node, h only", "gradient by hand"
 CANDIDATES = {  # a name: the op, and what build is told
     NATIVE: ("BlockLSTM", {}),

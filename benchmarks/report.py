@@ -4,8 +4,8 @@
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table README.md has too (`python
-tests/test_readme.py` copies it), and torch.md and storage.md there are written of what torch_modules.py and storage.py
-have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
+tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what torch_modules.py and
+storage.py have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
 """
 
 from __future__ import annotations

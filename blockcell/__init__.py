@@ -5,6 +5,15 @@
 their files.  numpy arrays in, numpy arrays out.
 """
 
+try:
+    from ._cpu import SOURCES as _built  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "blockcell._cpu":
+        raise
+    from .installing import not_built
+
+    raise ImportError(not_built(__path__[0])) from None
+
 from . import convert, loss, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _cpu, _threads
+from . import _cpu, _team, _threads
 from ._version import __version__
+from .installing import not_built
 from .optable import STORAGE
 
 MODULES = ("_lstm", "_gru", "_gru_reset_after", "_dense")
@@ -60,7 +61,7 @@ def _is_built(level: str) -> bool:
 def _pick_level(wanted: str | None) -> str:
     possible = available_levels()
     if not possible:
-        raise ImportError("blockcell's kernels are not built: run `pip install -e .` in the checkout")
+        raise ImportError(not_built(os.path.dirname(__file__)))
     if not wanted:
         return possible[-1]
     if wanted not in possible:
@@ -99,6 +100,14 @@ def load(level: str) -> tuple[Kernels, Work]:
             kernels[name] = tuple(kernel[storage] if fused else kernel for storage in STORAGE.values())
             work[name] = names[f"{name}_work"]
     return kernels, work
+
+
+def compute(name: str, number: int, sizes: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
+    """Run a kernel of the level in use that takes scratch, on as many of the threads as it can use and as there are.
+
+    `number` is that of the dtype, `sizes` T, B, I, H and the bytes of a number as it is computed.
+    """
+    _team.compute(KERNELS[name][number], WORK[name], sizes, threads, arguments)
 
 
 def _cpu_name() -> str:

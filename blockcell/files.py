@@ -60,7 +60,18 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
-from .optable import ACTIVATIONS, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, WEIGHT_STORAGES, Array, sizes_of
+from .optable import (
+    ACTIVATIONS,
+    DENSE_WEIGHTS,
+    DTYPE_NAMES,
+    DTYPES,
+    GATE_ORDERS,
+    OPS,
+    WEIGHT_STORAGES,
+    Array,
+    Tensor,
+    sizes_of,
+)
 
 PLAIN, NARROW = 1, 2  # versions of the format
 KEY = "blockcell"
@@ -76,7 +87,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a lay
     "GRU": {"reset_after": (True,), "reverse": (True,)},
     "Dense": {"last": (True, "ends")},
 }
-PEEPHOLES = ("wci", "wcf", "wco")
+PEEPHOLES = tuple(tensor.name for tensor in OPS["BlockLSTM"].weights if tensor.kind == "peephole")
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
 CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
@@ -281,15 +292,23 @@ def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from cells(part, f"{prefix}{k}.")
 
 
-def shapes_of(cell: Any) -> dict[str, str]:
-    """The shapes of the weights of a cell that is described. Those with a space are of matrices."""
+def weights_of(cell: Any) -> tuple[Tensor, ...]:
+    """The weights of a cell that is described."""
     if cell["type"] == "Dense":
-        return {"w": "I O", "b": "O"}
+        return DENSE_WEIGHTS
     if cell["type"] == "LSTM":
-        op = OPS["BlockLSTM"]
-    else:
-        op = OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"]
-    return {tensor.name: tensor.shape for tensor in op.weights}
+        return OPS["BlockLSTM"].weights
+    return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
+
+
+def matrices_of(description: Any) -> list[str]:
+    """The names of all matrices of the layer that is described."""
+    return [
+        prefix + tensor.name
+        for prefix, cell in cells(description)
+        for tensor in weights_of(cell)
+        if tensor.kind == "matrix"
+    ]
 
 
 # -------------------------------------------------------------------------------------------- checks, and then an array
@@ -324,11 +343,13 @@ def _bounded(arrays: int) -> None:
 def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | None = None) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
+    matrices = matrices_of(description)
     for prefix, cell in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
-        shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in without}
+        tensors = [tensor for tensor in weights_of(cell) if tensor.name not in without]
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
         if storage == "int8":
-            shapes |= {f"{name}.scale": shape.split()[1] for name, shape in shapes.items() if " " in shape}
+            shapes |= {f"{t.name}.scale": t.shape.split()[1] for t in tensors if t.kind == "matrix"}
         if missing := [prefix + name for name in shapes if prefix + name not in stored]:
             raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {cell['type']}")
         found |= {prefix + name: shape for name, shape in shapes.items()}
@@ -339,7 +360,7 @@ def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | 
         dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
         why = f"that of {first}"
         if storage is not None:
-            expected = WEIGHT_STORAGES[storage] if " " in shape else np.dtype(np.float32)
+            expected = WEIGHT_STORAGES[storage] if name in matrices else np.dtype(np.float32)
             why = f"as its storage is {storage}"
         elif dtype not in DTYPES:
             raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")

@@ -14,7 +14,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,20 +155,30 @@ def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
     return tuple([t * T + b * B + i * I + h * H for t, b, i, h in dims(shape)])
 
 
+Kind = Literal["input", "state", "matrix", "peephole", "bias", "saved", "gradient", "output"]
+"""What a tensor is: the input x; a state before the first step; weights, of three kinds; what a gradient is told of the
+forward pass; an incoming gradient; a result. Gradients to peephole weights are of the kind "peephole", too."""
+WEIGHTS: tuple[Kind, ...] = ("matrix", "peephole", "bias")
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An input or output array of an op."""
 
     name: str
     shape: str
+    kind: Kind
     read: bool = True
     """Whether the values matter. TF's gradients demand a few inputs that they never look at."""
-    peephole: bool = False
-    """Of the peephole weights: may be None or of any length where ``use_peephole`` is false."""
 
     @property
     def rank(self) -> int:
         return len(self.shape.split())
+
+    @property
+    def peephole(self) -> bool:
+        """Whether it may be None or of any length where ``use_peephole`` is false."""
+        return self.kind == "peephole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +211,7 @@ class Op:
     @property
     def weights(self) -> tuple[Tensor, ...]:
         """The weights and biases among the inputs."""
-        return tuple(tensor for tensor in self.inputs if tensor.name[0] in "wb")
+        return tuple(tensor for tensor in self.inputs if tensor.kind in WEIGHTS)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -214,19 +224,22 @@ class Op:
         return found
 
 
-def _tensors(text: str, unread: str = "") -> tuple[Tensor, ...]:
-    """``"x[B I] h_prev[B H]"`` as tensors; interned like names in source, as ``op(**arguments)`` compares them."""
+def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:
+    """``input="x[B I]", state="h_prev[B H]"`` as tensors, with names interned as in source, since ``op(**arguments)``
+    compares them."""
+    assert kinds.keys() <= {*get_args(Kind)}
     return tuple(
-        Tensor(sys.intern(name), shape, read=name not in unread.split(), peephole=name in ("wci", "wcf", "wco"))
+        Tensor(sys.intern(name), shape, cast(Kind, kind), read=name not in unread.split())
+        for kind, text in kinds.items()
         for name, shape in re.findall(r"(\w+)\[([^]]*)\]", text)
     )
 
 
-def _outputs(result: type[tuple[Array, ...]], *shapes: str) -> tuple[Tensor, ...]:
+def _outputs(result: type[tuple[Array, ...]], *shapes: str, peepholes: str = "") -> tuple[Tensor, ...]:
     """The result's fields as tensors; one shape alone is that of all."""
     names = result._fields  # type: ignore[attr-defined]
     return tuple(
-        Tensor(name, shape, peephole=name in ("wci_grad", "wcf_grad", "wco_grad"))
+        Tensor(name, shape, "peephole" if name in peepholes.split() else "output")
         for name, shape in zip(names, shapes * (len(names) // len(shapes)), strict=True)
     )
 
@@ -236,15 +249,21 @@ _GRU_GATES = ("r", "u")
 _ICFO = ("i", "ci", "f", "o")
 _IFCO = ("i", "f", "ci", "o")
 
-_GRU_WEIGHTS = "h_prev[B H] w_ru[I+H 2H] w_c[I+H H] b_ru[2H] b_c[H]"
+_GRU_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"}
 _GRU_STATES = "r[B H] u[B H] c[B H]"
 _GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
-_RESET_AFTER_WEIGHTS = f"{_GRU_WEIGHTS} b_hc[H]"
+_RESET_AFTER_WEIGHTS = _GRU_WEIGHTS | {"bias": "b_ru[2H] b_c[H] b_hc[H]"}
 _RESET_AFTER_SEQUENCE = "r[T B H] u[T B H] c[T B H] hc[T B H] h[T B H]"
-_LSTM_WEIGHTS = "cs_prev[B H] h_prev[B H] w[I+H 4H] wci[H] wcf[H] wco[H] b[4H]"
+_LSTM_WEIGHTS = {
+    "state": "cs_prev[B H] h_prev[B H]",
+    "matrix": "w[I+H 4H]",
+    "peephole": "wci[H] wcf[H] wco[H]",
+    "bias": "b[4H]",
+}
 _LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
 _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
 _LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
+_PEEPHOLE_GRADS = "wci_grad wcf_grad wco_grad"
 
 _PEEPHOLE = Attribute("use_peephole", False, bool)
 _PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
@@ -266,7 +285,7 @@ def _block_lstm(
             kernel="block_lstm",
             gates=gates,
             sequence=True,
-            inputs=_tensors(f"x[T B I] {_LSTM_WEIGHTS}"),
+            inputs=_inputs(input="x[T B I]", **_LSTM_WEIGHTS),
             outputs=_outputs(LSTMStates, "T B H"),
             attributes=attributes,
             result=LSTMStates,
@@ -278,11 +297,14 @@ def _block_lstm(
             kernel="block_lstm_grad",
             gates=gates,
             sequence=True,
-            inputs=_tensors(
-                f"x[T B I] {_LSTM_WEIGHTS} {_LSTM_SEQUENCE} cs_grad[T B H] h_grad[T B H]",
+            inputs=_inputs(
+                input="x[T B I]",
+                **_LSTM_WEIGHTS,
+                saved=_LSTM_SEQUENCE,
+                gradient="cs_grad[T B H] h_grad[T B H]",
                 unread="b",
             ),
-            outputs=_outputs(LSTMGrads, "T B I", *_LSTM_GRADS),
+            outputs=_outputs(LSTMGrads, "T B I", *_LSTM_GRADS, peepholes=_PEEPHOLE_GRADS),
             attributes=(_PEEPHOLE_REQUIRED,),
             result=LSTMGrads,
             constants=(order,),
@@ -297,7 +319,7 @@ _TABLE = (
         kernel="gru_cell",
         gates=_GRU_GATES,
         sequence=False,
-        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS}"),
+        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
         outputs=_outputs(GRUStates, "B H"),
         attributes=(),
         result=GRUStates,
@@ -308,7 +330,7 @@ _TABLE = (
         kernel="gru_cell_grad",
         gates=_GRU_GATES,
         sequence=False,
-        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS} {_GRU_STATES} d_h[B H]", unread="x b_ru b_c"),
+        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="x b_ru b_c"),
         outputs=_outputs(GRUCellGrad, "B I", "B H", "B H", "B 2H"),
         attributes=(),
         result=GRUCellGrad,
@@ -319,7 +341,7 @@ _TABLE = (
         kernel="lstm_cell",
         gates=_ICFO,
         sequence=False,
-        inputs=_tensors(f"x[B I] {_LSTM_WEIGHTS}"),
+        inputs=_inputs(input="x[B I]", **_LSTM_WEIGHTS),
         outputs=_outputs(LSTMStates, "B H"),
         attributes=_LSTM_ATTRIBUTES,
         result=LSTMStates,
@@ -330,11 +352,14 @@ _TABLE = (
         kernel="lstm_cell_grad",
         gates=_ICFO,
         sequence=False,
-        inputs=_tensors(
-            f"x[B I] {_LSTM_WEIGHTS} {_LSTM_STATES} cs_grad[B H] h_grad[B H]",
+        inputs=_inputs(
+            input="x[B I]",
+            **_LSTM_WEIGHTS,
+            saved=_LSTM_STATES,
+            gradient="cs_grad[B H] h_grad[B H]",
             unread="x h_prev w b",
         ),
-        outputs=_outputs(LSTMCellGrad, "B H", "B 4H", "H", "H", "H"),
+        outputs=_outputs(LSTMCellGrad, "B H", "B 4H", "H", "H", "H", peepholes=_PEEPHOLE_GRADS),
         attributes=(_PEEPHOLE_REQUIRED,),
         result=LSTMCellGrad,
     ),
@@ -346,7 +371,7 @@ _TABLE = (
         kernel="block_gru",
         gates=_GRU_GATES,
         sequence=True,
-        inputs=_tensors(f"x[T B I] {_GRU_WEIGHTS}"),
+        inputs=_inputs(input="x[T B I]", **_GRU_WEIGHTS),
         outputs=_outputs(GRUStates, "T B H"),
         attributes=(),
         result=GRUStates,
@@ -357,7 +382,9 @@ _TABLE = (
         kernel="block_gru_grad",
         gates=_GRU_GATES,
         sequence=True,
-        inputs=_tensors(f"x[T B I] {_GRU_WEIGHTS} {_GRU_SEQUENCE} h_grad[T B H]", unread="b_ru b_c"),
+        inputs=_inputs(
+            input="x[T B I]", **_GRU_WEIGHTS, saved=_GRU_SEQUENCE, gradient="h_grad[T B H]", unread="b_ru b_c"
+        ),
         outputs=_outputs(GRUGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
         attributes=(),
         result=GRUGrads,
@@ -368,7 +395,7 @@ _TABLE = (
         kernel="block_gru_reset_after",
         gates=_GRU_GATES,
         sequence=True,
-        inputs=_tensors(f"x[T B I] {_RESET_AFTER_WEIGHTS}"),
+        inputs=_inputs(input="x[T B I]", **_RESET_AFTER_WEIGHTS),
         outputs=_outputs(GRUResetAfterStates, "T B H"),
         attributes=(),
         result=GRUResetAfterStates,
@@ -379,8 +406,12 @@ _TABLE = (
         kernel="block_gru_reset_after_grad",
         gates=_GRU_GATES,
         sequence=True,
-        inputs=_tensors(
-            f"x[T B I] {_RESET_AFTER_WEIGHTS} {_RESET_AFTER_SEQUENCE} h_grad[T B H]", unread="b_ru b_c b_hc"
+        inputs=_inputs(
+            input="x[T B I]",
+            **_RESET_AFTER_WEIGHTS,
+            saved=_RESET_AFTER_SEQUENCE,
+            gradient="h_grad[T B H]",
+            unread="b_ru b_c b_hc",
         ),
         outputs=_outputs(GRUResetAfterGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
         attributes=(),
@@ -392,7 +423,7 @@ _TABLE = (
         kernel="gru_cell_vjp",
         gates=_GRU_GATES,
         sequence=False,
-        inputs=_tensors(f"x[B I] {_GRU_WEIGHTS} {_GRU_STATES} d_h[B H]", unread="b_ru b_c"),
+        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
         outputs=_outputs(GRUCellVjp, "B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
         attributes=(),
         result=GRUCellVjp,
@@ -403,11 +434,10 @@ _TABLE = (
         kernel="lstm_cell_vjp",
         gates=_ICFO,
         sequence=False,
-        inputs=_tensors(
-            f"x[B I] {_LSTM_WEIGHTS} {_LSTM_STATES} cs_grad[B H] h_grad[B H]",
-            unread="b",
+        inputs=_inputs(
+            input="x[B I]", **_LSTM_WEIGHTS, saved=_LSTM_STATES, gradient="cs_grad[B H] h_grad[B H]", unread="b"
         ),
-        outputs=_outputs(LSTMGrads, "B I", *_LSTM_GRADS),
+        outputs=_outputs(LSTMGrads, "B I", *_LSTM_GRADS, peepholes=_PEEPHOLE_GRADS),
         attributes=(_PEEPHOLE_REQUIRED,),
         result=LSTMGrads,
     ),
@@ -415,6 +445,9 @@ _TABLE = (
 
 OPS: dict[str, Op] = {op.name: op for op in _TABLE}
 """All by name, TF's eight first."""
+
+DENSE_WEIGHTS = (Tensor("w", "I O", "matrix"), Tensor("b", "O", "bias"))
+"""Those of a `Dense` layer, which is no op."""
 
 GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
 """The orders of an LSTM's gates, by the names that layers have for them."""

@@ -9,7 +9,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "onnx":
         raise
-    what = 'onnx_export needs onnx, which is not installed: pip install "blockcell[onnx]"'
+    from blockcell.installing import how_to_install
+
+    what = f"onnx_export needs onnx, which is not installed: {how_to_install('onnx')}"
     raise ModuleNotFoundError(what, name="onnx") from None
 
 from .build import build

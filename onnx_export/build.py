@@ -543,7 +543,7 @@ def build(
 
 def arguments_of(op: Op) -> list[Tensor]:
     """The op's tensors, seq_len_max among them."""
-    return [Tensor("seq_len_max", "")] * op.sequence + list(op.inputs)
+    return [Tensor("seq_len_max", "", "input")] * op.sequence + list(op.inputs)
 
 
 def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
-from blockcell.files import PEEPHOLES, Stored, cells, check_arrays, shapes_of
+from blockcell.files import Stored, cells, check_arrays, weights_of
 from blockcell.layers import GRUState, LSTMState
 from blockcell.layers.arguments import read_parts
 from blockcell.layers.shared import NoState
@@ -43,9 +43,9 @@ class LayerCall:
         with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
         if not train:
-            self._shapes = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+            self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
             self._shapes |= _of_native(tree, self._shapes)
-        names = (prefix + name for prefix, cell in cells(tree) for name in shapes_of(cell))
+        names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
         self._weights = [name for name in names if name in self._shapes]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
@@ -187,6 +187,16 @@ def _dims(kind: Any) -> list[int | str]:
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
 
 
+def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The shapes of arrays, and those that some had before onnxruntime's quantize_dynamic replaced them."""
+    before: dict[str, Sequence[Any]] = {}
+    for name, shape in stored.items():
+        if name.endswith("_quantized"):
+            name = name.removesuffix("_quantized")
+            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in PACKED else shape
+    return before | dict(stored)
+
+
 def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM or GRU."""
     found: dict[str, tuple[int, ...]] = {}
@@ -202,8 +212,8 @@ def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tup
         if given != expected:
             what = f"its {prefix}W, R and B" if "P" not in given else f"its {prefix}W, R, B and P"
             raise ValueError(f"{what} have the shapes {[*given.values()]}; expected {[*expected.values()]}")
-        shapes = {name: shape for name, shape in shapes_of(cell).items() if name not in PEEPHOLES or "P" in given}
-        found |= {prefix + name: sizes_of(shape, {"I": inputs, "H": hidden}) for name, shape in shapes.items()}
+        tensors = [tensor for tensor in weights_of(cell) if tensor.kind != "peephole" or "P" in given]
+        found |= {prefix + tensor.name: sizes_of(tensor.shape, {"I": inputs, "H": hidden}) for tensor in tensors}
     return found
 
 

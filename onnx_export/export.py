@@ -123,9 +123,9 @@ def export(
     sizes : dict, optional
         T and B where they are to be fixed. Otherwise they are free; T must be at least 1 then.
     functions, opset, static
-        As in `build`: cells are functions that the model brings along, or plain nodes, which dense layers always are;
-        the version of ONNX's operators;
-        Scans as tract demands them, with plain nodes, and no Split with more outputs than WebGPU lets it have.
+        As in `build`: cells are functions that the model brings along, or plain nodes, as dense layers and the cells of
+        "native" always are; the version of ONNX's operators; Scans as tract demands them, with plain nodes, and no
+        Split with more outputs than WebGPU lets it have.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def export(
         kind,
         sizes=fixed,
         options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
-        inlined=not functions,
+        inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
         streaming=streaming,
         train=train,
         lengths=lengths and not streaming,
@@ -499,7 +499,7 @@ class _Model:
             gates=ops[""].gates,  # LSTMBlockCell itself has one order only
             outputs=(
                 *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
-                *(Tensor(f"{name}_last", "B H") for name in last),
+                *(Tensor(f"{name}_last", "B H", "output") for name in last),
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields

@@ -262,7 +262,7 @@ def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str,
         if tensor.name not in saved:
             rng = np.random.default_rng(zlib.crc32(f"{tensor.name} {dict(sizes)}".encode()))
             shape = sizes_of(tensor.shape, dict(sizes))
-            scale = 1.5 / np.sqrt(max(1, shape[0])) if tensor.shape.startswith("I+H") else 1.0
+            scale = 1.5 / np.sqrt(max(1, shape[0])) if tensor.kind == "matrix" else 1.0
             values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
     if saved:
         inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}

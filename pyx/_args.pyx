@@ -4,7 +4,7 @@
 that the table of ops gives.  Everything else, be it a list, a strided array or a mistake, goes to an `ArgumentReader`
 (numbers and switches) or a `Converter` (arrays), which convert it or raise.
 """
-from cpython.pycapsule cimport PyCapsule_Import
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
@@ -16,15 +16,18 @@ import math
 
 import numpy
 
-from blockcell._team import ready, report
+from blockcell._team import NUMBER, RUN
 from blockcell.optable import DTYPES, STORAGE, dims
 
 from arrays cimport is_plain, overlap
+from runs cimport Runs
 from tile cimport store
 
 import_array()
 
-cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
+cdef const int *number_of_threads = <const int *> PyCapsule_GetPointer(NUMBER, "blockcell._team.NUMBER")
+
+cdef Runs run_kernel = <Runs> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
 
 cdef const int[::1] TYPES = numpy.array([dtype.num for dtype in DTYPES], numpy.intc)
 cdef const int[::1] ITEMSIZES = numpy.array([dtype.itemsize for dtype in DTYPES], numpy.intc)
@@ -101,14 +104,17 @@ cdef class Frame:
     an array that the call keeps alive, and after `let_go` they refer to no memory.
     """
 
-    cdef list arguments  # in the kernel's order
+    cdef object kernel
+    cdef list arguments  # in its order
+    cdef int ready_place
     cdef list views  # the memoryviews among them: of the table's tensors, None if not read, then of scratch
     cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
     cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
     cdef int planned
 
-    def __init__(self, int number, list arguments, list places):
+    def __init__(self, kernel, int number, list arguments, list places, int ready_place):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
+        self.kernel, self.ready_place = kernel, ready_place
         self.arguments, self.views = arguments[:], []
         for place in places[: len(places) - 1]:
             view = None if place is None else TYPED_VIEW[number](VIEWED[number])
@@ -128,6 +134,12 @@ cdef class Frame:
         for view in self.views:
             if view is not None:
                 show(<memoryview> view, NULL, 0, 0, NULL)
+
+
+cdef long long call_kernel(void *context, int ready) except? -1:
+    cdef Frame frame = <Frame> context
+    frame.arguments[frame.ready_place] = ready
+    return frame.kernel(*frame.arguments)
 
 
 cdef class Call:
@@ -239,7 +251,7 @@ cdef class Call:
         try:
             frame = self.frames[number].pop()
         except IndexError:  # the first call, or more at once than ever before
-            frame = Frame(number, self.arguments, self.view_places)
+            frame = Frame(self.kernels[number], number, self.arguments, self.view_places, self.ready_place)
         try:
             self.point(frame, arrays, outputs, use_peephole, EMPTY[number])
             work = self.scratch(frame, sizes, max(ITEMSIZES[number], 4), threads)  # half is computed in float
@@ -249,10 +261,7 @@ cdef class Call:
             if self.sequence:
                 frame.arguments[self.steps_place] = sizes[0]
             frame.arguments[self.threads_place] = threads
-            frame.arguments[self.ready_place] = 1 if frame.planned == 1 else ready(frame.planned)
-            lost = self.kernels[number](*frame.arguments)
-            if frame.planned > 1:
-                report(lost)
+            run_kernel(frame.planned, call_kernel, <void *> frame)
         finally:
             frame.let_go()
             self.frames[number].append(frame)

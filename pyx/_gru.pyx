@@ -15,7 +15,7 @@ from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, Gru, backward_of, forward_of, take_batch_first, use_panels
+from plan cimport Backward, Forward, Gru, backward_of, forward_of, take_batch_first, take_marks, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -245,7 +245,7 @@ def gru_layer(
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0], aligned(work), ready)
     use_panels(&p, aligned(packed))
     with nogil:
         nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)

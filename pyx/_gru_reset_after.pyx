@@ -16,7 +16,7 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
     W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, use_panels
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, take_marks, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -179,7 +179,7 @@ def gru_reset_after_layer(
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0], aligned(work), ready)
     use_panels(&p, aligned(packed))
     with nogil:
         nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
@@ -261,7 +261,7 @@ def gru_torch(
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0], aligned(work), ready)
     use_panels(&p, aligned(work))
     with nogil:
         nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)

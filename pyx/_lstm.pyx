@@ -19,7 +19,7 @@ from operands cimport (
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, take_marks, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -340,7 +340,7 @@ def lstm_layer(
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0], aligned(work), ready)
     use_panels(&p, aligned(packed))
     with nogil:
         nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
@@ -422,7 +422,7 @@ def lstm_torch(
     p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
     p.steps.reverse = reverse
     if marks is not None:
-        p.steps.marks = &marks[0, 0]
+        take_marks(&p, &marks[0, 0], aligned(work), ready)
     use_panels(&p, aligned(work))
     with nogil:
         nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)

@@ -2,7 +2,7 @@
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_Import
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memcpy, memset
 from numpy cimport (
     PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, ndarray, npy_intp
@@ -14,15 +14,16 @@ import numpy
 
 from blockcell._args import empty
 from blockcell._read import which
-from blockcell._team import ready, report
-
+from blockcell._team import NUMBER, RUN
 from arrays cimport is_plain, overlap
+from runs cimport Runs
 
 import_array()
 
-cdef const int *number_of_threads = <const int *> PyCapsule_Import("blockcell._team.NUMBER", 0)
+cdef const int *number_of_threads = <const int *> PyCapsule_GetPointer(NUMBER, "blockcell._team.NUMBER")
+cdef Runs run_kernel = <Runs> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
 
-# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; what `report` wants to know.
+# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; what `_team` wants to know.
 ctypedef long long (*Run)(
     const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
 ) noexcept nogil
@@ -40,6 +41,27 @@ cdef enum:
     STATES = 2  # at most
 
 
+cdef struct Steps:  # of one call
+    Run run
+    const void *plan
+    void *work
+    const void *x
+    void *y
+    const void **first
+    void **last
+    bint brief
+
+
+cdef long long run_steps(void *context, int ready) except? -1:
+    cdef const Steps *s = <const Steps *> context
+    cdef long long lost
+    if s.brief:
+        return s.run(s.plan, ready, s.work, s.x, s.y, s.first, s.last)
+    with nogil:
+        lost = s.run(s.plan, ready, s.work, s.x, s.y, s.first, s.last)
+    return lost
+
+
 @cython.final
 cdef class Plan:
     """How T steps of B rows are run with so many threads, and the weights that this reads."""
@@ -51,17 +73,11 @@ cdef class Plan:
     cdef bint batch_first, brief
 
     cdef execute(self, char *work, const void *x, void *y, const void **first, void **last):
-        cdef const void *plan = PyBytes_AS_STRING(self.parameters)
-        cdef int threads = 1 if self.planned == 1 else ready(self.planned)
-        cdef long long lost
+        cdef Steps steps
         work += -<size_t> work & 63
-        if self.brief:
-            self.run(plan, 1, work, x, y, first, last)
-            return
-        with nogil:
-            lost = self.run(plan, threads, work, x, y, first, last)
-        if self.planned > 1:
-            report(lost)
+        steps.run, steps.plan, steps.work = self.run, PyBytes_AS_STRING(self.parameters), work
+        steps.x, steps.y, steps.first, steps.last, steps.brief = x, y, first, last, self.brief
+        run_kernel(self.planned, run_steps, &steps)
 
 
 cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B, bint batch_first):

@@ -1,7 +1,8 @@
 """How many threads a call runs on: asked at every call, and answered here alone.
 
 `get` is the number that a call plans with.  A plan may take fewer, for a small call one; then `ready` says, just before
-the kernel runs, how many of these there are now, and `report` takes what the kernel found out about them:
+the kernel runs, how many of these there are now, and `report` takes what the kernel found out about them.  `run` does
+all three, for kernels of any kind:
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
@@ -15,6 +16,8 @@ Results have the same bits for any number of threads.
 from cpython.pycapsule cimport PyCapsule_New
 
 import warnings
+
+import numpy
 
 cdef extern from *:
     """
@@ -73,6 +76,7 @@ cdef extern from *:
     void becomes(int variable, int value)
     void becomes_long "becomes" (long long variable, long long value)
 
+from runs cimport Kernel
 from team cimport nanoseconds
 
 cdef size_t stack = 0
@@ -152,3 +156,30 @@ def adapt(bint wanted):
     becomes(adapts, wanted)
     becomes_long(gained, 0)
     becomes_long(rest, 0)
+
+
+# ----------------------------------------------------------------------------------------------------- running a kernel
+cdef int run(int planned, Kernel kernel, void *context) except -1:
+    """Run a kernel on as many of the planned threads as there are now."""
+    cdef long long lost = kernel(context, 1 if planned == 1 else ready(planned))
+    if planned > 1:
+        report(lost)
+    return 0
+
+
+RUN = PyCapsule_New(<void *> run, "blockcell._team.RUN", NULL)  # for other compiled modules: runs.pxd
+
+
+cdef long long call(void *context, int ready) except? -1:
+    kernel, arguments = <tuple> context
+    arguments += (ready,)
+    return kernel(*arguments)
+
+
+def compute(kernel, work, tuple sizes, int threads, tuple arguments):
+    """Run one of Python's: `work` tells by the sizes how much scratch it needs, which comes after the arguments."""
+    cdef int planned
+    size, planned = work(*sizes, threads)
+    # By +: where memory is short, Cython's (*arguments, more) crashes.
+    context = kernel, arguments + (numpy.empty(size, numpy.uint8), threads)
+    run(planned, call, <void *> context)

@@ -7,42 +7,69 @@ The functions above it are what one part does in a phase.  While the product of 
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
+from libc.string cimport memset
 
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
 from lstm cimport load_peepholes, lstm_cells
 from narrow cimport WIDE
-from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X
+from operands cimport (
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, X
+)
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
     pack_narrow, pack_panels, spread
 )
-from plan cimport Forward, Gru, Lstm, Part, ResetAfter, cell, h_before, part_of, products_of, x_of, z_of
+from plan cimport (
+    Forward, Gru, Lstm, Part, ResetAfter, cell, end_of_chunk, h_before, part_of, products_of, x_of, z_of
+)
 from real cimport real
-from steps cimport FRESH, load_steps, marked
+from steps cimport (
+    FRESH, end_of, first_step, last_step, load_steps, marked, place, row_in, rows_of, taking_part
+)
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_state(const Forward *p, real *rows, const store *first, Py_ssize_t b) noexcept nogil:
-    """Load the state that row b starts from; NULL stands for zeros."""
-    if first is NULL or marked(&p.steps, 0, b, FRESH):
+    """Load the state that the row in slot b starts from; NULL stands for zeros."""
+    if first is NULL or marked(&p.steps, first_step(&p.steps, b), b, FRESH):
         clear(rows + b * p.Hs, p.Hs)
     else:
-        load_row(rows + b * p.Hs, first + b * p.H, p.H)
+        load_row(rows + b * p.Hs, first + row_in(&p.steps, b) * p.H, p.H)
+
+
+cdef inline void clear_ended(
+    const Forward *p, const cell *c, store **outputs, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """Zeros in the outputs of one part of the rows, where these have ended."""
+    cdef Py_ssize_t b = number, row, t, at
+    cdef int out
+    while b < p.B:  # by turns, since the shortest ones come last
+        row = row_in(&p.steps, b)
+        for t in range(end_of(&p.steps, b), p.steps.T):
+            for out in range(OUTS if cell is Lstm else OUT_C + 1 if cell is Gru else OUT_HC + 1):
+                at = place(&p.y_layout, t, row) if out == OUT_H else (t * p.B + row) * p.H
+                if outputs[out] is not NULL:
+                    memset(outputs[out] + at, 0, p.H * sizeof(store))
+        b += parts
 
 
 cdef inline void load_states(
-    const Forward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    Py_ssize_t parts
 ) noexcept nogil:
+    """One part of the rows; their outputs where they have ended, too."""
     cdef real *rows = work + number * p.thread_gap
     cdef Py_ssize_t b
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        load_state(p, h_before(p, rows, 0), inputs[H_PREV], b)
+        load_state(p, h_before(p, rows, first_step(&p.steps, b)), inputs[H_PREV], b)
         if cell is Lstm:
             load_state(p, rows + p.cs, inputs[CS_PREV], b)
+    if p.steps.slots is not NULL:
+        clear_ended(p, c, outputs, number, parts)
 
 
 cdef inline void pack(
@@ -71,23 +98,23 @@ cdef inline void pack(
 cdef inline void load_x(
     const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t parts, Py_ssize_t k
 ) noexcept nogil:
-    """Load one part of x for a chunk of steps from number k on."""
-    cdef Py_ssize_t rows = part.b1 - part.b0, n = min(p.chunk, p.steps.T - k) * rows, r0 = 0, r1 = n
+    """Load one part of x for the chunk of steps from number k on."""
+    cdef Py_ssize_t n = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1), r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, rows, r0, r1)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1)
 
 
 cdef inline void multiply_x(
     const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k
 ) noexcept nogil:
-    """x @ w_x + b for a chunk of steps from number k on; a chunk of one step has it computed in the step itself."""
-    cdef Py_ssize_t rows = part.b1 - part.b0
+    """x @ w_x + b for the chunk of steps from number k on; chunks of one step have it computed in the step itself."""
+    cdef Py_ssize_t rows = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(products_of(c)):
-            add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, min(p.chunk, p.steps.T - k) * rows,
-                              z_of(p, work, part, n), p.chunk * rows * LINES * p.L, part.j0[n], part.j1[n])
+            add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, rows, z_of(p, work, part, n),
+                              p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -95,8 +122,7 @@ cdef inline void cells(
     const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, batch rows b0 to
-    b1."""
+    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
         lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
@@ -114,7 +140,7 @@ cdef inline void step_rows(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *rows, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for panel j and batch rows b0 to b1.  z has the input product already, or it is
+    """A step's product n and its cells for panel j and slots b0 to b1.  z has the input product already, or it is
     computed from x."""
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = line_of(x)
@@ -169,27 +195,29 @@ cdef inline void step_row(
 
 
 cdef inline void step_unpacked(
-    const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1, real *work,
-    store **outputs
+    const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
+    Py_ssize_t rows, real *work, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for the panels j0 to j1, with weights that are not packed yet."""
+    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed yet."""
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
     for j in range(j0, j1):
-        add_bias(panels, j, p.B, z + j * z_panel)
-    add_product_once(panels, w, 0, p.I, True, work + p.x, p.Is, p.B, z, z_panel, j0, j1)
-    add_product_once(panels, w, p.I, p.H, False, h, p.Hs, p.B, z + panels.apart * p.L, z_panel, j0, j1)
+        add_bias(panels, j, rows, z + j * z_panel)
+    add_product_once(panels, w, 0, p.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
+    add_product_once(panels, w, p.I, p.H, False, h, p.Hs, rows, z + panels.apart * p.L, z_panel, j0, j1)
     for j in range(j0, j1):
-        cells(p, c, n, j, j + 1, 0, 0, p.B, z + j * z_panel, 0, work, outputs)
+        cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
 
 
 cdef inline void multiply_h(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
-    Py_ssize_t k
+    Py_ssize_t k, Py_ssize_t row
 ) noexcept nogil:
-    """One part of product n of the step processed as number k, and its cells."""
-    cdef Py_ssize_t j, row = 0, size = part.b1 - part.b0, z_panel = p.chunk * size * LINES * p.L
+    """One part of product n of the step processed as number k, and its cells.  The step's rows begin with number `row`
+    of its chunk."""
+    cdef Py_ssize_t j, b0 = part.b0, b1 = taking_part(&p.steps, k, b0, part.b1)
+    cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
     cdef real *rows = work + part.shift
     cdef const real *h = h_before(p, rows, k)
     cdef const real *x
@@ -197,18 +225,18 @@ cdef inline void multiply_h(
     if cell is Gru:
         if n == 1:
             h = rows + p.hr
-    if not p.packs_all:
-        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], work, outputs)
+    if b0 == b1:
         return
-    if p.chunk > 1:
-        row = k % p.chunk * size
+    if not p.packs_all:
+        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
+        return
     x = x_of(p, work, part) + row * p.Is
     z = z_of(p, work, part, n) + row * LINES * p.L
-    if size == 1:
-        step_row(p, c, n, h, part.j0[n], part.j1[n], k, part.b0, x, z, z_panel, rows, outputs)
+    if b1 - b0 == 1:
+        step_row(p, c, n, h, part.j0[n], part.j1[n], k, b0, x, z, z_panel, rows, outputs)
     else:
         for j in range(part.j0[n], part.j1[n]):
-            step_rows(p, c, n, h, j, k, part.b0, part.b1, x, z + j * z_panel, rows, outputs)
+            step_rows(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps
@@ -217,14 +245,14 @@ cdef inline void store_states(
 ) noexcept nogil:
     """Store a layer's last states; an op has them in its outputs."""
     cdef real *rows = work + number * p.thread_gap
-    cdef const real *h = h_before(p, rows, p.steps.T)
-    cdef Py_ssize_t b
+    cdef Py_ssize_t b, at
     if outputs[H_LAST] is NULL:
         return
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        store_row(outputs[H_LAST] + b * p.H, h + b * p.Hs, p.H)
+        at = row_in(&p.steps, b) * p.H
+        store_row(outputs[H_LAST] + at, h_before(p, rows, last_step(&p.steps, b)) + b * p.Hs, p.H)
         if cell is Lstm:
-            store_row(outputs[CS_LAST] + b * p.H, rows + p.cs + b * p.Hs, p.H)
+            store_row(outputs[CS_LAST] + at, rows + p.cs + b * p.Hs, p.H)
 
 
 # ------------------------------------------------------------------------------------ what a part does in a phase alone
@@ -244,10 +272,10 @@ cdef inline void multiply_x_part(
 
 cdef inline void multiply_h_part(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts, int n, Py_ssize_t k
+    Py_ssize_t parts, int n, Py_ssize_t k, Py_ssize_t row
 ) noexcept nogil:
     cdef Part part = part_of(p, number, parts)
-    multiply_h(p, c, inputs, outputs, work, &part, n, k)
+    multiply_h(p, c, inputs, outputs, work, &part, n, k, row)
 
 
 cdef inline void all_steps(
@@ -256,15 +284,16 @@ cdef inline void all_steps(
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
     cdef Part part = part_of(p, number, parts)
-    cdef Py_ssize_t k = 0, end
+    cdef Py_ssize_t k = 0, end, row
     while k < p.steps.T:
         load_x(p, inputs, work, &part, parts, k)
         multiply_x(p, c, work, &part, k)
-        end = min(k + p.chunk, p.steps.T)
+        row, end = 0, end_of_chunk(p, k, part.b0, part.b1)
         while k < end:
-            multiply_h(p, c, inputs, outputs, work, &part, 0, k)
+            multiply_h(p, c, inputs, outputs, work, &part, 0, k, row)
             if cell is Gru:
-                multiply_h(p, c, inputs, outputs, work, &part, 1, k)
+                multiply_h(p, c, inputs, outputs, work, &part, 1, k, row)
+            row += taking_part(&p.steps, k, part.b0, part.b1) - part.b0
             k += 1
 
 
@@ -274,9 +303,9 @@ cdef inline long long forward(
 ) noexcept nogil:
     """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
-    cdef Py_ssize_t part, parts = threads, k = 0, end = 0  # in the region each thread has its own k and end
+    cdef Py_ssize_t part, parts = threads, k = 0, end = 0, row = 0  # in the region each thread has its own k, end, row
     if parts == 1:  # entering a parallel region costs time even with one thread
-        load_states(p, c, inputs, work, 0, 1)
+        load_states(p, c, inputs, outputs, work, 0, 1)
         if not p.packed:
             pack(p, c, inputs, work, 0, 1)
         all_steps(p, c, inputs, outputs, work, 0, 1)
@@ -286,7 +315,7 @@ cdef inline long long forward(
     with nogil, parallel(num_threads=threads):
         join(&team)
         for part in prange(parts, schedule="static"):
-            load_states(p, c, inputs, work, part, parts)
+            load_states(p, c, inputs, outputs, work, part, parts)
         if not p.packed:
             for part in prange(parts, schedule="static"):
                 pack(p, c, inputs, work, part, parts)
@@ -302,15 +331,17 @@ cdef inline long long forward(
                 barrier(&team)
                 for part in prange(parts, schedule="static"):
                     multiply_x_part(p, c, work, part, parts, k)
-                end = min(k + p.chunk, p.steps.T)
+                end = end_of_chunk(p, k, 0, p.B)
+                row = 0
                 while k < end:
                     for part in prange(parts, schedule="static"):
-                        multiply_h_part(p, c, inputs, outputs, work, part, parts, 0, k)
+                        multiply_h_part(p, c, inputs, outputs, work, part, parts, 0, k, row)
                     barrier(&team)
                     if cell is Gru:
                         for part in prange(parts, schedule="static"):
-                            multiply_h_part(p, c, inputs, outputs, work, part, parts, 1, k)
+                            multiply_h_part(p, c, inputs, outputs, work, part, parts, 1, k, row)
                         barrier(&team)
+                    row = row + taking_part(&p.steps, k, 0, p.B)
                     k = k + 1
         for part in prange(parts, schedule="static"):
             store_states(p, c, outputs, work, part, parts)

@@ -21,7 +21,7 @@ from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
 from panels cimport units_in
 from plan cimport Backward, Forward, Gru
 from real cimport real
-from steps cimport ENDED, FRESH, marked, place, step_at
+from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
@@ -87,7 +87,7 @@ cdef inline void gates_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
     store **outputs
 ) noexcept nogil:
-    """r, u and h_prev * r of the step processed as number k, from z: panel j, batch rows b0 to b1."""
+    """r, u and h_prev * r of the step processed as number k, from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[RU].units
     cdef real[LF] gate_r
     cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
@@ -95,7 +95,7 @@ cdef inline void gates_cells(
     for b in range(b0, b1):
         for s in range(units_in(&p.w[RU], j)):
             at = (j * units + s) * L
-            to = (t * p.B + b) * p.H + at
+            to = (t * p.B + row_in(&p.steps, b)) * p.H + at
             u = rows + p.u + b * p.Hs + at
             gates(z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
                   rows + p.hr + b * p.Hs + at)
@@ -115,7 +115,7 @@ cdef inline void candidate_cells(
     const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
     store **outputs
 ) noexcept nogil:
-    """c, h and the new state of the step processed as number k, from z: panel j, batch rows b0 to b1."""
+    """c, h and the new state of the step processed as number k, from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[C].units
     cdef real[LF] c
     cdef real[LF] zero
@@ -135,11 +135,11 @@ cdef inline void candidate_cells(
             else:
                 candidate(z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
             if outputs[OUT_C] is not NULL:
-                row = outputs[OUT_C] + (t * p.B + b) * p.H + at
+                row = outputs[OUT_C] + (t * p.B + row_in(&p.steps, b)) * p.H + at
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
                     for_writing(row + units * L)
-            row = outputs[OUT_H] + place(&p.y_layout, t, b) + at
+            row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
             store_line(row, y, p.H - at)
             if at + units * L < p.H:
                 for_writing(row + units * L)

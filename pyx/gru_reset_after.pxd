@@ -22,7 +22,7 @@ from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from outputs cimport store_output
 from plan cimport Backward, Forward, ResetAfter, h_before
 from real cimport real
-from steps cimport ENDED, FRESH, marked, place, step_at
+from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
@@ -79,10 +79,10 @@ cdef inline void reset_after_cells(
     Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
-    batch rows b0 to b1."""
+    slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
-    cdef Py_ssize_t j, b, l, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, row, l, t = step_at(&p.steps, k)
     cdef const real *h_prev
     cdef real *h
     for j in range(j0, j1):
@@ -95,11 +95,12 @@ cdef inline void reset_after_cells(
                 clear(y, OUTS * L)
             else:
                 new_state(z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
-            store_output(p, outputs, OUT_R, j, t, b, y)
-            store_output(p, outputs, OUT_U, j, t, b, y)
-            store_output(p, outputs, OUT_C, j, t, b, y)
-            store_output(p, outputs, OUT_HC, j, t, b, y)
-            store_output(p, outputs, OUT_H, j, t, b, y)
+            row = row_in(&p.steps, b)
+            store_output(p, outputs, OUT_R, j, t, row, y)
+            store_output(p, outputs, OUT_U, j, t, row, y)
+            store_output(p, outputs, OUT_C, j, t, row, y)
+            store_output(p, outputs, OUT_HC, j, t, row, y)
+            store_output(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):

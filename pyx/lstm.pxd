@@ -29,7 +29,7 @@ from operands cimport (
 from outputs cimport store_output
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
-from steps cimport ENDED, FRESH, marked, place, step_at
+from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
@@ -130,10 +130,10 @@ cdef inline void lstm_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
-    batch rows b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished."""
+    slots b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
-    cdef Py_ssize_t j, b, l, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, row, l, t = step_at(&p.steps, k)
     cdef const real *h_prev = h_before(p, rows, k)
     cdef real *h_next = h_before(p, rows, k + 1)
     cdef const real *peep
@@ -147,10 +147,11 @@ cdef inline void lstm_cells(
                 clear(y, OUTS * L)
             else:
                 cell_state(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
-            store_output(p, outputs, OUT_I, j, t, b, y)
-            store_output(p, outputs, OUT_CS, j, t, b, y)
-            store_output(p, outputs, OUT_F, j, t, b, y)
-            store_output(p, outputs, OUT_CI, j, t, b, y)
+            row = row_in(&p.steps, b)
+            store_output(p, outputs, OUT_I, j, t, row, y)
+            store_output(p, outputs, OUT_CS, j, t, row, y)
+            store_output(p, outputs, OUT_F, j, t, row, y)
+            store_output(p, outputs, OUT_CI, j, t, row, y)
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
@@ -162,9 +163,10 @@ cdef inline void lstm_cells(
                 clear(y, OUTS * L)
             else:
                 cell_output(c, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
-            store_output(p, outputs, OUT_O, j, t, b, y)
-            store_output(p, outputs, OUT_CO, j, t, b, y)
-            store_output(p, outputs, OUT_H, j, t, b, y)
+            row = row_in(&p.steps, b)
+            store_output(p, outputs, OUT_O, j, t, row, y)
+            store_output(p, outputs, OUT_CO, j, t, row, y)
+            store_output(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the states as they are stored
                 round_to_half(cs)
                 round_to_half(h)

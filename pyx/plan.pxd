@@ -12,7 +12,7 @@ from panels cimport (
     stride_of
 )
 from real cimport real
-from steps cimport Layout, Steps, layout_of, steps_of
+from steps cimport Layout, Slot, Steps, layout_of, steps_of, taking_part, use_marks
 from team cimport share
 from tile cimport LINES, ROW_BLOCK, ROWS
 
@@ -73,6 +73,11 @@ cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
     return total[0] - size
 
 
+cdef inline Py_ssize_t take_slots(Py_ssize_t *total, Py_ssize_t B, Py_ssize_t L) noexcept nogil:
+    """The same for what `use_marks` needs."""
+    return take(total, (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L)
+
+
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Steps steps  # those that are run
@@ -91,12 +96,12 @@ cdef struct Forward:
     Py_ssize_t panels  # reals of all panels and of the peepholes
     # Where rows of H begin in scratch: h, that of every other step, the LSTM's cs; or for the GRU h, h_prev * r, u.
     Py_ssize_t h, h_odd, cs, hr, u
-    Py_ssize_t x, z, total  # where rows of x and of z begin, and the size of scratch
+    Py_ssize_t x, z, slots, total  # where rows of x, rows of z and the slots begin, and the size of scratch
 
 
 cdef struct Part:
     Py_ssize_t number
-    Py_ssize_t b0, b1  # batch rows
+    Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
     Py_ssize_t shift  # of its rows in scratch
 
@@ -148,7 +153,13 @@ cdef inline Forward forward_of(
     p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
+    p.slots = take_slots(&p.total, B, p.L)
     return p
+
+
+cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
+    """Say where rows end or start anew, for a pass of so many parts."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
 
 
 cdef inline void take_batch_first(Forward *p) noexcept nogil:
@@ -178,6 +189,20 @@ cdef inline Part part_of(const Forward *p, Py_ssize_t number, Py_ssize_t parts) 
         for n in range(PRODUCTS):
             part.j0[n], part.j1[n] = share(p.w[n].count, number, parts), share(p.w[n].count, number + 1, parts)
     return part
+
+
+cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
+    """How far a chunk goes that begins with the step processed as number k: as many rows as have room."""
+    cdef Py_ssize_t left = p.chunk * (b1 - b0), end = min(k + p.chunk, p.steps.T)
+    if p.steps.slots is NULL or p.chunk == 1:
+        return end
+    end = k
+    while end < p.steps.T:
+        left -= taking_part(&p.steps, end, b0, b1) - b0
+        if left < 0:
+            break
+        end += 1
+    return end
 
 
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:

@@ -3,8 +3,14 @@
 Marks, where there are any, say for every row (t, b), r = t * B + b: that the row does not take part in this step, that
 the state which it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.
 Without marks every row takes part in all steps and starts from the initial state.
+
+Rows that have ended cost nothing: in scratch every batch row has a slot, and the longest rows have the first ones of
+each part, so the rows that take part in a step stand side by side from the part's first slot on.
 """
+from libc.stdlib cimport qsort
+
 from real cimport real
+from team cimport share
 from tile cimport load_row, store
 
 cdef enum:
@@ -13,10 +19,16 @@ cdef enum:
     FIRST = 4
 
 
+cdef struct Slot:
+    Py_ssize_t row, end  # the batch row that is here, and how many steps it has
+    Py_ssize_t slot  # where the batch row is that has the number of this slot
+
+
 cdef struct Steps:
     Py_ssize_t T, B
     bint reverse  # the last step is processed first
     const unsigned char *marks  # or NULL
+    const Slot *slots  # or NULL: each row is in the slot of its number, and takes part in all steps
 
 
 cdef struct Layout:  # how the rows (t, b) of an array of the caller's lie in memory; a row itself has no gaps
@@ -45,7 +57,7 @@ cdef inline Py_ssize_t place(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexce
 cdef inline Steps steps_of(Py_ssize_t T, Py_ssize_t B) noexcept nogil:
     """All rows through all steps."""
     cdef Steps s
-    s.T, s.B, s.reverse, s.marks = T, B, False, NULL
+    s.T, s.B, s.reverse, s.marks, s.slots = T, B, False, NULL, NULL
     return s
 
 
@@ -54,25 +66,121 @@ cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
     return s.T - 1 - k if s.reverse else k
 
 
+# --------------------------------------------------------------------------------------------------------------- slots
+cdef inline int compared(const void *a, const void *b) noexcept nogil:
+    """The longer row comes first, of equally long ones the first."""
+    cdef const Slot *one = <const Slot *> a
+    cdef const Slot *other = <const Slot *> b
+    if one.end != other.end:
+        return 1 if one.end < other.end else -1
+    return 1 if one.row > other.row else -1
+
+
+cdef inline void use_marks(Steps *s, const unsigned char *marks, Slot *slots, Py_ssize_t parts) noexcept nogil:
+    """Rows take part as these marks say.  If some end early, the rows are dealt out to the slots of so many parts, the
+    longest one first.  There is room for 2 * B slots."""
+    cdef Slot *ordered = slots + s.B
+    cdef Py_ssize_t b, t, n = 0, part, at
+    cdef bint in_order = True, all_full = True
+    s.marks, s.slots = marks, NULL
+    for b in range(s.B):
+        t = s.T
+        while t > 0 and marks[(t - 1) * s.B + b] & ENDED:
+            t -= 1
+        ordered[b].row, ordered[b].end = b, t
+        all_full = all_full and t == s.T
+        in_order = in_order and (b == 0 or t <= ordered[b - 1].end)
+    if all_full:
+        return
+    if not in_order:
+        qsort(ordered, s.B, sizeof(Slot), compared)
+    at = 0
+    while n < s.B:
+        for part in range(parts):
+            b = share(s.B, part, parts) + at
+            if b < share(s.B, part + 1, parts):
+                slots[b].row, slots[b].end = ordered[n].row, ordered[n].end
+                slots[slots[b].row].slot = b
+                n += 1
+        at += 1
+    s.slots = slots
+
+
+cdef inline Py_ssize_t row_in(const Steps *s, Py_ssize_t b) noexcept nogil:
+    """The batch row that is in slot b."""
+    return b if s.slots is NULL else s.slots[b].row
+
+
+cdef inline Py_ssize_t slot_of(const Steps *s, Py_ssize_t row) noexcept nogil:
+    return row if s.slots is NULL else s.slots[row].slot
+
+
+cdef inline Py_ssize_t end_of(const Steps *s, Py_ssize_t b) noexcept nogil:
+    """How many steps the row in slot b has."""
+    return s.T if s.slots is NULL else s.slots[b].end
+
+
+cdef inline Py_ssize_t first_step(const Steps *s, Py_ssize_t b) noexcept nogil:
+    """The number of the step that the row in slot b takes part in first; T if there is none."""
+    return s.T - end_of(s, b) if s.reverse else 0 if end_of(s, b) > 0 else s.T
+
+
+cdef inline Py_ssize_t last_step(const Steps *s, Py_ssize_t b) noexcept nogil:
+    """One more than the number of the step that it takes part in last."""
+    return s.T if s.reverse or end_of(s, b) == 0 else end_of(s, b)
+
+
+cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
+    """Of a part's slots b0 to b1, those from b0 up to the returned one have the rows that take part in the step
+    processed as number k; in none take part numbers below 0 and from T on."""
+    cdef Py_ssize_t t = step_at(s, k), middle
+    if k < 0 or k >= s.T:
+        return b0
+    if s.slots is NULL:
+        return b1
+    while b0 < b1:
+        middle = (b0 + b1) // 2
+        if s.slots[middle].end > t:
+            b0 = middle + 1
+        else:
+            b1 = middle
+    return b0
+
+
+cdef inline Py_ssize_t rows_of(
+    const Steps *s, Py_ssize_t k, Py_ssize_t end, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """How many rows of a part's slots b0 to b1 take part in the steps processed as number k to end, all together."""
+    cdef Py_ssize_t rows = 0
+    if s.slots is NULL:
+        return (end - k) * (b1 - b0)
+    while k < end:
+        rows += taking_part(s, k, b0, b1) - b0
+        k += 1
+    return rows
+
+
 cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) noexcept nogil:
-    """Whether row b of the step processed as number k, if there is one, has the mark."""
-    return s.marks is not NULL and k < s.T and s.marks[step_at(s, k) * s.B + b] & mark != 0
+    """Whether the row in slot b has the mark in the step processed as number k, if there is one."""
+    return s.marks is not NULL and k < s.T and s.marks[step_at(s, k) * s.B + row_in(s, b)] & mark != 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
 
 
 cdef inline void load_steps(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t r0, Py_ssize_t r1
+    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1
 ) noexcept nogil:
-    """x of `rows` batch rows from b on to scratch, step after step from number k on; of these, the rows r0 to r1."""
-    cdef Py_ssize_t r, q
-    if r0 == r1:
-        return
-    k, q = k + r0 // rows, r0 % rows
-    for r in range(r0, r1):
-        load_row(dst + r * stride, x + place(layout, step_at(s, k), b + q), I)
-        q += 1
-        if q == rows:
-            k, q = k + 1, 0
+    """x of the rows in a part's slots b0 to b1 that take part to scratch, step after step from number k on; of these,
+    the rows r0 to r1."""
+    cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
+    while first < r1:
+        n = taking_part(s, k, b0, b1) - b0
+        for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
+            load_row(dst + (first + q) * stride, x + place(layout, step_at(s, k), row_in(s, b0 + q)), I)
+        first += n
+        k += 1
 
 
 cdef inline const store *input_row(

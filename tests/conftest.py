@@ -10,7 +10,7 @@ from blockcell import _kernels, _team
 from blockcell.optable import OPS
 
 # Their asserts show the values that they compared, as those in test files do.
-pytest.register_assert_rewrite("calls", "convert_cases", "export_cases")
+pytest.register_assert_rewrite("by_formulas", "calls", "convert_cases", "export_cases", "tf_cells")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from .. import __version__, build_info
+from ..installing import how_to_install
 from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
@@ -164,7 +165,7 @@ def demo(options: argparse.Namespace) -> int:
         rows,
     )
     if not runtimes:
-        print('The ONNX graphs were not run: pip install "blockcell[onnx]"\n')
+        print(f"The ONNX graphs were not run: {how_to_install('onnx')}\n")
     print_machine()
     print(f"The picture is {options.output}")
     failed = [part.network for part in result.trainings if not part.ok]
@@ -201,7 +202,7 @@ def verify(options: argparse.Namespace) -> int:
         print_json(report.as_dict() | {"picture": str(picture) if picture else None, "machine": build_info()})
         return 0 if report.ok else 1
     print_table("The largest errors in eps, against float64", report.heading(), report.lines())
-    no_picture = 'There is no picture, as matplotlib is not installed: pip install "blockcell[demo]"'
+    no_picture = f"There is no picture, as matplotlib is not installed: {how_to_install('demo')}"
     print(f"The picture is {picture}" if picture else no_picture)
     failed = list(dict.fromkeys(f"{row.op} on {row.provider}" for row in report.rows if not row.ok))
     print(f"FAILED: {', '.join(failed)}" if failed else f"All {len(report.rows)} errors are within their bounds.")
@@ -479,7 +480,7 @@ def missing(*packages: str) -> list[str]:
 
 def require(extra: str, *packages: str) -> None:
     if names := missing(*packages):
-        raise MissingExtra(f'{", ".join(names)} not installed: pip install "blockcell[{extra}]"')
+        raise MissingExtra(f"{', '.join(names)} not installed: {how_to_install(extra)}")
 
 
 def require_own_onnx_export() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -40,10 +41,12 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     Parameters
     ----------
     source : Keras model or layer, or sequence
-        A model; a ``keras.layers.LSTM``, ``GRU``, ``Bidirectional`` of one of them, or ``Dense``; or what
-        ``get_weights()`` of a recurrent one returned: ``[kernel, recurrent_kernel, bias]`` or, with
-        ``use_bias=False``, the first two, and these twice for ``Bidirectional``. A list of layers, or of such lists,
-        becomes a `blockcell.Stack`.
+        A model; a ``keras.layers.LSTM``, ``GRU``, ``Bidirectional`` of one of them, or ``Dense``; or what their
+        ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
+        these twice for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. A list of layers or of such lists becomes a
+        `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
+        tell which array belongs to which layer. Of a model, better pass the model: arrays do not tell the activation
+        of a ``Dense``, nor ``return_sequences``.
     reset_after : bool, optional
         Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it. It has nothing
         to do with `reset` of a call, which says where the state is set to zero.
@@ -65,7 +68,8 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     Warns
     -----
     UserWarning
-        Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls.
+        Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls. Of the arrays
+        of a ``Dense``, that it has no activation here, and gives y for each step.
 
     Raises
     ------
@@ -76,7 +80,7 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
         whose output Keras leaves in the order in which it is computed; a ``merge_mode`` other than "concat".
     ValueError
         A model has no LSTM and no GRU; the number of arrays or their shapes are wrong, or they may be those of a
-        Bidirectional with I = H as well as those of two stacked layers.
+        Bidirectional with I = H as well as those of two stacked layers; they may be those of an Embedding.
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
@@ -86,9 +90,15 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
             "expected a Keras LSTM, GRU or Bidirectional layer, the arrays of its get_weights(), or a list of these"
         )
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    if source and all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        return Stack([from_keras(part, reset_after=reset_after) for part in source])
-    return _from_arrays(caller, source, reset_after)
+    layer, has_dense = _from_list(caller, source, reset_after)
+    if has_dense:
+        warnings.warn(
+            f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"
+            f" it has none, and gives y for each step. Pass the model, or make the Dense anew:"
+            f' Stack([*stack.layers[:-1], Dense(**stack.layers[-1].weights, activation="softmax", last=True)])',
+            stacklevel=2,
+        )
+    return layer
 
 
 def to_keras(layer: Layer) -> list[Any]:
@@ -272,10 +282,7 @@ def _dense(caller: str, source: Any) -> Dense:
     arrays = source.get_weights()
     if not arrays:
         raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    read = read_arrays(what, dict(zip(("kernel", "bias"), arrays, strict=False)))
-    kernel = read["kernel"]
-    bias = read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype))
-    return Dense(kernel, bias, None if activation == "linear" else activation)
+    return _dense_from_arrays(what, arrays, None if activation == "linear" else activation)
 
 
 # -------------------------------------------------------------------------------------------------------------- layers
@@ -331,28 +338,114 @@ def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
     return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], reverse=reverse)
 
 
-def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> Layer:
-    if len(source) in (2, 3):
-        return _cell_from_arrays(caller, source, reset_after)
-    if len(source) not in (4, 6):
+def _from_list(caller: str, source: Sequence[Any], reset_after: bool | None) -> tuple[Layer, bool]:
+    """The layer of a list, and whether arrays of a Dense are in it."""
+    if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
+        layers = _from_arrays(caller, source, reset_after)
+        return layers[0] if len(layers) == 1 else Stack(layers), any(isinstance(each, Dense) for each in layers)
+    parts = [
+        (from_keras(part, reset_after=reset_after), False)
+        if hasattr(part, "get_config")
+        else _from_list(caller, part, reset_after)
+        for part in source
+    ]
+    return Stack([layer for layer, _ in parts]), any(has_dense for _, has_dense in parts)
+
+
+class Part(NamedTuple):
+    """Arrays of one cell, or of a Dense."""
+
+    arrays: list[Any]
+    shapes: list[tuple[int, ...]]
+    outputs: int
+
+    @property
+    def is_dense(self) -> bool:
+        return len(self.shapes) == 1 or len(self.shapes[1]) == 1
+
+
+def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> list[Layer]:
+    """The layers whose arrays these are, one layer after the other."""
+    if len(source) in (2, 3) and np.ndim(source[1]) != 1:
+        return [_cell_from_arrays(caller, source, reset_after)]
+    parts = _parts(caller, source)
+    layers: list[Layer] = []
+    for count in _grouping(caller, parts):
+        first, *second = parts[:count]
+        del parts[:count]
+        if first.is_dense:
+            layers.append(_dense_from_arrays(caller, first.arrays))
+            continue
+        cells = [_cell_from_arrays(caller, part.arrays, reset_after) for part in (first, *second)]
+        layers.append(Bidirectional(*cells) if second else cells[0])
+    return layers
+
+
+def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
+    """The arrays of a list, by the cell or the Dense that they belong to."""
+    if not source:
+        raise ValueError(f"{caller}: got no arrays; expected those of get_weights() of a layer or a model")
+    shapes = [np.shape(array) for array in source]
+    parts: list[Part] = []
+    k = 0
+    while k < len(shapes):
+        kernel, second, third = (*shapes[k : k + 3], (), ())[:3]
+        if len(kernel) != 2:
+            raise ValueError(
+                f"{caller}: array {k} has shape {kernel}; expected the kernel of an LSTM, a GRU or a Dense. If the"
+                f" model has other layers, too, pass the model itself, or the arrays of these layers alone"
+            )
+        outputs, count = kernel[1], 0
+        if len(second) == 2 and kernel[1] == second[1] and second[1] in (3 * second[0], 4 * second[0]):
+            outputs = second[0]
+            count = 3 if len(third) == 1 or third == (2, kernel[1]) else 2
+        elif second == kernel[1:]:
+            count = 2
+        elif k and second != (outputs, outputs):  # a SimpleRNN's arrays would begin like that, and an Embedding's at 0
+            count = 1
+        if not count:
+            raise ValueError(
+                f"{caller}: array {k} has shape {kernel}, and no bias comes after it: it may be of an Embedding, a"
+                f" SimpleRNN or a Dense with use_bias=False. Pass the model itself; or, of a Dense, its kernel and"
+                f" np.zeros({outputs}) as its bias"
+            )
+        parts.append(Part([*source[k : k + count]], shapes[k : k + count], outputs))
+        k += count
+    return parts
+
+
+def _grouping(caller: str, parts: list[Part]) -> tuple[int, ...]:
+    """How many parts each layer has: two make a Bidirectional, and each layer's input is the one before's output."""
+    ways: list[list[tuple[int, ...]]] = [[()]]  # from each part on: none, the only one, or two of several
+    for k in reversed(range(len(parts))):
+        twins = not parts[k].is_dense and parts[k + 1 :] and parts[k].shapes == parts[k + 1].shapes
+        fitting = [
+            count
+            for count in ((1, 2) if twins else (1,))
+            if k + count == len(parts) or parts[k + count].shapes[0][0] == count * parts[k].outputs
+        ]
+        ways.insert(0, [(count, *rest) for count in fitting for rest in ways[count - 1]][:2])
+    if len(ways[0]) == 1:
+        return ways[0][0]
+    if ways[0]:
+        first, second = ways[0]
+        k = next(sum(first[:j]) for j in range(len(first)) if first[j] != second[j])
         raise ValueError(
-            f"{caller}: got {len(source)} arrays; expected kernel, recurrent_kernel and, unless use_bias=False, bias,"
-            f" twice for Bidirectional"
+            f"{caller}: with I = H = {parts[k].outputs}, the {2 * len(parts[k].arrays)} arrays are those of a"
+            f" Bidirectional or of two layers, one on the other; pass the Keras model or its layers, or convert the"
+            f" arrays of each cell alone and put the cells into a blockcell.Bidirectional or a blockcell.Stack"
         )
-    half = len(source) // 2
-    fw, bw = (_cell_from_arrays(caller, part, reset_after) for part in (source[:half], source[half:]))
-    if fw.input_size != bw.input_size or fw.hidden_size != bw.hidden_size:
-        raise ValueError(
-            f"{caller}: the two layers have I={fw.input_size}, H={fw.hidden_size} and I={bw.input_size},"
-            f" H={bw.hidden_size}, so they are no Bidirectional; pass stacked layers as a list of lists"
-        )
-    if fw.input_size == fw.hidden_size:
-        raise ValueError(
-            f"{caller}: with I = H = {fw.hidden_size}, the {len(source)} arrays are those of a Bidirectional or of two"
-            f" layers, one on the other; pass the Keras layers, or convert both halves of the list and put them into a"
-            f" blockcell.Bidirectional or a blockcell.Stack"
-        )
-    return Bidirectional(fw, bw)
+    sizes = [(part.shapes[0][0], part.outputs) for part in parts]
+    raise ValueError(
+        f"{caller}: the arrays are of layers with {', '.join(f'{i} inputs and {o} outputs' for i, o in sizes)}, which"
+        f" do not stand one behind the other; convert the arrays of each alone"
+    )
+
+
+def _dense_from_arrays(caller: str, arrays: Sequence[Any], activation: str | None = None) -> Dense:
+    read = read_arrays(caller, dict(zip(("kernel", "bias"), arrays, strict=False)))
+    kernel = read["kernel"]
+    return Dense(kernel, read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype)), activation)
 
 
 def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> Cell:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from ..layers import Dense, Layer, Stack
 
+_RECURRENT = "LSTM)", "GRU)", "RNN)"  # what names end with that say a kind
+
 
 class Step(NamedTuple):
     """A layer or a node of a model, as far as it matters here."""
@@ -29,16 +31,17 @@ class Step(NamedTuple):
 
 
 def assemble(
-    caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, stacklevel: int
+    caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, stacklevel: int, hint: str = ""
 ) -> Layer | dict[str, Layer]:
     """The recurrent layers of a model: the only one, a stack of a chain of them, or each by its key.
 
     Dense layers of the chain belong to the stack. What the `outputs` need and is not carried over is said in a warning.
+    The `hint` says what to do if there is no recurrent layer.
     """
     recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
     if not recurrent:
-        others = _listed([step.what for step in steps.values()]) or "an empty one"
-        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}")
+        others = listed([step.what for step in steps.values()]) or "an empty one"
+        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}{hint}")
     live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
     sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
     readers: dict[str | None, list[str | None]] = {key: [] for key in live}
@@ -67,11 +70,13 @@ def assemble(
         if key in live and (step.hint or not (step.nothing or key in carried))
     ]
     if left:
-        warnings.warn(f"{caller}: left out: {_listed(left)}", stacklevel=stacklevel)
+        warnings.warn(f"{caller}: left out: {listed(left)}", stacklevel=stacklevel)
     return found
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of them in words, those of recurrent layers before all others."""
+    names = sorted(names, key=lambda name: not name.endswith(_RECURRENT))
     return ", ".join(names[:12] + ([f"and {len(names) - 12} more"] if len(names) > 12 else []))
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
 from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
-from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
+from .models import Step, assemble, listed
+from .onnx_graph import FOLDED, QUANTIZED, RESHAPING, SELECTING, Graph, is_quantized, is_recurrent
 from .shared import (
     ORDERS,
     Cell,
@@ -59,11 +60,13 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     LSTM, GRU, Bidirectional, Stack, or dict of str to Layer
         X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
         parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
+        Weights may be made of constants by nodes such as Slice, Concat and Unsqueeze, and stand in branches of an If.
+        A ``DynamicQuantizeLSTM`` of onnxruntime gives the LSTM of the weights that its integers stand for.
 
         Of a model that has several, a `Stack` if they stand one behind the other, with nothing but changes of shape
         between them, as exporters write them. A dense layer behind them (Gemm, or MatMul and Add), and its activation,
-        belong to the stack; it gets `last` if it reads the last step or Y_h. Otherwise a dict, by the names of the
-        nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
+        belong to the stack; the last one gets `last` if the first one reads the last step or Y_h. Otherwise a dict, by
+        the names of the nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
 
         The node's ``layout=1`` and transpositions before and behind it are not part of the layer: x and y are [T,B,.]
         here unless a call has ``batch_first=True``.
@@ -71,15 +74,15 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     Warns
     -----
     UserWarning
-        Of a model, what else it does and was left out.
+        Of a model, what else it does and was left out. Of initial states and lengths that are neither inputs of the
+        model nor zero states, that they are the caller's. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
 
     Raises
     ------
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        ``clip``, ``input_forget=1``, other activations than the default ones, weights that other nodes compute, and
-        lengths or initial states that are constant or that other nodes compute, unless the states are zero.
+        ``clip``, ``input_forget=1``, other activations than the default ones, and weights that are not constant.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -88,7 +91,10 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
         if not hasattr(source, "op_type"):
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
-        return _from_node(caller, source, initializers or {}, None)
+        remarks: list[Remark] = []
+        layer = _from_node(caller, source, initializers or {}, None, remarks)
+        _warn(caller, remarks, layer)
+        return layer
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     graph = Graph(caller, source.graph, source.opset_import)
@@ -106,45 +112,110 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
                 f" from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
+    remarks = []
     if name is None:
-        return _from_graphs(caller, graphs)
+        found = _from_graphs(caller, graphs, remarks)
+        _warn(caller, remarks, found)
+        return found
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
-    found = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
-    if len(found) != 1:
+    named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
+    if len(named) != 1:
         names = [_key(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
-    return _from_graph_node(caller, *found[0])
+    layer = _from_graph_node(caller, *named[0], remarks)
+    _warn(caller, remarks, layer)
+    return layer
 
 
-def _from_graph_node(caller: str, graph: Graph, node: Any) -> Layer:
-    initializers = {key: graph.array(key) for key in node.input if key in graph.tensors}
-    return _from_node(caller, node, initializers, graph)
+class Remark(NamedTuple):
+    """What calls of a layer must have, or how they differ from the node that it was made of."""
+
+    node: str
+    inputs: list[str]
+    """Those from which the node has lengths and states."""
+    arguments: set[str]
+    """What these are in a call."""
+    quantized: bool
 
 
-def _from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None) -> Layer:
-    kind = source.op_type
-    if kind not in ("LSTM", "GRU") or source.domain not in ("", "ai.onnx"):
-        raise ConversionError(f"{caller}: the node is a {source.domain}::{kind}; expected an ONNX LSTM or GRU")
-    what = f"{caller}: {kind} {source.name!r}"
+def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -> None:
+    """Say what the remarks say, at the line that called the caller."""
+    left = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
+    if left:
+        arguments = {argument for remark in remarks for argument in remark.arguments}
+        does = {"state": "starts from zeros", "lengths": "takes every step"}
+        without = " and ".join(text for argument, text in does.items() if argument in arguments)
+        warnings.warn(
+            f"{caller}: left to the caller: {listed(left)}. Here a layer {without} unless its call tells it:"
+            f" {_example(arguments, found)}",
+            stacklevel=3,
+        )
+    rounded = [remark.node for remark in remarks if remark.quantized]
+    if rounded:
+        warnings.warn(
+            f"{caller}: not rounded: {listed(rounded)}. The layer has the weights that the integers stand for. In each"
+            f" step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal",
+            stacklevel=3,
+        )
+
+
+def _example(arguments: set[str], found: Layer | dict[str, Layer]) -> str:
+    """A call of the layer, or of the first of them, with these arguments."""
+    named = {"layer": found} if isinstance(found, Layer) else {f"layers[{key!r}]": found[key] for key in found}
+    name, layer = next(iter(named.items()))
+    values = {"state": _state(layer), "lengths": "..."}
+    given = [f"{argument}={value}" for argument, value in values.items() if argument in arguments]
+    return f"y, state = {name}({', '.join(['x', *given])})"
+
+
+def _state(layer: Layer) -> str:
+    """How its state is written."""
+    if isinstance(layer, LSTM):
+        return '{"h": ..., "cs": ...}'
+    if isinstance(layer, Bidirectional):
+        return f'{{"fw": {_state(layer.fw)}, "bw": {_state(layer.bw)}}}'
+    if isinstance(layer, Stack):
+        return f"{{{', '.join(f'{k}: {_state(part)}' for k, part in enumerate(layer.layers))}}}"
+    return '{"h": ...}' if isinstance(layer, GRU) else "()"
+
+
+PLACES = {
+    "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
+    "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
+}
+PLACES[QUANTIZED] = (*PLACES["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
+
+
+def _from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> Layer:
+    values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
+    return _from_node(caller, node, values, graph, remarks)
+
+
+def _from_node(
+    caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]
+) -> Layer:
+    if not is_recurrent(source):
+        raise ConversionError(
+            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM or GRU"
+        )
+    what, places = f"{caller}: {source.op_type} {source.name!r}", PLACES[source.op_type]
+    kind = "LSTM" if is_quantized(source) else source.op_type
     attributes = _read_attributes(what, source)
     direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
     directions = 2 if direction == "bidirectional" else 1
     _refuse(what, kind, attributes, direction)
     reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
-    places = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")[: 8 if kind == "LSTM" else 6]
     if len(source.input) > len(places):
         raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
     given = {place: name for place, name in zip(places, source.input, strict=False) if name}
-    _check_states(what, given, values, graph)
-    for place in ("W", "R", "B", "P"):
-        if place in given and given[place] not in values:
-            raise ConversionError(
-                f"{what}: its {place}, {given[place]!r}, is not among the initializers; if nodes compute it, fold"
-                f" constants first, as onnxruntime does when it saves an optimized model"
-            )
-    if missing := [place for place in ("W", "R") if place not in given]:
+    weights = [place for place in places if place in given and place not in ("X", *_ARGUMENTS)]
+    unknown = {k: place for k, place in enumerate(places) if place in weights and given[place] not in values}
+    _refuse_computed(what, given, unknown, graph)
+    needed = [place for place in places if place in ("W", "R") or place.endswith("scale")]
+    if missing := [place for place in needed if place not in given]:
         raise ValueError(f"{what} has no {' and no '.join(missing)}")
-    arrays = read_arrays(what, {place: values[given[place]] for place in ("W", "R", "B", "P") if place in given})
+    found = {place: values[given[place]] for place in weights}
+    arrays = read_arrays(what, _dequantized(what, found) if is_quantized(source) else found)
     gates = 4 if kind == "LSTM" else 3
     W, R = arrays["W"], arrays["R"]
     hidden = R.shape[-1] if R.ndim == 3 else 0
@@ -161,6 +232,11 @@ def _from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph
         peepholes = arrays["P"][d] if "P" in arrays else None
         parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
         cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
+    left = _left_to_calls(given, values, graph)
+    if left or is_quantized(source):
+        places_left = [_described(place, given[place], places.index(place), graph) for place in left]
+        arguments = {_ARGUMENTS[place] for place in left}
+        remarks.append(Remark(what.removeprefix(f"{caller}: "), places_left, arguments, is_quantized(source)))
     return cells[0] if directions == 1 else Bidirectional(*cells)
 
 
@@ -255,10 +331,10 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
         half = len(B) // 2
         return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
-    places = files.shapes_of(description)
+    places = [tensor.name for tensor in files.weights_of(description)]
     arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     arguments |= {place: graph.array(prefix + place) for place in places if prefix + place in graph.tensors}
-    if not arguments.keys() & places.keys():
+    if arguments.keys().isdisjoint(places):
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
     return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
 
@@ -272,10 +348,23 @@ def _key(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
-def _from_graphs(caller: str, graphs: list[Graph]) -> Layer | dict[str, Layer]:
+def _from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark]) -> Layer | dict[str, Layer]:
     steps: dict[str, Step] = {}
-    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps).add()]
-    return assemble(caller, steps, outputs, stacklevel=4)
+    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks).add()]
+    return assemble(caller, steps, outputs, stacklevel=4, hint=_named_by_torch(graphs[0]))
+
+
+def _named_by_torch(graph: Graph) -> str:
+    """What to do if the cells of a model are written out, and its weights have PyTorch's names."""
+    ends = ("weight_ih", "weight_ih_l0")
+    prefixes = [name.removesuffix(end) for end in ends for name in graph.tensors if name.endswith(f".{end}")]
+    if not prefixes:
+        return ""
+    return (
+        f"; the weights of cells that are written out have PyTorch's names: tensors = {{tensor.name:"
+        f" onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}};"
+        f" {' and '.join(f'convert.from_torch(tensors, prefix={prefix!r})' for prefix in prefixes[:3])}"
+    )
 
 
 class GraphSteps:
@@ -285,10 +374,11 @@ class GraphSteps:
     between the two, and must reach the second one as y, perhaps with its axes in another order.
     """
 
-    def __init__(self, caller: str, graph: Graph, steps: dict[str, Step]) -> None:
+    def __init__(self, caller: str, graph: Graph, steps: dict[str, Step], remarks: list[Remark]) -> None:
         self.caller = caller
         self.graph = graph
         self.steps = steps
+        self.remarks = remarks
         self.sources: dict[str, str] = {}
         """The values that steps give, and whose they are."""
         self.states: set[str] = set()
@@ -341,12 +431,14 @@ class GraphSteps:
         return tuple(None if name in self.states else self.sources.get(name) for name in origins)
 
     def _source(self, name: str) -> tuple[str, str, list[Any]] | None:
-        """The only layer that a value comes from, the form in which it is its y, and the nodes on the way."""
+        """The layer whose y a value is, in which form, and the nodes on the way.
+
+        Others may come together with it, such as the states of all layers, of which the last one is taken.
+        """
         nodes, origins, shapes = self.graph.origins(name, self.sources)
-        keys = {self.sources.get(each) for each in origins}
-        key = keys.pop() if len(keys) == 1 else None
-        probes = {each: self.probes.get(self.sources.get(each, "")) for each in [*origins, *shapes]}
-        if key is None or None in probes.values():
+        keys = {each: self.sources.get(each, "") for each in [*origins, *shapes]}
+        probes = {key: self.probes[key] for key in keys.values() if key in self.probes}
+        if not origins or {*keys.values()} - probes.keys():
             return None
         sizes = {3, 5}  # and what an export with fixed sizes has
         for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
@@ -355,18 +447,22 @@ class GraphSteps:
                 sizes |= {int(size) for size in array.flat if 0 < size <= LARGEST}
         tried = [(T, B) for T, B in product(sorted(sizes)[:8], repeat=2) if T * B <= LARGEST]
         for T, B in sorted(tried, key=lambda sizes: sizes != (5, 3)):
-            given = {each: probe(T, B)[0] for each, probe in probes.items() if probe}
-            if any(each not in values for each, values in given.items()):  # such as the cell state
+            values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
+            for key, probe in probes.items():  # no two layers get the same numbers
+                given, expected = probe(T, B)
+                values |= {each: array + shift for each, array in given.items()}
+                forms |= {(key, form): array + shift for form, array in expected.items()}
+                shift += sum(array.size for array in given.values())
+            if keys.keys() - values.keys():  # such as the cell state
                 return None
-            values = {each: values[each] for each, values in given.items()}
-            found = self.graph.moved(name, nodes, values)
-            for form, expected in self.probes[key](T, B)[1].items():
-                if found is not None and found.shape == expected.shape and np.all(found == expected):
+            found = self.graph.moved(name, nodes, {each: values[each] for each in keys})
+            for (key, form), wanted in forms.items():
+                if found is not None and found.shape == wanted.shape and np.all(found == wanted):
                     return key, form, nodes
         return None
 
     def _add_recurrent(self, node: Any) -> None:
-        layer = _from_graph_node(self.caller, self.graph, node)
+        layer = _from_graph_node(self.caller, self.graph, node, self.remarks)
         attributes = {attribute.name: attribute for attribute in node.attribute}
         batch_first = "layout" in attributes and attributes["layout"].i == 1
         source = self._source(node.input[0])
@@ -375,6 +471,8 @@ class GraphSteps:
             self.taken += source[2]
         else:
             inputs = (*self._inputs(node.input[:1]), None)
+        for name in node.input[4:7]:  # what is to be said about these is said in remarks
+            self.taken += self.graph.origins(name, self.sources)[0]
         outputs = [*node.output, "", ""]
         Y, Y_h = outputs[:2]
         key = self._put(node, node.output, inputs, layer=layer)
@@ -394,19 +492,18 @@ class GraphSteps:
 
     def _add_dense(self, node: Any) -> bool:
         """Add a MatMul or a Gemm as a dense layer."""
-        tensors = self.graph.tensors
         names = [*node.input]
-        if node.op_type not in ("MatMul", "Gemm") or len(names) < 2 or names[1] not in tensors:
+        w = self.graph.constant(names[1]) if node.op_type in ("MatMul", "Gemm") and len(names) > 1 else None
+        if w is None:
             return False
         source = self._source(names[0])
-        w = self.graph.array(names[1])
         attributes = {attribute.name: attribute for attribute in node.attribute}
         factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
         if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
             return False
         if "transB" in attributes and attributes["transB"].i:
             w = w.T
-        bias = self.graph.array(names[2]) if node.op_type == "Gemm" and names[2:] and names[2] in tensors else None
+        bias = self.graph.constant(names[2]) if node.op_type == "Gemm" and names[2:] else None
         if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
             return False
         zeros = np.zeros(w.shape[1], w.dtype)
@@ -420,11 +517,12 @@ class GraphSteps:
     def _add_bias(self, node: Any) -> bool:
         """Add an Add to the dense layer whose product it follows."""
         for name, other in (node.input, node.input[::-1]) if node.op_type == "Add" and len(node.input) == 2 else ():
-            source = self._source(name) if other in self.graph.tensors else None
-            if source is None or source[0] not in self.without_bias:
+            bias = self.graph.constant(other)
+            source = None if bias is None else self._source(name)
+            if bias is None or source is None or source[0] not in self.without_bias:
                 continue
             key, form, nodes = source
-            bias, layer = self.graph.array(other), self.steps[key].layer
+            layer = self.steps[key].layer
             alone = len(self.readers.get(self.without_bias[key], ())) == 1
             if isinstance(layer, Dense) and alone and _is_row(bias, layer.output_size):
                 arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": layer.weights["w"], "b": bias.reshape(-1)})
@@ -534,25 +632,75 @@ def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str)
         )
 
 
-def _check_states(what: str, given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> None:
-    """Refuse lengths and initial states that the model itself determines: a layer gets them at each call."""
-    for k, (place, argument) in enumerate(
-        {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}.items(), start=4
-    ):
-        name = given.get(place, "")
-        constant = values.get(name)
-        if constant is not None and (place == "sequence_lens" or np.any(np.asarray(constant))):
-            which = f"a constant {place}"
-        elif not name or constant is not None or graph is None or graph.is_argument(name):
-            continue
-        elif place != "sequence_lens" and graph.is_zero(name):
-            continue
+def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
+    """An input of a node, and what it comes from."""
+    origins = graph.origins(name, ())[1] if graph is not None else []
+    source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
+    return f"{place} {name!r} (input[{k}]{source})"
+
+
+_ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
+
+
+def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:
+    """The lengths and states that are not simply arguments of the model, nor zero: a layer gets them at each call."""
+    left = []
+    for place in (place for place in _ARGUMENTS if place in given):
+        name, constant = given[place], values.get(given[place])
+        if constant is not None:
+            is_left = place == "sequence_lens" or bool(np.any(np.asarray(constant)))
         else:
-            which = f"{place} {name!r}, which other nodes compute"
+            is_zero = graph is not None and place != "sequence_lens" and graph.is_zero(name)
+            is_left = graph is not None and not graph.is_argument(name) and not is_zero
+        left += [place] if is_left else []
+    return left
+
+
+def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str], graph: Graph | None) -> None:
+    """Refuse weights that are not known, by their positions among the inputs."""
+    if not places:
+        return
+    which = " and ".join(f"{place} {given[place]!r} (input[{k}])" for k, place in places.items())
+    plural = "are" if len(places) > 1 else "is"
+    if graph is None:
+        arrays = ", ".join(f"{given[place]!r}: ..." for place in places.values())
         raise ConversionError(
-            f"{what} has {which}; a layer gets that when it is called. Remove this input"
-            f' (node.input[{k}] = ""), convert the node, and pass {argument}='
+            f"{what}: its {which} {plural} not among the initializers; expected"
+            f" convert.from_onnx(node, {{{arrays}, ...}})"
         )
+    inputs = {each for place in places.values() for each in graph.origins(given[place], ())[1]} & graph.inputs
+    if inputs:
+        raise ConversionError(
+            f"{what}: its {which} {plural} given to the model with each call, as"
+            f" {' and '.join(map(repr, sorted(inputs)))}; expected constants. If you have the arrays, convert the node:"
+            f" convert.from_onnx(node, arrays)"
+        )
+    raise ConversionError(
+        f"{what}: its {which} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
+        f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
+        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
+    )
+
+
+def _dequantized(what: str, given: Mapping[str, Any]) -> dict[str, Array]:
+    """The weights of a DynamicQuantizeLSTM as those of an LSTM."""
+    arrays = {place: np.asarray(value) for place, value in given.items()}
+    for name in ("W", "R"):
+        whole, scale = arrays[name], arrays.pop(f"{name}_scale")
+        zero = arrays.pop(f"{name}_zero_point", np.zeros(scale.shape, whole.dtype))
+        if whole.ndim != 3 or whole.dtype not in (np.int8, np.uint8):
+            raise ValueError(
+                f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, [D,.,4H]"
+            )
+        allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2]))
+        for part, array in (("scale", scale), ("zero_point", zero)):
+            if array.shape not in allowed:
+                raise ValueError(
+                    f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
+                )
+        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
+        arrays[name] = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype).swapaxes(1, 2)
+    return arrays
 
 
 def _peepholes(cell: Cell) -> Array:

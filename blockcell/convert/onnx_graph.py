@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,24 @@ from ..optable import Array
 RESHAPING = ("Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 SELECTING = ("Concat", "Gather", "Slice", "Split")  # these may leave something out
 COUNTING = ("Add", "Div", "Mul", "ReduceProd", "Shape", "Sub")  # with these, shapes are computed
-ZEROS = (*RESHAPING, "Concat", "Expand", "Slice", "Tile")  # of zeros, these make zeros
+ZEROS = (*RESHAPING, *SELECTING, "Expand", "Tile")  # of zeros, these make zeros
+DECIDING = ("And", "Equal", "Greater", "Less", "Not", "Or", "Size")  # with these and COUNTING, conditions are computed
+FOLDED = {*RESHAPING, *SELECTING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}  # of constants
+LARGEST_CONSTANT = 2**28  # elements
+QUANTIZED = "DynamicQuantizeLSTM"
+
+
+def is_standard(node: Any) -> bool:
+    return bool(node.domain in ("", "ai.onnx"))
 
 
 def is_recurrent(node: Any) -> bool:
-    return node.op_type in ("LSTM", "GRU") and node.domain in ("", "ai.onnx")
+    return is_quantized(node) or (node.op_type in ("LSTM", "GRU") and is_standard(node))
+
+
+def is_quantized(node: Any) -> bool:
+    """Whether it is an LSTM of onnxruntime's own, whose weights are 8-bit integers."""
+    return (node.op_type, node.domain) == (QUANTIZED, "com.microsoft")
 
 
 class Graph:
@@ -24,19 +38,52 @@ class Graph:
 
     def __init__(self, caller: str, graph: Any, opsets: Any, around: Graph | None = None) -> None:
         self.caller = caller
-        self.nodes = [*graph.node]
+        self.nodes: list[Any] = []
+        """Those of the branch that is taken are in place of an If whose condition is constant."""
         self.is_body = around is not None
         self.opsets = opsets
         self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
+        self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
+        """Of inputs with a shape; -1 for a size that is not fixed."""
+        self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, Any] = dict(around.makers) if around else {}
-        for node in self.nodes:
+        self.folded: dict[str, Array | None] = {}
+        """The values of nodes of constants; None if they are no constants."""
+        self._add_nodes(graph.node, {name for node in graph.node for name in node.output})
+
+    def _add_nodes(self, nodes: Iterable[Any], used: set[str]) -> None:
+        """Add nodes; `used` are the names that these and others around them have."""
+        from onnx import helper
+
+        for node in nodes:
+            branch = self._branch(node)
+            inner = {name for each in branch.node for name in each.output} if branch else set()
+            inner |= {tensor.name for tensor in branch.initializer} if branch else set()
+            if branch is not None and inner.isdisjoint(used | self.inputs | self.tensors.keys() | self.makers.keys()):
+                used |= inner
+                self.tensors |= {tensor.name: tensor for tensor in branch.initializer}
+                self._add_nodes(branch.node, used)
+                pairs = zip(branch.output, node.output, strict=False)
+                self._add_nodes([helper.make_node("Identity", [a.name], [b]) for a, b in pairs if b], used)
+                continue
+            self.nodes.append(node)
             values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
             if node.op_type == "Constant" and values and node.output:
                 self.tensors[node.output[0]] = values[0]
             self.makers |= dict.fromkeys(node.output, node)
+
+    def _branch(self, node: Any) -> Any:
+        """The branch of an If that is always taken, or None."""
+        if node.op_type != "If" or not is_standard(node) or not node.input:
+            return None
+        condition = self.constant(node.input[0])
+        if condition is None or condition.size != 1:
+            return None
+        wanted = "then_branch" if condition.item() else "else_branch"
+        return next((each.g for each in node.attribute if each.name == wanted and each.HasField("g")), None)
 
     def bodies(self) -> Iterator[Graph]:
         """The graphs in its nodes, and those in theirs."""
@@ -63,8 +110,58 @@ class Graph:
         return [*node.input, *(name for graph in graphs for each in graph.node for name in self._read_by(each))]
 
     def array(self, name: str) -> Array:
-        """The value of a constant."""
+        """The value of an initializer or a Constant."""
         return self._read(name, self.tensors[name])
+
+    def constant(self, name: str) -> Array | None:
+        """A value that follows from constants alone; None for any other."""
+        waiting, begun = [name], set()
+        while waiting:
+            each = waiting.pop()
+            if not each or each in self.folded or each in self.tensors:
+                continue
+            node = self.makers.get(each)
+            if node is None or node.op_type not in FOLDED or not is_standard(node):
+                self.folded[each] = None
+                continue
+            missing = [source for source in node.input if source not in self.folded and source not in self.tensors]
+            if (missing := [*filter(None, missing)]) and each not in begun:
+                begun.add(each)
+                waiting += [each, *missing]
+            else:  # if something is still missing, the node reads its own result
+                self.folded |= dict.fromkeys(node.output) | self._fold(node, bool(missing))
+        return self.array(name) if name in self.tensors else self.folded.get(name)
+
+    def _fold(self, node: Any, incomplete: bool) -> dict[str, Array]:
+        """What a node makes of constants, by name; nothing if it gets others, or cannot take them."""
+        known = self._known_sizes(node)
+        if known is not None:
+            return {node.output[0]: known}
+        inputs = [*filter(None, node.input)]
+        values = [None if incomplete else self.constant(name) for name in inputs]
+        arrays = [value for value in values if value is not None]
+        if len(arrays) < len(inputs) or not _is_moderate(node, arrays):
+            return {}
+        given = dict(zip(inputs, arrays, strict=True))
+        names = [*filter(None, node.output)]
+        results = self._run([node], names, given)
+        return {} if results is None else dict(zip(names, results, strict=True))
+
+    def _known_sizes(self, node: Any) -> Array | None:
+        """Those sizes of an input of the graph that a Gather takes of its Shape, if they are fixed."""
+        shape = self.makers.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
+        if shape is None or shape.op_type != "Shape" or len(shape.input) != 1 or shape.attribute or node.attribute[1:]:
+            return None
+        sizes, indices = self.sizes.get(shape.input[0], ()), self.constant(node.input[1])
+        if (
+            indices is None
+            or indices.dtype.kind != "i"
+            or np.any(indices >= len(sizes))
+            or np.any(indices < -len(sizes))
+        ):
+            return None
+        found = np.array(sizes, np.int64)[indices]
+        return None if np.any(found < 0) else found
 
     def _read(self, name: str, tensor: Any) -> Array:
         from onnx import numpy_helper
@@ -86,8 +183,9 @@ class Graph:
         while waiting:
             each = waiting.pop()
             node = self.makers.get(each)
-            if each in self.tensors:
-                if np.any(self.array(each)):
+            value = self.constant(each)
+            if value is not None:
+                if np.any(value):
                     return False
             elif node is not None and node.op_type == "ConstantOfShape":
                 if any(np.any(self._read(each, attribute.t)) for attribute in node.attribute):
@@ -155,23 +253,51 @@ class Graph:
 
     def moved(self, name: str, nodes: list[Any], probes: Mapping[str, Array]) -> Array | None:
         """What these nodes make of other values than those they would get; None if they cannot take them."""
-        from onnx import TensorProto, helper, numpy_helper, reference
-
         if name in probes:
             return probes[name]
         wanted = {each for node in nodes for each in node.input} & self.tensors.keys()
-        graph = helper.make_graph(
-            nodes,
-            "moved",
-            [helper.make_tensor_value_info(each, TensorProto.DOUBLE, None) for each in probes],
-            [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)],
-            [numpy_helper.from_array(self.array(each), each) for each in sorted(wanted)],
-        )
+        results = self._run(nodes, [name], {each: self.array(each) for each in sorted(wanted)} | dict(probes))
+        return None if results is None else results[0]
+
+    def _run(self, nodes: list[Any], names: list[str], given: Mapping[str, Any]) -> list[Array] | None:
+        """The results of these nodes under these names; None if they cannot take what they are given."""
+        from onnx import TensorProto, helper, reference
+
+        def infos(names: Iterable[str]) -> list[Any]:
+            return [helper.make_tensor_value_info(each, TensorProto.DOUBLE, None) for each in names]
+
+        if any(_is_split_oddly(node) for node in nodes):
+            return None
+        graph = helper.make_graph(nodes, "some", infos(given), infos(names))
         try:
             evaluator = reference.ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
-            results: Any = evaluator.run(None, dict(probes))
-            return np.asarray(results[0])
+            results: Any = evaluator.run(None, dict(given))
+            return [np.asarray(result) for result in results]
         except MemoryError:
             raise
         except Exception:  # numpy's and onnx's, of many kinds
             return None
+
+
+def _sizes(value: Any) -> list[int]:
+    return [size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim]
+
+
+def _is_moderate(node: Any, given: list[Array]) -> bool:
+    """Whether a node makes of these constants no more than could have been a constant, too."""
+    if node.op_type == "Concat":
+        return sum(array.size for array in given) <= LARGEST_CONSTANT
+    if node.op_type == "Gather" and len(given) == 2:
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        data, indices = given
+        rows = data.shape[axis] if -data.ndim <= axis < data.ndim else 0
+        return rows > 0 and data.size // rows * indices.size <= LARGEST_CONSTANT
+    if node.op_type in COUNTING or node.op_type in DECIDING:
+        return math.prod(array.size for array in given) <= LARGEST_CONSTANT
+    return True
+
+
+def _is_split_oddly(node: Any) -> bool:
+    """Whether a Split has a number of parts that is not that of its results."""
+    counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
+    return node.op_type == "Split" and any(count != len(node.output) for count in counts)

@@ -15,10 +15,11 @@ calls: states are arguments and results. Several threads may use one layer.
 **forget_bias and cell_clip of a layer are 0 unless given; those of `blockcell.raw_ops` are TensorFlow's 1.0 and 3.0.**
 """
 
-from .base import Layer, Packed, Tape
+from .base import Layer, Tape
 from .containers import Bidirectional, Stack
 from .dense import Dense
 from .lstm_gru import GRU, LSTM
+from .packed import Packed
 from .shared import GRUState, LSTMState
 from .storage import StorageError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -116,20 +116,27 @@ def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
     return reader.time_first(switches.astype(np.bool_))
 
 
-def in_order(what: str, state: Any, names: Iterable[str]) -> Any:
-    """A state; if it is a mapping, its parts in the order of their names. Those of a stack may be integers."""
+def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
+    """A state; if it is a mapping, its parts in the order of their names, which may be integers for a stack.
+
+    The parts of layers that are stateless need not be there.
+    """
     if not isinstance(state, Mapping):
         return state
     names, parts = [*names], {str(key): part for key, part in state.items()}
-    if {*parts} != {*names} or len(parts) != len(state):
-        found = ", ".join(map(str, state)) or "nothing"
-        raise ValueError(f"{what} has the names {found}; expected {', '.join(names)}")
-    return [parts[name] for name in names]
+    needed = [name for name in names if name not in stateless]
+    if {*needed} - {*parts} or {*parts} - {*names} or len(parts) != len(state):
+        found, expected = ", ".join(map(str, state)) or "nothing", ", ".join(needed) or "nothing"
+        perhaps = f", and perhaps {', '.join(stateless)}" if stateless else ""
+        raise ValueError(f"{what} has the names {found}; expected {expected}{perhaps}")
+    return [parts.get(name, {}) for name in names]
 
 
-def read_parts(reader: ArgumentReader, name: str, state: Any, names: Iterable[str], expected: str) -> dict[str, Any]:
+def read_parts(
+    reader: ArgumentReader, name: str, state: Any, names: Iterable[str], expected: str, stateless: Collection[str] = ()
+) -> dict[str, Any]:
     """The parts of a state by the names that messages use, ``state.fw``; each is None if the state is None."""
-    state = in_order(f"{reader.caller}: {name}", state, names)
+    state = in_order(f"{reader.caller}: {name}", state, names, stateless)
     names = [f"{name}.{part}" for part in names]
     if state is None:
         return dict.fromkeys(names)

@@ -1,14 +1,14 @@
-"""What all layers have in common: `Layer`; `Single`, those with weights of their own; `Packed`; and `Cell`."""
+"""What all layers have in common, `Layer`, and those with weights of their own, `Single`."""
 
 from __future__ import annotations
 
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex
+from typing import Any, ClassVar, Generic, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,10 +17,13 @@ from .. import _kernels, _team, files
 from .._args import empty
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Runner, Stream
-from ..optable import DTYPES, WEIGHT_STORAGES, Array, Op, Tensor, sizes_of
+from ..optable import DTYPES, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
 from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
+from .packed import Packed, Parts
 from .shared import (
+    REPEAT,
+    ZERO,
     CellWeights,
     Directions,
     ForwardPass,
@@ -36,7 +39,6 @@ from .shared import (
 from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
 
 HALF = DTYPES.index(np.dtype(np.float16))
-ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +102,11 @@ class Layer(ABC, Generic[S_co]):
         """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
 
     @property
+    @abstractmethod
+    def _is_stateless(self) -> bool:
+        """Whether it has no state, as a `Dense` has none."""
+
+    @property
     def _over_time(self) -> bool:
         """Whether y has a row for each step, or for the last one only."""
         return True
@@ -159,6 +166,14 @@ class Layer(ABC, Generic[S_co]):
             if self._shared.replace(old, old | new):
                 return
 
+    def _stored(
+        self, reader: ArgumentReader, prefix: str, weights: Mapping[str, Array], storage: str
+    ) -> dict[str, Narrow]:
+        """The matrices among the weights as they are stored; the prefix is in front of their names."""
+        cells = self._cells(prefix).items()
+        names = [start + tensor.name for start, cell in cells for tensor in cell._tensors if tensor.kind == "matrix"]
+        return {name: narrowed(weights[name], storage, f"{reader.caller}: {name}") for name in names}
+
     def rounded_to(self, storage: str) -> Self:
         """An equal layer, but with the weights that are left once these have been stored in fewer bytes.
 
@@ -176,8 +191,9 @@ class Layer(ABC, Generic[S_co]):
         """
         reader = ArgumentReader(f"{type(self).__name__}.rounded_to")
         storage, weights = read_storage(reader, storage, self.dtype), self.weights
+        stored = self._stored(reader, "", weights, storage)
         layer = copy.copy(self)
-        layer.set_weights(**weights | {name: widened(each) for name, each in _stored(reader, weights, storage).items()})
+        layer.set_weights(**weights | {name: widened(each) for name, each in stored.items()})
         return layer
 
     def storage_error(self, storage: str, x: ArrayLike, state: GivenState = None, **options: Any) -> StorageError:
@@ -204,7 +220,7 @@ class Layer(ABC, Generic[S_co]):
         layer = copy.copy(self)  # whose weights nobody replaces meanwhile
         rounded = layer.rounded_to(storage)
         weights = layer.weights
-        stored = stored_arrays(weights, _stored(ArgumentReader(type(self).__name__), weights, storage))
+        stored = stored_arrays(weights, self._stored(ArgumentReader(type(self).__name__), "", weights, storage))
         y, expected = rounded(x, state, **options)[0], layer(x, state, **options)[0]
         return error_of(storage, expected, y, stored.values(), weights.values())
 
@@ -233,7 +249,7 @@ class Layer(ABC, Generic[S_co]):
         if storage is not None:
             reader = ArgumentReader(f"{type(self).__name__}.save")
             storage = read_storage(reader, storage, self.dtype)
-            weights = stored_arrays(weights, _stored(reader, weights, storage))
+            weights = stored_arrays(weights, self._stored(reader, "", weights, storage))
         files.write(path, self._description(), weights, storage)
 
     # ------------------------------------------------------------------------------------------------------------ calls
@@ -259,11 +275,12 @@ class Layer(ABC, Generic[S_co]):
             State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
             for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position, so for an
             LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any order:
-            ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack.
+            ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be
+            left out.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
-            backward direction starts at the row's last step. The call takes as long as if every row had as many steps
-            as the longest one.
+            backward direction starts at the row's last step. Rows take no time once they have ended, in whatever order
+            they come.
         reset : array_like (T, B) of bool, optional
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
@@ -469,6 +486,10 @@ class Layer(ABC, Generic[S_co]):
         reader = ArgumentReader(f"{type(self).__name__}.packed")
         return Packed(self, None if storage is None else read_storage(reader, storage, self.dtype))
 
+    def _apart(self) -> Parts:
+        """The layer for the pickle of one that is packed."""
+        return Parts(type(self), {name: _apart(value) for name, value in self._arguments().items()})
+
     @abstractmethod
     def _hollow(self) -> Self:
         """An equal layer that has no weights yet; `_share` gives it some."""
@@ -528,6 +549,10 @@ class Single(Layer[S_co]):
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
+
+    @property
+    def _is_stateless(self) -> bool:
+        return not self._state._fields
 
     @property
     def input_size(self) -> int:
@@ -608,9 +633,10 @@ class Single(Layer[S_co]):
             self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
         return CellWeights(arrays, packed)
 
-    def _ordered(self, arrays: dict[str, Array]) -> list[Array]:
-        """One array for each weight of the op, an empty one if the cell does not have it."""
-        return [arrays.get(tensor.name, _EMPTY[self._number]) for tensor in self._tensors]
+    def _ordered(self, arrays: dict[str, Array], *kinds: Kind) -> list[Array]:
+        """One array for each weight of the op, or of these kinds, an empty one if the cell does not have it."""
+        empty = _EMPTY[self._number]
+        return [arrays.get(t.name, empty) for t in self._tensors if not kinds or t.kind in kinds]
 
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
@@ -621,7 +647,8 @@ class Single(Layer[S_co]):
     # ------------------------------------------------------------------------------------------ weights in fewer bytes
     def _narrow(self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str) -> CellWeights:
         """The same weights, but with matrices packed in fewer bytes; the prefix is in front of their names."""
-        stored = _stored(reader, {prefix + name: array for name, array in weights.arrays.items()}, storage)
+        arrays = {prefix + name: array for name, array in weights.arrays.items()}
+        stored = self._stored(reader, prefix, arrays, storage)
         itemsize = WEIGHT_STORAGES[storage].itemsize
         size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, itemsize, 1)
         number = 1 + [*WEIGHT_STORAGES].index(storage)
@@ -629,14 +656,17 @@ class Single(Layer[S_co]):
         self._exchange(narrow, [*stored.values()], False)
         return narrow
 
+    def _apart(self) -> Parts:
+        parts, weights = super()._apart(), self._shared.weights[self]
+        return parts._replace(arguments=parts.arguments | self._matrices(weights)) if weights.narrow else parts
+
     def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
         """The matrices that `_narrow` has packed."""
         dtype = [*WEIGHT_STORAGES.values()][weights.narrow - 1]
-        shapes = {tensor.name: sizes_of(tensor.shape, self._sizes) for tensor in self._tensors}
+        shapes = {t.name: sizes_of(t.shape, self._sizes) for t in self._tensors if t.kind == "matrix"}
         stored = {
             name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
             for name, shape in shapes.items()
-            if len(shape) == 2
         }
         self._exchange(weights, [*stored.values()], True)
         return stored
@@ -646,8 +676,7 @@ class Single(Layer[S_co]):
         if self.hidden_size:
             codes = [np.ascontiguousarray(each.codes).view(np.uint8) for each in stored]
             scales = [_EMPTY[self._number] if each.scale is None else each.scale for each in stored]
-            ordered = zip(self._tensors, self._ordered(weights.arrays), strict=True)
-            vectors = [array for tensor, array in ordered if " " not in tensor.shape]
+            vectors = self._ordered(weights.arrays, "peephole", "bias")
             options = weights.packed, weights.narrow, back, *self._pack_options()
             self._run("narrow", *codes, *scales, *vectors, *options)
 
@@ -704,7 +733,7 @@ class Single(Layer[S_co]):
     ) -> tuple[object, bytes, int, int]:
         """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
         sizes = T, B, self.input_size, self.hidden_size
-        bias = next(array for name, array in weights.arrays.items() if name[0] == "b")
+        bias = self._ordered(weights.arrays, "bias")[0]
         options = weights.narrow, *self._forward_options()
         run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *options, threads)
         return run, plan, *self._work("stream", T, B, threads)
@@ -712,25 +741,26 @@ class Single(Layer[S_co]):
     # ---------------------------------------------------------------------------------------------------------- kernels
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
-            arguments = tuple(
-                a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments
-            )
-        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
+        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*self._viewed(arguments))
+
+    def _viewed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """As kernels take them: memoryviews have no float16, but its bits as integers."""
+        if self._number != HALF:
+            return arguments
+        return tuple(a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments)
+
+    def _work_sizes(self, T: int, B: int) -> tuple[int, int, int, int, int]:
+        """By which a kernel says how much scratch it needs."""
+        return T, B, self.input_size, self.hidden_size, max(self.dtype.itemsize, 4)  # float16 is computed in float32
 
     def _work(self, name: str, T: int, B: int, threads: int) -> tuple[int, int]:
         """The bytes of scratch that a kernel needs, and how many of the threads it uses."""
-        itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
-        return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
+        return _kernels.WORK[f"{self._kernel}_{name}"](*self._work_sizes(T, B), threads)
 
     def _compute(self, name: str, T: int, B: int, *arguments: Any) -> None:
-        """Run a kernel that takes scratch, on as many threads as it can use and as can run now."""
-        threads = _team.get()
-        size, planned = self._work(name, T, B, threads)
-        ready = 1 if planned == 1 else _team.ready(planned)
-        lost = self._run(name, *arguments, np.empty(size, np.uint8), threads, ready)
-        if planned > 1:
-            _team.report(lost)
+        """Run a kernel that takes scratch."""
+        kernel = f"{self._kernel}_{name}"
+        _kernels.compute(kernel, self._number, self._work_sizes(T, B), _team.get(), self._viewed(arguments))
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)
@@ -748,246 +778,11 @@ class Single(Layer[S_co]):
         )
 
 
-# ---------------------------------------------------------------------------------------- for calls and streams alone
-class Packed(Generic[S_co]):
-    """A layer as it was, for calls and streams alone: of its weights it keeps only what these read.
-
-    Made by ``layer.packed(storage)``. It cannot be changed. Several threads may call it. It can be pickled, and a
-    pickle has the weights in as few bytes.
-
-    Attributes
-    ----------
-    storage : str or None
-        How matrices are stored: "float16", "bfloat16" or "int8"; None for as they were.
-    nbytes : int
-        Bytes of all weights: of the matrices and of what stands beside them.
-    """
-
-    def __init__(self, layer: Layer[S_co], storage: str | None) -> None:
-        self._layer, self._storage = layer._hollow(), storage
-        reader, weights = ArgumentReader(f"{type(layer).__name__}.packed"), layer._shared.weights
-        kept: dict[Any, CellWeights] = {}
-        for (prefix, cell), own in zip(layer._cells().items(), self._layer._cells().values(), strict=True):
-            kept[own] = weights[cell]
-            if storage is not None:
-                narrow = cell._narrow(reader, prefix, weights[cell], storage)
-                vectors = {name: array for name, array in narrow.arrays.items() if array.ndim == 1}
-                kept[own] = narrow._replace(arrays=vectors)
-        self._layer._share(SharedWeights(kept))
-
-    @property
-    def storage(self) -> str | None:
-        return self._storage
-
-    @property
-    def nbytes(self) -> int:
-        return sum(weights.packed.nbytes for weights in self._layer._shared.weights.values())
-
-    @property
-    def input_size(self) -> int:
-        """I, the last dimension of x."""
-        return self._layer.input_size
-
-    @property
-    def hidden_size(self) -> int:
-        """H, as the layer has it."""
-        return self._layer.hidden_size
-
-    @property
-    def output_size(self) -> int:
-        """The last dimension of y."""
-        return self._layer.output_size
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of all inputs and of all results."""
-        return self._layer.dtype
-
-    def __call__(
-        self,
-        x: ArrayLike,
-        state: GivenState = None,
-        *,
-        lengths: ArrayLike | None = None,
-        reset: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
-        masked: str = ZERO,
-        batch_first: bool = False,
-    ) -> tuple[Array, S_co]:
-        """What a call of the layer returns, of ``layer.rounded_to(storage)`` if there is a `storage`."""
-        return self._layer(x, state, lengths=lengths, reset=reset, mask=mask, masked=masked, batch_first=batch_first)
-
-    def stream(self, batch: SupportsIndex = 1) -> Any:
-        """Run it step by step, as ``layer.stream(batch, storage)`` does. All such streams share the weights."""
-        return self._layer.stream(batch)._belong_to(self)
-
-    def __repr__(self) -> str:
-        return f"<{self._layer!r}, packed, storage={self.storage!r}, nbytes={self.nbytes}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (_apart(self._layer), self.storage)
-
-
-class Parts(NamedTuple):
-    """A layer in a pickle."""
-
-    kind: type[Layer]
-    arguments: dict[str, Any]
-
-
 def _apart(value: Any) -> Any:
-    """A packed layer's parts, with matrices as they are stored; of an argument, it or its layers' parts."""
+    """An argument of a layer, likewise."""
     if isinstance(value, Layer):
-        arguments = value._arguments()
-        if isinstance(value, Single) and (weights := value._shared.weights[value]).narrow:
-            arguments |= value._matrices(weights)
-        return Parts(type(value), {name: _apart(each) for name, each in arguments.items()})
+        return value._apart()
     return tuple(map(_apart, value)) if type(value) is tuple else value  # those of a Stack's layers
 
 
-def _together(value: Any) -> Any:
-    """The layer, or an argument of one."""
-    if isinstance(value, Narrow):
-        return widened(value)
-    if isinstance(value, Parts):
-        return value.kind(**{name: _together(each) for name, each in value.arguments.items()})
-    return tuple(map(_together, value)) if type(value) is tuple else value
-
-
-def _restored(parts: Parts, storage: str | None) -> Packed:
-    """One from its pickle."""
-    return Packed(_together(parts), storage)
-
-
-# ------------------------------------------------------------------------------------------------------------- one cell
-class CellTape(NamedTuple):
-    """What a cell keeps of a forward pass."""
-
-    weights: dict[str, Array]
-    x: Array
-    state: tuple[Array, ...]
-    saved: Array
-    h: Array
-    marks: Array | None
-    reverse: bool
-
-
-class Cell(Single[S_co]):
-    """A layer of one cell. `LSTM` and `GRU` override the options of the kernels."""
-
-    _op: Op
-    """The op that the layer computes: it has the same weights and outputs."""
-    _reverse: bool = False
-
-    @property
-    def reverse(self) -> bool:
-        """Whether the layer runs from each row's last step to its first."""
-        return self._reverse
-
-    def _arguments(self) -> dict[str, Any]:
-        return self._shared.weights[self].arrays | {"reverse": self.reverse}
-
-    def _described(self, **attributes: Any) -> dict[str, Any]:
-        """The layer's type and attributes. Only a reverse one says in which direction it runs, as files of old ones."""
-        return {"type": type(self).__name__} | attributes | ({"reverse": True} if self.reverse else {})
-
-    def _remarks(self) -> list[str]:
-        return ["reverse=True"] if self.reverse else []
-
-    def _directions(self, reverse: bool) -> Directions:
-        return [(self.hidden_size, reverse ^ self.reverse)]
-
-    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
-        gates = len(self._op.gates)
-        hidden, rest = divmod(shape[1], gates)
-        if rest:
-            raise ValueError(f"{what}, so {gates} times as many columns as cells")
-        if shape[0] < hidden:
-            raise ValueError(f"{what}, so at least H = {hidden} rows")
-        return {"I": shape[0] - hidden, "H": hidden}
-
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
-        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
-
-        Parameters
-        ----------
-        batch : int
-            B, the number of rows that run side by side; at least 1.
-        storage : {None, "float16", "bfloat16", "int8"}
-            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
-            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
-
-        Raises
-        ------
-        TypeError
-            The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
-        ValueError
-            `storage` is unknown, the layer's dtype is not float32, or a weight is not finite or too large.
-        """
-        if self.reverse:
-            what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
-            raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch, storage)
-
-    @property
-    def _runs_plainly(self) -> bool:
-        return not self.reverse
-
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        T, B, _ = x.shape
-        reverse ^= self.reverse
-        arrays, packed, narrow = current.weights[self]
-        marks = current.marks.in_direction(reverse)
-        last = self._state(*map(np.empty_like, state))
-        shape = T, B, self.hidden_size
-        h = empty(shape, self.dtype) if y is None or current.training else y
-        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if current.training else None
-        if h.size:
-            options = self._forward_options()
-            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, narrow, *options)
-        else:
-            _copy(last, state)
-        if y is None:
-            y = h
-        elif y is not h:
-            y[...] = h
-        tape = CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
-        return y, last, tape
-
-    def _backward(
-        self, tape: CellTape, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        T, B, _ = tape.x.shape
-        d_state = self._state(*map(np.empty_like, d_last))
-        if d_x is None:
-            d_x = empty(tape.x.shape, self.dtype)
-        if not tape.h.size:
-            _copy(d_state, d_last)
-            d_x[...] = 0
-            return d_x, d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
-        read = [
-            w for tensor, w in zip(self._tensors, self._ordered(tape.weights), strict=True) if tensor.name[0] == "w"
-        ]
-        self._compute(
-            *("layer_grad", T, B, tape.x, *tape.state, *read, tape.saved, tape.h, d_y, *d_last),
-            *(d_x, *d_state, *self._ordered(grads), tape.marks, tape.reverse, *self._pack_options()),
-        )
-        return d_x, d_state, grads
-
-
-def _stored(reader: ArgumentReader, weights: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
-    """The matrices among the weights as they are stored."""
-    return {
-        name: narrowed(array, storage, f"{reader.caller}: {name}") for name, array in weights.items() if array.ndim == 2
-    }
-
-
 _EMPTY = [np.empty(0, dtype) for dtype in DTYPES]
-
-
-def _copy(targets: Iterable[Array], sources: Iterable[Array]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target[...] = source

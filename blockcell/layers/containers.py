@@ -15,8 +15,10 @@ from .._args import empty
 from .._read import ArgumentReader, short
 from ..optable import Array
 from .arguments import in_order, read_parts
-from .base import Cell, Layer, Packed, Single
+from .base import Layer, Single
+from .cell import Cell
 from .dense import Dense
+from .packed import Packed
 from .shared import Directions, ForwardPass, S_bw_co, S_co, SharedWeights, State
 
 
@@ -52,6 +54,14 @@ class Composite(Layer[S_co]):
         for layer in self._layers.values():
             layer._share(shared)
 
+    @property
+    def _is_stateless(self) -> bool:
+        return len(self._stateless_parts()) == len(self._layers)
+
+    def _stateless_parts(self) -> list[str]:
+        """The names of the layers that have no state."""
+        return [name for name, layer in self._layers.items() if layer._is_stateless]
+
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         found: dict[str, Single] = {}
         for name, layer in self._layers.items():
@@ -64,7 +74,8 @@ class Composite(Layer[S_co]):
         return next(iter(self._layers.values())).dtype
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
-        parts = read_parts(reader, name, state, self._layers, f"({', '.join(self._layers)})")
+        form = f"({', '.join(self._layers)})"
+        parts = read_parts(reader, name, state, self._layers, form, self._stateless_parts())
         return tuple(
             layer._read_state(reader, part, value, B, keep)
             for layer, (part, value) in zip(self._layers.values(), parts.items(), strict=True)
@@ -338,7 +349,7 @@ class StackStream:
     def _state_arrays(self, value: Any) -> list[Array]:
         """The arrays of a state that the user gives, for all streams in their order."""
         expected = f"expected {len(self._parts)}, one for each layer"
-        value = in_order("Stack.stream: state", value, map(str, range(len(self._parts))))
+        value = in_order("Stack.stream: state", value, self._stack._layers, self._stack._stateless_parts())
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
         if len(value) != len(self._parts):

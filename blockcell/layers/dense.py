@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from .._args import empty
 from .._read import ArgumentReader, short
 from .._stream import Stream
-from ..optable import ACTIVATIONS, Array, Tensor
+from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
 from .masks import rows_at
@@ -92,7 +92,7 @@ class Dense(Single[tuple[()]]):
     _kernel = "dense"
     _state = NoState
     _shown = "input_size", "output_size", "dtype"
-    _tensors = Tensor("w", "I O"), Tensor("b", "O")
+    _tensors = DENSE_WEIGHTS
     _below: list[tuple[int, bool | None]] | None = None
 
     def __init__(

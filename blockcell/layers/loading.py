@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
 def read(path: str | os.PathLike[str] | IO[bytes]) -> tuple[Layer, str | None]:
     """The layer, and in what the file has its weights, None for as they are."""
     with files.reading(path) as (description, arrays, sha256, storage):
-        narrow = {} if storage is None else read_stored(arrays, storage)
+        narrow = {} if storage is None else read_stored(arrays, files.matrices_of(description), storage)
         layer = _built(description, arrays | {name: widened(each) for name, each in narrow.items()}, "")
         found = stored_arrays(layer.weights, narrow)
         if sha256 is not None and files.checksum(layer._description(), found) != sha256:
@@ -60,9 +60,8 @@ def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: 
         return Bidirectional(*(_built(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
     if kind == "Stack":
         return Stack([_built(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
-    weights: dict[str, Any] = {
-        name: arrays[prefix + name] for name in files.shapes_of(description) if prefix + name in arrays
-    }
+    names = [tensor.name for tensor in files.weights_of(description)]
+    weights: dict[str, Any] = {name: arrays[prefix + name] for name in names if prefix + name in arrays}
     attributes = {name: value for name, value in description.items() if name != "type"}
     made: dict[str, type[LSTM | GRU | Dense]] = {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}
     return made[kind](**weights, **attributes)

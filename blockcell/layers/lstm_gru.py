@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from .._read import ArgumentReader, short
 from ..optable import DTYPES, GATE_ORDERS, OPS, Array
-from .base import HALF, Cell
+from .base import HALF
+from .cell import Cell
 from .shared import GRUState, LSTMState
 
 

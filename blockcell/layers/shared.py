@@ -10,6 +10,7 @@ import numpy as np
 from ..optable import Array
 
 ENDED, FRESH, FIRST = 1, 2, 4  # the marks of pyx/steps.pxd
+ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
 class LSTMState(NamedTuple):

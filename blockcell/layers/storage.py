@@ -135,21 +135,20 @@ def stored_arrays(weights: Mapping[str, Array], narrow: Mapping[str, Narrow]) ->
     return arrays
 
 
-def read_stored(arrays: Mapping[str, Array], storage: str) -> dict[str, Narrow]:
-    """The matrices among the arrays of a file. Dtypes and shapes are right, numbers may be any."""
+def read_stored(arrays: Mapping[str, Array], matrices: Iterable[str], storage: str) -> dict[str, Narrow]:
+    """The matrices, by name, among the arrays of a file. Dtypes and shapes are right, numbers may be any."""
     found = {}
-    for name, array in arrays.items():
-        if array.ndim == 2:
-            codes = array.astype(WEIGHT_STORAGES[storage], copy=False)  # they may be big-endian
-            scale = arrays.get(f"{name}.scale")
-            if scale is None:
-                _expect(_finite(codes), codes, f"its {name}", f"the code of a finite {storage}")
-            else:
-                _expect(codes >= -127, codes, f"its {name}", "-127 to 127")
-                scale = scale.astype(np.float32, copy=False)
-                right = (scale >= LEAST_SCALE) & (scale <= MOST_SCALE)
-                _expect(right, scale, f"its {name}.scale", f"{LEAST_SCALE!s} to {MOST_SCALE!s}")
-            found[name] = Narrow(codes, scale)
+    for name in matrices:
+        codes = arrays[name].astype(WEIGHT_STORAGES[storage], copy=False)  # they may be big-endian
+        scale = arrays.get(f"{name}.scale")
+        if scale is None:
+            _expect(_finite(codes), codes, f"its {name}", f"the code of a finite {storage}")
+        else:
+            _expect(codes >= -127, codes, f"its {name}", "-127 to 127")
+            scale = scale.astype(np.float32, copy=False)
+            right = (scale >= LEAST_SCALE) & (scale <= MOST_SCALE)
+            _expect(right, scale, f"its {name}.scale", f"{LEAST_SCALE!s} to {MOST_SCALE!s}")
+        found[name] = Narrow(codes, scale)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
 from ..formulas import FORMULAS, sigmoid
-from ..optable import Array
+from ..optable import OPS, Array
 from .found import Found, State, Weights
 from .trace import AVERAGE, Source
 from .variables import Variables
@@ -136,6 +136,7 @@ def _keras(variables: Variables, scope: str) -> Found | None:
         role = "w" if cell == "LSTM" else "w_c"
         return Found(scope, f"Keras {cell}", cell=cell, sources={role: kernel}, refused=refused)
     attributes: dict[str, Any] = {}
+    op = OPS["BlockLSTM" if cell == "LSTM" else "block_gru"]
     columns: dict[str, tuple[int, ...]]
     if cell == "LSTM":
         attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": "ifco"}
@@ -143,8 +144,9 @@ def _keras(variables: Variables, scope: str) -> Found | None:
     else:
         columns = {"w_ru": (1, 0), "w_c": (2,), "b_ru": (1, 0), "b_c": (2,)}  # Keras has z, our u, first
     sources = {}
+    kinds = {tensor.name: tensor.kind for tensor in op.weights}
     for role, order in columns.items():
-        if role[0] == "w":
+        if kinds[role] == "matrix":
             shape = kernel.shape[0] + hidden, len(order) * hidden
             sources[role] = _from(
                 [kernel, recurrent], shape, lambda k, r, order=order: _gates(np.r_[k, r], order, hidden)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
@@ -47,11 +48,14 @@ class Recurrent(RNNBase):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As that of torch.nn.LSTM and torch.nn.GRU."""
-        weights = self._weights()
         given = input.data if isinstance(input, PackedSequence) else input
         if not isinstance(given, Tensor):
+            if isinstance(given, Proxy) and (path := given.tracer.path_of_module(self)):
+                # a leaf of the graph that torch.fx traces, as torch.nn's modules are
+                return given.tracer.create_proxy("call_module", path, (given,) if hx is None else (given, hx), {})
             kind = type(given).__name__
             raise TypeError(f"{_caller(self.mode)}: input is of type {kind}; expected a tensor or a PackedSequence")
+        weights = self._weights()
         x = self._cast("input", given, weights[0][0])
         dims, is_packed = x.dim(), isinstance(input, PackedSequence)
         if is_packed and dims != 2:
@@ -70,7 +74,8 @@ class Recurrent(RNNBase):
             x = x.transpose(0, 1)
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-        y, lasts = self._run(x, None, weights, self._states(hx, x, weights, is_batched))
+        states = self._states(hx, x, weights, is_batched)
+        y, lasts = self._run(x, None, weights, states, self._narrower(given, hx, x, False))
         if not is_batched:
             y, lasts = y.squeeze(1), [last.squeeze(1) for last in lasts]
         elif self.batch_first:
@@ -83,30 +88,37 @@ class Recurrent(RNNBase):
         packing = Packing(batch_sizes, len(data), batch_sizes[0] if to_sorted is None else len(to_sorted))
         x = packing.pad(data)
         states = self._states(hx, x, weights, True)
-        if states is not None and to_sorted is not None:
+        if to_sorted is not None:
             states = [state.index_select(1, to_sorted) for state in states]
-        y, lasts = self._run(x, packing, weights, states)
+        y, lasts = self._run(x, packing, weights, states, self._narrower(sequences.data, hx, x, True))
         if from_sorted is not None:
             lasts = [last.index_select(1, from_sorted) for last in lasts]
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
 
     def _run(
-        self, x: Tensor, packing: Packing | None, weights: list[op.Tensors], states: list[Tensor] | None
+        self,
+        x: Tensor,
+        packing: Packing | None,
+        weights: list[op.Tensors],
+        states: list[Tensor],
+        dtype: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H]."""
+        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H], rounded to a dtype if one is given."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         marks = None if packing is None else packing.marks
         lasts = []
         for layer in range(count):
-            first = [s[layer * D : (layer + 1) * D] for s in states] if states and count > 1 else states
-            x, *last = self._op(x, weights[layer], self.bidirectional, first, marks)
+            first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
+            apart = layer == count - 1 and marks is None and dtype is None  # callers get this y, and not a copy of it
+            x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
                     x = torch.nn.functional.dropout(x, self.dropout)
                 else:  # only of what is there, so that the same numbers are drawn as by torch.nn
                     x = packing.pad(torch.nn.functional.dropout(packing.pack(x), self.dropout))
-        return x, lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
+        every_last = lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
+        return (x, every_last) if dtype is None else (x.to(dtype), [last.to(dtype) for last in every_last])
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
@@ -133,11 +145,21 @@ class Recurrent(RNNBase):
             f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
         )
 
-    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor] | None:
-        """hx as a list, [L*D,B,H] each, if there is one."""
+    def _narrower(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        """The dtype of torch.nn's results under autocast, where it is narrower than what x was cast to; else None."""
+        if not torch.is_autocast_enabled("cpu") or x.dtype != torch.float32:
+            return None
+        dtype, is_lstm = torch.get_autocast_dtype("cpu"), len(self._op.states) == 2
+        if not is_lstm or is_packed or given.dtype == torch.float16:  # only its products are in autocast's dtype then
+            state = given if hx is None else hx[0] if is_lstm else hx
+            dtype = torch.promote_types(dtype, state.dtype)
+        return dtype if dtype.itemsize < x.dtype.itemsize else None
+
+    def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor]:
+        """hx as a list, [L*D,B,H] each; none if there is no hx."""
         names = self._op.states
         if hx is None:
-            return None
+            return []
         given = (hx,) if len(names) == 1 else hx
         if not (
             isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)
@@ -213,7 +235,7 @@ class LSTM(Recurrent):
       not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
-    * Under ``torch.autocast`` it computes in the weights' dtype.
+    * Under ``torch.autocast`` it computes in the weights' dtype, and rounds results to the dtypes of torch.nn's.
     """
 
     _op = op.LSTM

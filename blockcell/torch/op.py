@@ -1,7 +1,7 @@
 """One layer of the stack, in one or both directions: an operator of PyTorch's, and the same without its dispatcher.
 
 The dispatcher costs more than a small layer computes.  Calls go through it where something asks to see operators, such
-as torch.compile; others call the same functions directly.
+as torch.compile or a class derived from Tensor; others call the same functions directly.
 
 With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H].  marks [2,T,B], for rows of
 different lengths, are those of `blockcell.layers.shared.RowMarks` for both directions.
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
-from .. import _kernels, _team, _threads
-from ..layers.shared import ENDED, FRESH
+from .. import _kernels, _threads
 from ..optable import Array
+from . import internals
 
 Tensors = Sequence[Tensor]
 
@@ -31,6 +31,7 @@ DTYPES: dict[Any, np.dtype[Any]] = {
 }  # in the kernels' order
 
 _MARKS = np.dtype(np.uint8)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 _library = torch.library.Library("blockcell", "DEF")
 
@@ -42,7 +43,8 @@ class Op:
     a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
 
     The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
-    directions, the states, None where they are zero, and marks.
+    directions, whether y is the caller's alone, the states, none where they are zero, and marks.  Callers may change
+    their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.
 
     Parameters
     ----------
@@ -60,13 +62,16 @@ class Op:
         self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
         self._layout = functools.lru_cache(self._layout_of)
         self._backward_layout = functools.lru_cache(self._backward_layout_of)
-        rest = "Tensor[]? states, Tensor? marks"
+        rest = "Tensor[] states, Tensor? marks"
         given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
         self._op = self._define(
-            name, f"{given}, bool bidirectional, {rest}", *map(_plain, (self.forward, self._outputs))
+            name, f"{given}, bool bidirectional, bool apart, {rest}", *map(_plain, (self.forward, self._outputs))
         )
         self._forward_op = self._define(
-            f"{name}_forward", f"{given}, bool keep, bool bidirectional, {rest}", self.forward, self._outputs
+            f"{name}_forward",
+            f"{given}, bool keep, bool bidirectional, bool apart, {rest}",
+            self.forward,
+            self._outputs,
         )
         self._backward_op = self._define(
             f"{name}_backward",
@@ -86,15 +91,21 @@ class Op:
         return getattr(torch.ops.blockcell, name).default
 
     def __call__(
-        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors | None, marks: Tensor | None
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        apart: bool,
+        states: Tensors,
+        marks: Tensor | None,
     ) -> Tensors:
         """y and the last states."""
-        if _dispatches():
-            outputs: Tensors = self._op(x, weights, bidirectional, states, marks)
-        elif torch._C._are_functorch_transforms_active():
+        if _dispatches(x, weights, states):
+            outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
+        elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
         else:
-            outputs = self._differentiable(x, weights, bidirectional, states, marks)
+            outputs = self._differentiable(x, weights, bidirectional, apart, states, marks)
         return outputs
 
     def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
@@ -103,19 +114,23 @@ class Op:
         return [(rows, I), (rows, H), (rows,), (rows,)]
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool) -> list[tuple[int, ...]]:
-        """Of y, the last states and, if it is to be kept, the tape."""
+    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
+        """Of what `forward` returns."""
         shapes: list[tuple[int, ...]] = [(T, B, D * H), *[(D, B, H)] * len(self.states)]
-        return [*shapes, (D, self.parts, T, B, H)] if keep else shapes
+        if keep:
+            shapes += [(D, self.parts, T, B, H), *shapes[:apart]]
+        return shapes
 
-    def _outputs(self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, *others: Any) -> list[Tensor]:
+    def _outputs(
+        self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
+    ) -> list[Tensor]:
         """What `forward` returns, without values."""
         T, B, _ = x.shape
-        shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep)
+        shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep, apart)
         return [x.new_empty(shape) for shape in shapes]
 
     def _layout_of(
-        self, x: tuple[int, ...], H: int, count: int, keep: bool, D: int, given: bool
+        self, x: tuple[int, ...], H: int, count: int, keep: bool, apart: bool, D: int, given: bool
     ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
         """The shapes of `forward`'s outputs, and names and shapes of its weights and states."""
         T, B, I = x  # noqa: E741
@@ -123,7 +138,7 @@ class Op:
         names, shapes = [*_WEIGHTS[:per] * D], self._shapes(I, H)[:per] * D
         if given:
             names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * n]
-        return self._output_shapes(T, B, H, D, keep), names, shapes
+        return self._output_shapes(T, B, H, D, keep, apart), names, shapes
 
     def forward(
         self,
@@ -131,24 +146,25 @@ class Op:
         weights: Tensors,
         keep: bool,
         bidirectional: bool,
-        states: Tensors | None,
+        apart: bool,
+        states: Tensors,
         marks: Tensor | None,
     ) -> list[Tensor]:
-        """y, the last states and, if it is to be kept, the tape."""
+        """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
         dtype, D, count, H = _dtype(x), 1 + bidirectional, len(weights), weights[1].shape[1]
         T, B, I = sizes = x.shape  # noqa: E741
-        output_shapes, names, shapes = self._layout(sizes, H, count, keep, D, states is not None)
+        output_shapes, names, shapes = self._layout(sizes, H, count, keep, apart, D, len(states) > 0)
         outputs, (y, *last) = _allocated(output_shapes, x, dtype)
+        kept = last.pop() if keep and apart else None
         tape = last.pop() if keep else (None, None)
-        arrays = _arrays(names, weights if states is None else [*weights, *states], shapes, dtype)
-        first = [np.zeros((D, B, H), dtype)] * len(last) if states is None else arrays[count:]
+        arrays = _arrays(names, [*weights, *states], shapes, dtype)
+        first = arrays[count:] or [np.zeros((D, B, H), dtype)] * len(last)
         x_array = _steps(x)
         row_marks: Any = (None, None) if marks is None else _row_marks(marks, T, B)
         if y.size == 0:
             for to, given in zip(last, first, strict=True):
                 to[...] = given
             return outputs
-        runs = [(0, T, B)] if marks is None or keep else _runs(row_marks, self.gates * H * (I + H))
         summed, per, y_k = self.summed * H, count // D, y
         for k in range(D):
             if D == 2:
@@ -159,34 +175,11 @@ class Op:
             if self.summed < self.gates:
                 biases = [biases[0][:summed], b_ih[summed:], b_hh[summed:]]
             before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
-            if len(runs) == 1:
-                arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
-                _run(self._kernel, (T, B, I, H), dtype, arguments)
-            else:
-                self._forward_in(runs, x_array, before, (w_ih, w_hh, *biases), y_k, after, row_marks[k], k == 1)
+            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
+            _run(self._kernel, (T, B, I, H), dtype, arguments)
+        if kept is not None:
+            kept[...] = y
         return outputs
-
-    def _forward_in(
-        self,
-        runs: list[tuple[int, int, int]],
-        x: Array,
-        first: list[Array],
-        weights: tuple[Array, ...],
-        y: Array,
-        last: list[Array],
-        marks: Array,
-        reverse: bool,
-    ) -> None:
-        """One direction of `forward` in runs, each of which takes over the states of the one before."""
-        for to, given in zip(last, first, strict=True):
-            to[...] = given
-        for start, stop, rows in runs[::-1] if reverse else runs:
-            part, after = (slice(start, stop), slice(rows)), [state[:rows] for state in last]
-            before, here = [state.copy() for state in after], np.ascontiguousarray(marks[part])
-            run_marks = here if (here & (ENDED | FRESH)).any() else None
-            sizes = stop - start, rows, x.shape[2], y.shape[2]
-            _run(self._kernel, sizes, x.dtype, (x[part], *before, *weights, y[part], None, *after, run_marks, reverse))
-            y[start:stop, rows:] = 0
 
     # --------------------------------------------------------------------------------------------------------- autograd
     def _differentiable(
@@ -194,38 +187,44 @@ class Op:
         x: Tensor,
         weights: Tensors,
         bidirectional: bool,
-        states: Tensors | None,
+        apart: bool,
+        states: Tensors,
         marks: Tensor | None,
     ) -> Tensors:
         """y and the last states, with a history if one is wanted."""
-        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *(states or ()))])
-        if keep or forward_ad._current_level >= 0:  # PyTorch refuses forward-mode derivatives of a Function
-            tensors = x, *weights, *(states or ())
-            outputs: Tensors = self._function.apply(bidirectional, marks, len(weights), *tensors)
+        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
+        if keep or internals.forward_mode_is_active():  # PyTorch refuses forward-mode derivatives of a Function
+            tensors = x, *weights, *states
+            outputs: Tensors = self._function.apply(bidirectional, apart, marks, len(weights), *tensors)
         else:
-            forward = self._forward_op if _dispatches() else self.forward
-            outputs = forward(x, weights, False, bidirectional, states, marks)
+            forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+            outputs = forward(x, weights, False, bidirectional, apart, states, marks)
         return outputs
 
-    def _record(self, ctx: Any, bidirectional: bool, marks: Tensor | None, count: int, x: Any, *others: Tensor) -> Any:
-        """Compute, and keep what `backward` needs.  PyTorch notices if any of it, y too, is changed in place."""
+    def _record(
+        self, ctx: Any, bidirectional: bool, apart: bool, marks: Tensor | None, count: int, x: Any, *others: Tensor
+    ) -> Any:
+        """Compute, and keep what `backward` needs.  PyTorch notices if any of it is changed in place."""
         weights, states = others[:count], others[count:]
-        forward = self._forward_op if _dispatches() else self.forward
-        *outputs, tape = forward(x, weights, True, bidirectional, states or None, marks)
+        forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+        outputs = forward(x, weights, True, bidirectional, apart, states, marks)
+        y = outputs.pop() if apart else outputs[0]
+        tape = outputs.pop()
         ctx.set_materialize_grads(False)
         ctx.count, ctx.matrices = count, 4 if bidirectional else 2
-        if not any(ctx.needs_input_grad[4 : 4 + count]):
+        if not any(ctx.needs_input_grad[5 : 5 + count]):
             x = None  # only the weights' gradients depend on it
         per = 2 * count // ctx.matrices
         matrices = [weight for k, weight in enumerate(weights) if k % per < 2]
-        ctx.save_for_backward(x, outputs[0], tape, marks, *matrices, *states)
+        ctx.save_for_backward(x, y, tape, marks, *matrices, *states)
         return tuple(outputs)
 
     def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         x, y, tape, marks, *others = saved = ctx.saved_tensors
-        matrices, states = others[: ctx.matrices], others[ctx.matrices :] or None
-        _, _, _, needs_x, *needs = ctx.needs_input_grad
-        backward = self._backward_op if _dispatches() else self.backward
+        matrices, states = others[: ctx.matrices], others[ctx.matrices :]
+        _, _, _, _, needs_x, *needs = ctx.needs_input_grad
+        given = [grad for grad in grads if grad is not None]
+        backward = self._backward_op if _dispatches(tape, others, given) else self.backward
         with torch.no_grad():
             found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
         if torch.is_grad_enabled():  # by create_graph
@@ -233,7 +232,14 @@ class Op:
         each = iter(found)
         x_grad = next(each) if needs_x else None
         weights = [None if x is None else next(each) for _ in range(ctx.count)]
-        return None, None, None, x_grad, *[g if n else None for g, n in zip((*weights, *each), needs, strict=True)]
+        return (
+            None,
+            None,
+            None,
+            None,
+            x_grad,
+            *[g if n else None for g, n in zip((*weights, *each), needs, strict=True)],
+        )
 
     def _refusal(self, what: str) -> RuntimeError:
         name = self.name.upper()
@@ -249,12 +255,12 @@ class Op:
         x: Tensor | None,
         needs_x: bool,
         bias: bool,
-        states: Tensors | None,
+        states: Tensors,
         marks: Any,
     ) -> list[Tensor]:
         """What `backward` returns, without values."""
         T, B, _ = y.shape
-        shapes = self._gradient_shapes(T, B, _sizes(matrices), x is not None, needs_x, bias, states is not None)
+        shapes = self._gradient_shapes(T, B, _sizes(matrices), x is not None, needs_x, bias, len(states) > 0)
         return [y.new_empty(shape) for shape in shapes]
 
     def _gradient_shapes(
@@ -287,7 +293,7 @@ class Op:
         x: Tensor | None,
         needs_x: bool,
         bias: bool,
-        states: Tensors | None,
+        states: Tensors,
         marks: Tensor | None,
     ) -> list[Tensor]:
         """The gradients to x, the weights and the states, but not to those that are not asked for.
@@ -295,7 +301,7 @@ class Op:
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
         dtype, (T, B, _), sizes = _dtype(y), y.shape, _sizes(matrices)
-        given, (D, I, H) = states is not None, sizes  # noqa: E741
+        given, (D, I, H) = len(states) > 0, sizes  # noqa: E741
         result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
         y_grad, *last_grads = grads
         if y_grad is None:
@@ -303,10 +309,9 @@ class Op:
         x_array, y_grad_array = _steps(y.new_zeros(I).expand(T, B, -1) if x is None else x), _steps(y_grad)
         _check("x", x_array, (T, B, I), dtype)
         _check("y_grad", y_grad_array, (T, B, D * H), dtype)
-        tensors = [y, tape, *matrices] if states is None else [y, tape, *matrices, *states]
-        y_array, tape_array, *rest = _arrays(names, tensors, shapes, dtype)
+        y_array, tape_array, *rest = _arrays(names, [y, tape, *matrices, *states], shapes, dtype)
         zeros = np.zeros((D, B, H), dtype)
-        first = [zeros] * len(self.states) if states is None else rest[2 * D :]
+        first = rest[2 * D :] or [zeros] * len(self.states)
         last = [
             zeros if grad is None else _arrays([f"{name}_n_grad"], [grad], [(D, B, H)], dtype)[0]
             for name, grad in zip(self.states, last_grads, strict=True)
@@ -314,7 +319,7 @@ class Op:
         row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
         results, arrays = _allocated(result_shapes, y, dtype)
         x_grad = arrays.pop(0) if needs_x else None
-        state_grads = [np.empty((D, B, H), dtype) for _ in first] if states is None else arrays[-len(first) :]
+        state_grads = [np.empty((D, B, H), dtype) for _ in first] if not given else arrays[-len(first) :]
         if y_array.size == 0:
             for grad in arrays:
                 grad[...] = 0
@@ -359,9 +364,16 @@ def _plain(function: Any) -> Any:
     return lambda x, weights, *others: function(x, weights, False, *others)
 
 
-def _dispatches() -> bool:
-    """Whether something asks to see operators: a compiler, a tracer or a mode."""
-    return bool(torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack())
+def _dispatches(x: Tensor, weights: Tensors, others: Tensors) -> bool:
+    """Whether something asks to see operators: a compiler, a tracer, a mode, or one of these tensors by its class."""
+    return (
+        torch.compiler.is_compiling()
+        or not internals.COMPLETE
+        or not _PLAIN.issuperset(map(type, (x, *weights, *others)))
+        or has_torch_function((x,))
+        or torch.jit.is_tracing()
+        or internals.modes_are_active()
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
@@ -407,30 +419,6 @@ def _row_marks(marks: Tensor, T: int, B: int) -> Any:
     return _arrays(["marks"], [marks], [(2, T, B)], _MARKS)[0]
 
 
-def _runs(marks: Array, weights: int) -> list[tuple[int, int, int]]:
-    """Runs of steps, and with how many rows: the last rows are left out from where these have ended.
-
-    To begin a run costs as much as some rows of a step, more of them where there are few weights.
-    """
-    price = 16 + 1_500_000 / weights  # measured
-    takes_part = (marks & ENDED == 0).any(axis=0)
-    T, B = takes_part.shape
-    if takes_part.size - np.count_nonzero(takes_part) <= 2 * price:
-        return [(0, T, B)]
-    rows = B - takes_part[:, ::-1].argmax(axis=1)
-    rows = np.maximum.accumulate(rows[::-1])[::-1]  # those that take part later stay
-    runs, todo = [], [(0, T)]
-    while todo:
-        start, stop = todo.pop()
-        saved = (rows[start] - rows[start:stop]) * np.arange(stop - start, 0, -1)
-        cut = int(saved.argmax())
-        if saved[cut] > price:
-            todo += [(start + cut, stop), (start, start + cut)]
-        else:
-            runs.append((start, stop, int(rows[start])))
-    return runs
-
-
 def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
     if array.shape != shape or array.dtype != dtype:
@@ -442,11 +430,7 @@ def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
 def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tuple[Any, ...]) -> None:
     """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
     threads = _threads.num_threads(torch.get_num_threads())
-    size, planned = _kernels.WORK[name](*sizes, dtype.itemsize, threads)
-    ready = 1 if planned == 1 else _team.ready(planned)
-    lost = _kernels.KERNELS[name][dtype.itemsize == 8](*arguments, np.empty(size, np.uint8), threads, ready)
-    if planned > 1:
-        _team.report(lost)
+    _kernels.compute(name, dtype.itemsize == 8, (*sizes, dtype.itemsize), threads, arguments)
 
 
 LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"))

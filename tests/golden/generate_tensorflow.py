@@ -272,9 +272,8 @@ def keras_saved(folder):
 
 def other_graphs(folder):
     """The cells that the random tests beside TensorFlow write out."""
-    sys.path.insert(0, str(HERE.parent))
-    from test_tensorflow_peers import frozen, looped, unrolled
-    from test_tensorflow_peers_kinds import BAD, GOOD, Cell
+    sys.path.insert(0, str(HERE.parent / "lib"))
+    from tf_peers import BAD, GOOD, Cell, frozen, looped, unrolled
 
     for k, kind in enumerate([*GOOD, *BAD]):
         g = np.random.default_rng([2, k])

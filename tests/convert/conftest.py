@@ -1,0 +1,12 @@
+"""For all tests of conversions."""
+
+import sys
+
+import pytest
+from convert_cases import KERAS
+
+
+@pytest.fixture(autouse=True)
+def keras_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that classes standing for Keras' say they are from."""
+    monkeypatch.setitem(sys.modules, KERAS.__name__, KERAS)

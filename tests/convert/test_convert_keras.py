@@ -1,0 +1,371 @@
+"""Layers from and to Keras: its stored results, its formulas in numpy, and the refusal of what cannot be converted.
+
+`make test-peers` compares with Keras itself.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+
+import generate_layers
+import numpy as np
+import pytest
+from convert_cases import (
+    KERAS,
+    SEED,
+    B,
+    H,
+    I,
+    T,
+    assert_same,
+    gru,
+    keras,
+    keras_bidirectional,
+    lstm,
+    rng,
+    sigmoid,
+    stored,
+    warned,
+)
+from generate_layers import weights_of
+
+from blockcell import convert
+from blockcell.convert import ConversionError
+from blockcell.layers import Bidirectional, Dense, Stack
+
+
+def check_keras(case, arrays):
+    source = list(weights_of(arrays).values())
+    layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None)
+    y, _ = layer(arrays["x"].swapaxes(0, 1))
+    np.testing.assert_allclose(y.swapaxes(0, 1), arrays["y"], rtol=0, atol=1e-6)
+    back = convert.to_keras(layer)
+    each = len(source) // (len(back) // 3)  # 2 without bias
+    for ours, theirs in zip(back[:2] + back[3:5], source[:2] + source[each : each + 2], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert_same(layer, convert.from_keras(back))
+
+
+@pytest.mark.parametrize(("case", "arrays"), stored("keras").items(), ids=stored("keras"))
+def test_stored_keras(case, arrays):
+    check_keras(case, arrays)
+
+
+def keras_lstm(x, kernel, recurrent, bias):
+    """keras.layers.LSTM, as its source computes it: gates i, f, c, o."""
+    h, c, ys = np.zeros((B, H)), np.zeros((B, H)), []
+    for step in x:
+        z = step @ kernel + h @ recurrent + bias
+        z0, z1, z2, z3 = z[:, :H], z[:, H : 2 * H], z[:, 2 * H : 3 * H], z[:, 3 * H :]
+        c = sigmoid(z1) * c + sigmoid(z0) * np.tanh(z2)
+        h = sigmoid(z3) * np.tanh(c)
+        ys.append(h)
+    return np.stack(ys)
+
+
+def keras_gru(x, kernel, recurrent, bias):
+    """keras.layers.GRU with reset_after=False: gates z, r, h."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        m = step @ kernel + bias
+        z = sigmoid(m[:, :H] + h @ recurrent[:, :H])
+        r = sigmoid(m[:, H : 2 * H] + h @ recurrent[:, H : 2 * H])
+        h = z * h + (1 - z) * np.tanh(m[:, 2 * H :] + (r * h) @ recurrent[:, 2 * H :])
+        ys.append(h)
+    return np.stack(ys)
+
+
+def keras_gru_reset_after(x, kernel, recurrent, bias):
+    """keras.layers.GRU with reset_after=True: gates z, r, h, and a bias for either product."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        x_z, x_r, x_h = np.split(step @ kernel + bias[0], 3, axis=-1)
+        h_z, h_r, h_h = np.split(h @ recurrent + bias[1], 3, axis=-1)
+        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        h = z * h + (1 - z) * np.tanh(x_h + r * h_h)
+        ys.append(h)
+    return np.stack(ys)
+
+
+FORMULAS = {  # with the shape of the bias
+    "LSTM": (keras_lstm, (4 * H,)),
+    "GRU": (keras_gru, (3 * H,)),
+    "GRU reset_after": (keras_gru_reset_after, (2, 3 * H)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_keras_formulas(name):
+    g = rng()
+    x = g.standard_normal((T, B, I))
+    formula, bias = FORMULAS[name]
+    weights = [[g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)] for _ in "fb"]
+    kind, reset_after = name.split()[0], len(bias) == 2
+    fw, bw = (keras(kind, w, reset_after=reset_after, go_backwards=k == 1) for k, w in enumerate(weights))
+    last = convert.from_keras(bw)(x)[0][0]  # what Keras returns
+    np.testing.assert_allclose(last, formula(x[::-1], *weights[1])[-1], rtol=0, atol=1e-14)
+    expected = formula(x, *weights[0])
+    np.testing.assert_allclose(convert.from_keras(fw)(x)[0], expected, rtol=0, atol=1e-14)
+    both = np.concatenate([expected, formula(x[::-1], *weights[1])[::-1]], axis=-1)
+    np.testing.assert_allclose(convert.from_keras(keras_bidirectional(fw, bw))(x)[0], both, rtol=0, atol=1e-14)
+    assert_same(convert.from_keras(weights[0] + weights[1]), convert.from_keras(keras_bidirectional(fw, bw)))
+    # The refusal of go_backwards advises this.
+    np.testing.assert_allclose(
+        convert.from_keras(bw.get_weights())(x[::-1])[0], formula(x[::-1], *weights[1]), rtol=0, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("gate_order", ["icfo", "ifco"])
+def test_to_keras(gate_order):
+    g = rng()
+    layer = lstm(g, forget_bias=0.75, cell_clip=-1, gate_order=gate_order)
+    x = g.standard_normal((T, B, I))
+    np.testing.assert_allclose(keras_lstm(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
+    layer = gru(g)
+    np.testing.assert_allclose(keras_gru(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
+    layer = gru(g, reset_after=True)
+    np.testing.assert_allclose(keras_gru_reset_after(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
+    stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H), gru(g, inputs=H, reset_after=True)])
+    weights = convert.to_keras(stack)
+    assert [len(part) for part in weights] == [6, 3, 3]
+    assert_same(convert.from_keras(weights), stack)
+
+
+def arrays(*shapes, dtype=np.float32):
+    return [np.zeros(shape, dtype) for shape in shapes]
+
+
+LSTM_ARRAYS = arrays((I, 4 * H), (H, 4 * H), (4 * H,))
+GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
+        (lambda: arrays((I, 3 * H), (H, 3 * H), (6 * H,)), "that of Keras 2's CuDNNLSTM and CuDNNGRU"),
+        (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only Keras"),
+        (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only Keras's own 'tanh'"),
+        (
+            lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
+            r"go_backwards=True and return_sequences=True.*x\[::-1\]",
+        ),
+        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU, Bid"),
+        (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
+        (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither Keras's LSTM nor its GRU"),
+        (
+            lambda: keras_bidirectional(keras("LSTM", LSTM_ARRAYS, go_backwards=True), keras("LSTM", LSTM_ARRAYS)),
+            "a forward layer with go_backwards=True",
+        ),
+        (lambda: arrays((I, 4 * H), (H, 4 * H), (8 * H,)), "CuDNNLSTM"),
+    ],
+)
+def test_keras_refused(source, message):
+    with pytest.raises(ConversionError, match=f"^from_keras: .*{message}"):
+        convert.from_keras(source())
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("lstm", TypeError, "the source is of type str"),
+        ([], ValueError, "got no arrays; expected those of get_weights"),
+        (LSTM_ARRAYS[:1], ValueError, r"array 0 has shape \(3, 16\), and no bias .* an Embedding, .* np.zeros\(16\)"),
+        (LSTM_ARRAYS + GRU_ARRAYS[:1], ValueError, "3 inputs and 4 outputs, 3 inputs and 12 outputs, which"),
+        (arrays((9, I)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(9, 3\), and no bias .* of an Embedding"),
+        (LSTM_ARRAYS + arrays((H, 5), (5, 5), (5,)), ValueError, r"array 3 has shape \(4, 5\), .* a SimpleRNN"),
+        (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, r"array 3 has shape \(4,\); expected the kernel of an LSTM, a"),
+        (arrays((3, I, 8), (8,)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(3, 3, 8\); .*pass the model itself"),
+        ([LSTM_ARRAYS, arrays((H, 2))], ValueError, r"array 0 has shape \(4, 2\), and no bias comes after"),
+        (LSTM_ARRAYS + arrays((5, 2), (2,)), ValueError, "3 inputs and 4 outputs, 5 inputs and 2 outputs, which"),
+        (LSTM_ARRAYS + arrays((H, 2), (2,), dtype=float), TypeError, "1 has dtype float64; expected float32"),
+        (arrays((I, 4 * H), (H, 4 * H), (4 * H + 1,)), ValueError, r"bias has shape \(17,\); expected \(16,\)"),
+        (arrays((I, 4 * H + 4), (H, 4 * H), (4 * H,)), ValueError, r"kernel has shape \(3, 20\); expected \(I, 16\)"),
+        (arrays((I, 8), (H, 2 * H), (8,)), ValueError, "recurrent_kernel has shape .4, 8.; expected .H, 4H."),
+        (keras("LSTM"), ValueError, "has no weights yet"),
+        (keras("GRU", GRU_ARRAYS), ValueError, r"bias has shape \(12,\); expected \(2, 12\)"),
+        (keras("GRU", [*GRU_ARRAYS[:2], *arrays((2, 3 * H))], reset_after=False), ValueError, r"expected \(12,\)"),
+        (arrays((I, 4 * H), (H, 4 * H), dtype=np.int64), TypeError, "kernel has dtype int64"),
+        (
+            [LSTM_ARRAYS[0].astype(float), *LSTM_ARRAYS[1:]],
+            TypeError,
+            "recurrent_kernel has dtype float32; expected float64",
+        ),
+    ],
+)
+def test_keras_errors(source, error, message):
+    with pytest.raises(error, match=message):
+        convert.from_keras(source)
+
+
+def test_keras_by_name_alone():
+    """Classes and functions of other modules are refused, although they have the names of Keras's."""
+    for name in ("activation", "recurrent_activation"):
+        layer = keras("LSTM", LSTM_ARRAYS)
+        convert.from_keras(layer)
+        own = {"activation": "tanh", "recurrent_activation": "sigmoid"}[name]
+        for module in (__name__, KERAS.__name__, "nowhere", None):
+            function = types.FunctionType((lambda x: x).__code__, {}, own)
+            function.__module__ = module
+            setattr(layer, name, function)
+            with pytest.raises(
+                ConversionError, match=f"has {name}='{own}'( of {module})?; only Keras's own '{own}' can"
+            ):
+                convert.from_keras(layer)
+    other = type("LSTM", (type(keras("LSTM")),), {"__module__": __name__})
+    with pytest.raises(
+        ConversionError, match=f"the source is a {__name__}.LSTM; expected Keras's LSTM.*its get_weights"
+    ):
+        convert.from_keras(other(LSTM_ARRAYS))
+    with pytest.raises(ConversionError, match="is neither Keras's LSTM nor its GRU"):
+        convert.from_keras(keras_bidirectional(keras("LSTM", LSTM_ARRAYS), other(LSTM_ARRAYS)))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("gates", [3, 4])
+def test_keras_two_layers_or_two_directions(gates, count):
+    """If I = H, the arrays of both have the same shapes."""
+    half = arrays((H, gates * H), (H, gates * H), (gates * H,))[:count]
+    with pytest.raises(
+        ValueError, match=f"with I = H = 4, the {2 * count} arrays are those of a Bidirectional or of two"
+    ):
+        convert.from_keras(half + half, reset_after=False)
+    assert isinstance(convert.from_keras([half, half], reset_after=False), Stack)
+    both = keras_bidirectional(*(keras("LSTM" if gates == 4 else "GRU", half, reset_after=False) for _ in "fb"))
+    assert isinstance(convert.from_keras(both), Bidirectional)
+
+
+TWO = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+ALL = {  # layers, and whether they say so by their shapes alone
+    "a stack": [LSTM_ARRAYS, TWO],
+    "sizes after it": [TWO + TWO, arrays((2 * H, 2), (2,))],
+    "sizes after two": [TWO, TWO, arrays((H, 2), (2,))],
+    "both directions": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        arrays((2 * H, 3 * H), (H, 3 * H), (2, 3 * H)),
+        arrays((H, 2), (2,)),
+    ],
+    "without biases": [LSTM_ARRAYS[:2], arrays((H, 4 * I), (I, 4 * I)), arrays((I, 2), (2,))],
+    "dense first": [arrays((9, I), (I,)), LSTM_ARRAYS, arrays((H, 2), (2,)), arrays((2, 2), (2,))],
+    "dense without bias": [LSTM_ARRAYS, arrays((H, 5)), arrays((5, 2))],
+    "two pairs": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        [*arrays((2 * H, 4 * H), (H, 4 * H), (4 * H,))] * 2,
+        arrays((2 * H, 1), (1,)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_keras_weights_of_a_model(name):
+    """One list of all arrays gives what a list for each layer gives; of a Dense, a warning says what is not known."""
+    g = rng()
+    lists = [[g.uniform(-1, 1, array.shape).astype(np.float32) for array in part] for part in ALL[name]]
+    whole = [array for part in lists for array in part]
+    expected = []
+    for part in lists:
+        if len(part) == 1 or (len(part) == 2 and part[1].ndim == 1):
+            expected.append(Dense(part[0], part[1] if part[1:] else np.zeros(part[0].shape[1], np.float32)))
+        else:
+            half = len(part) // 2
+            cells = [part] if len(part) < 6 else [part[:half], part[half:]]
+            cells = [convert.from_keras(each) for each in cells]
+            expected.append(Bidirectional(*cells) if cells[1:] else cells[0])
+    for source in (whole, lists) if name not in ("sizes after it", "dense without bias") else (whole,):
+        if any(isinstance(layer, Dense) for layer in expected):
+            layer, text = warned(convert.from_keras, source)
+            assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
+            scope = {"stack": layer, "Stack": Stack, "Dense": Dense}
+            mended = eval(text.split("make the Dense anew: ")[1], scope).layers[-1]
+            assert (mended.activation, mended.last) == ("softmax", True)
+            np.testing.assert_array_equal(mended.weights["w"], expected[-1].weights["w"])
+        else:
+            layer = convert.from_keras(source)
+        assert_same(layer, Stack(expected))
+
+
+def test_keras_dense_arrays():
+    """Alone; and what to_keras makes of a stack is read again."""
+    g = rng()
+    dense = Dense(g.uniform(-1, 1, (I, 2)), g.uniform(-1, 1, 2))
+    layer, _ = warned(convert.from_keras, convert.to_keras(dense))
+    assert_same(layer, dense)
+    stack = Stack([dense, lstm(g, inputs=2), gru(g, inputs=H)])
+    assert_same(warned(convert.from_keras, convert.to_keras(stack))[0], stack)
+
+
+def test_keras_two_directions_or_two_layers_among_others():
+    half = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+    with pytest.raises(ValueError, match="with I = H = 4, the 6 arrays are those of a Bidirectional or of two layers"):
+        convert.from_keras(arrays((I, 4 * H), (H, 4 * H), (4 * H,)) + half + half)
+
+
+def test_a_clip_at_infinity_is_none():
+    layer = lstm(rng(), cell_clip=math.inf)
+    np.testing.assert_array_equal(convert.to_keras(layer)[0], convert.to_keras(lstm(rng()))[0])
+
+
+# -------------------------------------------------------------------------------------------------------- Keras itself
+@pytest.mark.peers
+def test_keras_itself():
+    """Its layers convert to equal ones, and its layers with converted weights have the results that they had before."""
+    pytest.importorskip("keras")
+    for name, (theirs, found) in generate_layers.keras_cases(seed=SEED).items():
+        check_keras(name, found)
+        layer = convert.from_keras(theirs)
+        x = found["x"]
+        np.testing.assert_allclose(
+            layer(x.swapaxes(0, 1))[0].swapaxes(0, 1), found["y"], rtol=0, atol=1e-6, err_msg=name
+        )
+        if "without bias" not in name:
+            theirs.set_weights([0 * value for value in theirs.get_weights()])
+            theirs.set_weights(convert.to_keras(layer))
+            np.testing.assert_allclose(np.asarray(theirs(x)), found["y"], rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("form", ["plain", "stack", "bidirectional", "sequences"])
+def test_keras_weights_of_a_model_itself(kind, form):
+    """model.get_weights() and the two things that it does not tell give what the model gives."""
+    keras = pytest.importorskip("keras")
+    make = getattr(keras.layers, kind)
+    recurrent = {
+        "plain": [make(H)],
+        "stack": [make(H, return_sequences=True), make(6)],
+        "bidirectional": [keras.layers.Bidirectional(make(H, return_sequences=True)), make(6)],
+        "sequences": [make(H, return_sequences=True)],
+    }[form]
+    dense = [keras.layers.Dense(7), keras.layers.Dense(2, activation="softmax")]
+    model = keras.Sequential([keras.Input((T, I)), *recurrent, *dense])
+    g = rng()
+    model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
+    x = g.standard_normal((B, T, I)).astype(np.float32)
+    stack, _ = warned(convert.from_keras, model.get_weights())
+    head = Dense(**stack.layers[-1].weights, activation="softmax", last=form != "sequences")
+    stack = Stack([*stack.layers[:-1], head])
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_allclose(stack(x, batch_first=True)[0], expected, rtol=0, atol=1e-6)
+    assert_same(stack, convert.from_keras(model))
+
+
+@pytest.mark.peers
+def test_keras_itself_refused():
+    layers = pytest.importorskip("keras").layers
+    for layer, message in (
+        (layers.LSTM(H, activation="relu"), "activation='relu'"),
+        (layers.LSTM(H, recurrent_activation="hard_sigmoid"), "hard_sigmoid"),
+        (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),
+        (layers.Bidirectional(layers.LSTM(H), merge_mode="sum"), "merge_mode"),
+        (layers.SimpleRNN(H), "SimpleRNN"),
+    ):
+        layer.build((B, T, I))
+        with pytest.raises(ConversionError, match=message):
+            convert.from_keras(layer)
+    with pytest.raises(ValueError, match="no weights yet"):
+        convert.from_keras(layers.LSTM(H))
+    first, second = layers.LSTM(H), layers.GRU(2, reset_after=False)
+    first.build((B, T, I))
+    second.build((B, T, H))
+    assert isinstance(convert.from_keras([first, second]), Stack)

@@ -1,0 +1,435 @@
+"""Layers from and to ONNX: onnx.reference, onnxruntime, ONNX's own test cases, and the refusal of all other nodes."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import onnx
+import pytest
+from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_weights, rng, warned
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import onnx_export
+from blockcell import convert
+from blockcell.convert import ConversionError
+from blockcell.layers import Bidirectional, Stack
+
+
+def onnx_model(node, initializers, dtype=np.float64):
+    """A model of one node; its inputs are those of the node that are no initializers."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+    def info(name):
+        return helper.make_tensor_value_info(name, kind, [None] * (4 if name.endswith("Y") else 3))
+
+    return helper.make_model(
+        helper.make_graph(
+            [node],
+            "one",
+            [info(name) for name in node.input if name and name not in initializers],
+            [info(name) for name in node.output],
+            initializer=[numpy_helper.from_array(array, name) for name, array in initializers.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+
+
+def onnx_y(y):
+    """ONNX's [T,D,B,H] as [T,B,DH]."""
+    return np.concatenate(list(y.swapaxes(0, 1)), axis=-1)
+
+
+LAYERS = {
+    "lstm": lambda g, dtype: lstm(g, dtype),
+    "lstm forget_bias": lambda g, dtype: lstm(g, dtype, forget_bias=1.0, gate_order="ifco"),
+    "lstm peephole": lambda g, dtype: lstm(g, dtype, peephole=True),
+    "gru": gru,
+    "bidirectional lstm": lambda g, dtype: Bidirectional(lstm(g, dtype), lstm(g, dtype, forget_bias=0.5)),
+    "bidirectional, one peephole": lambda g, dtype: Bidirectional(lstm(g, dtype), lstm(g, dtype, peephole=True)),
+    "bidirectional gru": lambda g, dtype: Bidirectional(gru(g, dtype), gru(g, dtype)),
+    "gru reset after": lambda g, dtype: gru(g, dtype, reset_after=True),
+    "bidirectional gru reset after": lambda g, dtype: Bidirectional(*(gru(g, dtype, reset_after=True) for _ in "fb")),
+    "reverse lstm": lambda g, dtype: lstm(g, dtype, reverse=True),
+    "reverse gru": lambda g, dtype: gru(g, dtype, reverse=True),
+    "reverse gru reset after": lambda g, dtype: gru(g, dtype, reset_after=True, reverse=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_onnx_reference(name):
+    g = rng()
+    layer, x = LAYERS[name](g, np.float64), g.standard_normal((T, B, I))
+    node, initializers = convert.to_onnx(layer)
+    model = onnx_model(node, initializers)
+    onnx.checker.check_model(model, full_check=True)
+    y = ReferenceEvaluator(model).run(None, {"rnn_X": x})[0]
+    np.testing.assert_allclose(onnx_y(y), layer(x)[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_onnxruntime(name):
+    """With initial states; Y_h and Y_c are compared too."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    g = rng()
+    layer = LAYERS[name](g, np.float32)
+    node, initializers = convert.to_onnx(layer, name="a")
+    directions = 2 if isinstance(layer, Bidirectional) else 1
+    places = ["h", "c"][: len(node.output) - 1]
+    node.input.extend([""] * (len(places) + 5 - len(node.input)))
+    x = g.standard_normal((T, B, I)).astype(np.float32)
+    states = {place: g.standard_normal((directions, B, H)).astype(np.float32) for place in places}
+    for k, place in enumerate(places):
+        node.input[5 + k] = place
+    model = onnx_model(node, initializers, np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    theirs = session.run(None, {"a_X": x} | states)
+    parts = [tuple(states[place][d] for place in places[::-1]) for d in range(directions)]
+    y, last = layer(x, parts if directions == 2 else parts[0])
+    np.testing.assert_allclose(onnx_y(theirs[0]), y, rtol=0, atol=2e-6)
+    for k, place in enumerate(places):
+        ours = [getattr(part, {"h": "h", "c": "cs"}[place]) for part in (last if directions == 2 else [last])]
+        np.testing.assert_allclose(theirs[1 + k], np.stack(ours), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_onnx_round_trip(name, dtype):
+    layer = LAYERS[name](rng(), dtype)
+    once = convert.from_onnx(*convert.to_onnx(layer))
+    assert_same(once, convert.from_onnx(onnx_model(*convert.to_onnx(once), dtype)))
+    x = rng().standard_normal((T, B, I)).astype(dtype)
+    np.testing.assert_allclose(once(x)[0], layer(x)[0], rtol=0, atol=8 * np.finfo(dtype).eps)
+
+
+def onnx_cases():
+    """The recurrent cases of ONNX's backend tests, by name: the node, and its inputs and outputs by name."""
+    cases = {}
+
+    def expect(node, inputs, outputs, name):
+        given = dict(zip([key for key in node.input if key], inputs, strict=True))
+        cases[name] = node, given, dict(zip([key for key in node.output if key], outputs, strict=True))
+
+    for kind in ("LSTM", "GRU", "RNN"):
+        module = importlib.import_module(f"onnx.backend.test.case.node.{kind.lower()}")
+        exporter = getattr(module, kind)
+        theirs, module.expect = module.expect, expect
+        try:
+            for name in dir(exporter):
+                if name.startswith("export"):
+                    getattr(exporter, name)()
+        finally:
+            module.expect = theirs
+    return cases
+
+
+ONNX_CASES = onnx_cases()
+REFUSED = {  # those that cannot be expressed, and why
+    "test_rnn_seq_length": "the node is a ::RNN",
+    "test_simple_rnn_batchwise": "the node is a ::RNN",
+    "test_simple_rnn_bidirectional": "the node is a ::RNN",
+    "test_simple_rnn_defaults": "the node is a ::RNN",
+    "test_simple_rnn_reverse": "the node is a ::RNN",
+    "test_simple_rnn_with_initial_bias": "the node is a ::RNN",
+}
+
+
+def test_onnx_cases_are_there():
+    forms = ["batchwise", "bidirectional", "defaults", "reverse", "with_initial_bias"]
+    expected = {f"test_{kind}_{form}" for kind in ("lstm", "gru") for form in forms}
+    assert expected | {"test_lstm_with_peepholes", "test_gru_seq_length"} <= ONNX_CASES.keys() - REFUSED.keys()
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", ONNX_CASES)
+def test_onnx_case(name, again):
+    """Also from what to_onnx makes of the layer again."""
+    node, given, expected = ONNX_CASES[name]
+    if name in REFUSED:
+        with pytest.raises(ConversionError, match=f"^from_onnx: {REFUSED[name]}"):
+            convert.from_onnx(node, given)
+        return
+    weights = {key: value for key, value in given.items() if key in "WRBP"}
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    batchwise = attributes.get("layout") == 1
+    layer = convert.from_onnx(node, weights)
+    if again:
+        layer = convert.from_onnx(*convert.to_onnx(layer))
+    x = given["X"].swapaxes(0, 1) if batchwise else given["X"]
+    lengths = given.get("sequence_lens")
+    state = tuple(given[key][0] for key in ("initial_c", "initial_h") if key in given) or None
+    y, last = layer(x, state, lengths=lengths)
+    parts = last if isinstance(layer, Bidirectional) else [last]
+    ours = {
+        "Y": np.stack(np.split(y, len(parts), axis=-1), axis=1),
+        "Y_h": np.stack([part.h for part in parts]),
+        "Y_c": np.stack([getattr(part, "cs", part.h) for part in parts]),
+    }
+    if batchwise:
+        ours = {"Y": ours["Y"].transpose(2, 0, 1, 3), "Y_h": ours["Y_h"].swapaxes(0, 1)}
+    for key, value in expected.items():
+        np.testing.assert_allclose(ours[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
+    return helper.make_node(kind, inputs, ["Y"], name="a", **attributes)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (onnx_node(clip=3.0), "clip=3, which limits what goes into the gates"),
+        (onnx_node(input_forget=1), "input_forget=1, which couples"),
+        (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*only Sigmoid for the gates"),
+        (onnx_node("GRU", activations=["HardSigmoid", "Tanh"]), "'HardSigmoid'"),
+        (onnx_node("RNN"), "the node is a ::RNN; expected an ONNX LSTM or GRU"),
+        (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
+        (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(input\[1\]\) is not among the initializers"),
+        (
+            onnx_node(inputs=("X", "V", "R", "C")),
+            r"its W 'V' \(input\[1\]\) and B 'C' \(input\[3\]\) are not among the initializers; expected"
+            r" convert.from_onnx\(node, {'V': ..., 'C': ..., ...}\)",
+        ),
+    ],
+)
+def test_onnx_refused(node, message):
+    with pytest.raises(ConversionError, match=f"^from_onnx: .*{message}"):
+        convert.from_onnx(node, onnx_weights(node.op_type))
+
+
+def onnx_with_states(makers, initializers, inputs=(), kind="LSTM", places=("", "h", "c")):
+    """A model whose initial states come from these nodes."""
+    places = places[: 3 if kind == "LSTM" else 2]
+    model = onnx_model(onnx_node(kind, ("X", "W", "R", "B", *places)), onnx_weights(kind) | initializers)
+    for each in list(model.graph.input):
+        if each.name in ("h", "c", "lens") and each.name not in inputs:
+            model.graph.input.remove(each)
+    nodes = [*makers, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+NOUGHT, ONE = (numpy_helper.from_array(np.array([value])) for value in (0.0, 1.0))
+SHAPE = {"shape": np.array([1, B, H])}
+
+
+H0 = "initial_h 'h' (input[5])"
+C0 = "initial_c 'c' (input[6])"
+
+
+@pytest.mark.parametrize(
+    ("makers", "initializers", "places"),
+    [
+        ([made("Add", ["h0", "h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([made("Identity", ["h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([], {"h": np.ones((1, B, H)), "c": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([], {"c": np.zeros((1, B, H))}, H0),
+        ([], {"h": np.zeros((1, B, H))}, C0),
+        ([made("ConstantOfShape", ["shape"], "h", value=ONE)], SHAPE | {"c": np.zeros((1, B, H))}, H0),
+        ([made("ConstantOfShape", ["shape"], "h"), made("Exp", ["h"], "c")], SHAPE, C0),
+        (
+            [made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)],
+            SHAPE | {"c": np.zeros((1, B, H))},
+            "initial_h 'h' (input[5], of 'X' and 'z')",
+        ),
+        (
+            [made("Slice", ["s", "0", "1"], "h"), made("Slice", ["s", "1", "2"], "c")],
+            {str(k): np.array([k]) for k in range(3)},
+            "initial_h 'h' (input[5], of 's') and initial_c 'c' (input[6], of 's')",
+        ),
+    ],
+)
+def test_onnx_states_that_are_the_callers(makers, initializers, places):
+    """They are not part of the layer; which they are is said, and how a call has them."""
+    model = onnx_with_states(makers, initializers)
+    expected = convert.from_onnx(onnx_node(), onnx_weights())
+    for options in ({}, {"name": "a"}):
+        with pytest.warns(UserWarning) as record:
+            assert_same(convert.from_onnx(model, **options), expected)
+        found = [str(each.message) for each in record if "left out" not in str(each.message)]
+        assert found == [
+            f"from_onnx: left to the caller: LSTM 'a' has {places}. Here a layer starts from zeros unless its call"
+            f' tells it: y, state = layer(x, state={{"h": ..., "cs": ...}})'
+        ]
+        assert {each.filename for each in record} == {__file__}
+
+
+def test_onnx_lengths_that_are_the_callers():
+    cast = made("Cast", ["x_lens"], "lens", to=onnx.TensorProto.INT32)
+    model = onnx_with_states([cast], {}, places=("lens", "", ""))
+    for each in (model, onnx_with_states([], {"lens": np.array([T, 2])}, places=("lens", "", ""))):
+        layer, text = warned(convert.from_onnx, each)
+        assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
+        source = ", of 'x_lens'" if each is model else ""
+        assert text == (
+            f"from_onnx: left to the caller: LSTM 'a' has sequence_lens 'lens' (input[4]{source}). Here a layer"
+            f" takes every step unless its call tells it: y, state = layer(x, lengths=...)"
+        )
+
+
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_onnx_constant_lengths_and_states_of_a_node(place):
+    inputs = ["X", "W", "R", "B", *[""] * (place - 4), "P"]
+    layer, text = warned(convert.from_onnx, onnx_node(inputs=inputs), onnx_weights())
+    assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
+    assert f"'P' (input[{place}]). Here" in text
+
+
+def test_the_calls_that_warnings_show():
+    """They are those that the layer takes, and with the state of the model they give its results."""
+    weights = {f"{k}{name}": array for k in "ab" for name, array in onnx_weights("GRU").items()}
+    weights["bW"] = rng().uniform(-1, 1, (1, 3 * H, H))
+    weights |= {"one": np.array([1])} | {f"{k}": np.array([k]) for k in range(3)}
+    nodes = [
+        made("Slice", ["s", "0", "1"], "as"),
+        made("Slice", ["s", "1", "2"], "bs"),
+        helper.make_node("GRU", ["X", "aW", "aR", "aB", "", "as"], ["A"], name="a"),
+        made("Squeeze", ["A", "one"], "A2"),
+        helper.make_node("GRU", ["A2", "bW", "bR", "bB", "", "bs"], ["Z"], name="b"),
+    ]
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in "XsZ"]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", info[:2], info[2:], tensors),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    layer, text = warned(convert.from_onnx, model)
+    assert text.endswith('y, state = layer(x, state={0: {"h": ...}, 1: {"h": ...}})')
+    g = rng()
+    x, s = g.standard_normal((T, B, I)), g.uniform(-1, 1, (2, B, H))
+    y, _ = layer(x, state={0: {"h": s[0]}, 1: {"h": s[1]}})
+    expected = ReferenceEvaluator(model).run(None, {"X": x, "s": s})[0]
+    np.testing.assert_allclose(y, onnx_y(expected), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (lambda g: Bidirectional(lstm(g), lstm(g)), '{"fw": {"h": ..., "cs": ...}, "bw": {"h": ..., "cs": ...}}'),
+        (lambda g: gru(g), '{"h": ...}'),
+    ],
+)
+def test_the_states_that_warnings_show(layer, expected):
+    node, initializers = convert.to_onnx(layer(rng()))
+    node.input.extend(["", "rnn_B"])
+    assert warned(convert.from_onnx, node, initializers)[1].endswith(f"y, state = layer(x, state={expected})")
+
+
+@pytest.mark.parametrize(
+    ("makers", "initializers", "inputs"),
+    [
+        ([], {}, ("h", "c")),
+        ([], {"h": np.zeros((1, B, H))}, ("c",)),
+        ([made("ConstantOfShape", ["shape"], name) for name in "hc"], SHAPE, ()),
+        ([made("ConstantOfShape", ["shape"], name, value=NOUGHT) for name in "hc"], SHAPE, ()),
+        ([made("Constant", [], "z", value=NOUGHT), *(made("Expand", ["z", "shape"], n) for n in "hc")], SHAPE, ()),
+        ([made("Cast", ["z"], "h", to=11), made("Concat", ["z", "z"], "c", axis=0)], {"z": np.zeros((1, B, H))}, ()),
+    ],
+)
+def test_onnx_states_that_are_given_or_zero(makers, initializers, inputs):
+    """Zeros may be computed, as exporters do it to give them the size of the batch."""
+    model = onnx_with_states(makers, initializers, inputs)
+    assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), onnx_weights()))
+
+
+def test_onnx_defaults_spelled_out():
+    """Attributes and inputs that have their default values change nothing."""
+    weights = onnx_weights() | {"zeros": np.zeros((1, B, H))}
+    expected = convert.from_onnx(onnx_node(), weights)
+    spelled = {"activations": ["sigmoid", "Tanh", "Tanh"], "input_forget": 0, "layout": 0, "direction": "forward"}
+    assert_same(expected, convert.from_onnx(onnx_node(**spelled, hidden_size=H, domain="ai.onnx"), weights))
+    assert_same(expected, convert.from_onnx(onnx_node(inputs=("X", "W", "R", "B", "lens", "zeros", "c")), weights))
+    without = convert.from_onnx(onnx_node(inputs=("X", "W", "R")), weights)
+    np.testing.assert_array_equal(without.weights["b"], np.zeros(4 * H))
+
+
+def unreadable(dims=(), **changes):
+    """A model with a tensor whose description does not fit its data."""
+    model = onnx_model(onnx_node(), onnx_weights())
+    tensor = model.graph.initializer[0]
+    tensor.dims.extend(dims)
+    for name, value in changes.items():
+        setattr(tensor, name, value)
+    return model
+
+
+def test_onnx_model():
+    """A node is found by its name or output, and weights in Constant nodes. One of several must be named."""
+    weights = onnx_weights() | {"W2": onnx_weights()["W"] / 2}
+    constant = helper.make_node("Constant", [], ["W2"], value=numpy_helper.from_array(weights.pop("W2")))
+    second = helper.make_node("LSTM", ["X", "W2", "R", "B"], ["Z"])
+    model = onnx_model(onnx_node(), weights)
+    assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), weights))
+    model.graph.node.extend([constant, second])
+    halved = convert.from_onnx(model, name="Z")
+    assert_same(halved, convert.from_onnx(second, weights | {"W2": weights["W"] / 2}))
+    assert_same(convert.from_onnx(model, name="a"), convert.from_onnx(onnx_node(), weights))
+    assert [*convert.from_onnx(model)] == ["a", "Z"]
+    with pytest.raises(ValueError, match=r"expected one LSTM or GRU node 'b', found \['a', 'Z'\]"):
+        convert.from_onnx(model, name="b")
+    with pytest.raises(TypeError, match="a model has its own"):
+        convert.from_onnx(model, weights)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: convert.from_onnx("model.onnx"), TypeError, "of type str; expected an onnx.ModelProto"),
+        (lambda: convert.from_onnx(onnx_node(direction="up"), onnx_weights()), ValueError, "direction='up'"),
+        (lambda: convert.from_onnx(onnx_node(inputs=("X", "W")), onnx_weights()), ValueError, "has no R"),
+        (
+            lambda: convert.from_onnx(onnx_node(hidden_size=5), onnx_weights()),
+            ValueError,
+            "hidden_size=5, but its R has",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), onnx_weights("GRU")),
+            ValueError,
+            "has 7 inputs; expected at most 6: X, W, R, B, sequence_lens, initial_h",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node("GRU", linear_before_reset=1.0), onnx_weights("GRU")),
+            ValueError,
+            "has the attribute linear_before_reset twice or not as INT",
+        ),
+        (
+            lambda: convert.from_onnx(onnx_node(coupled=1), onnx_weights()),
+            ConversionError,
+            "has the attribute 'coupled', which ONNX does not know",
+        ),
+        (lambda: convert.from_onnx(unreadable(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(unreadable(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(unreadable(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
+        (lambda: convert.from_onnx(onnx_node(), onnx_weights("GRU")), ValueError, r"W has shape \(1, 12, 3\)"),
+        (
+            lambda: convert.from_onnx(onnx_node(direction="bidirectional"), onnx_weights()),
+            ValueError,
+            r"W has shape \(1, 16, 3\); expected \(2, 16, I\)",
+        ),
+        (lambda: convert.to_onnx(lstm(rng(), cell_clip=3)), ConversionError, "clips its cell state at 3"),
+        (lambda: convert.to_onnx(Stack([lstm(rng())])), ConversionError, "Convert layer.layers one by one"),
+        (lambda: convert.to_onnx(Bidirectional(lstm(rng()), gru(rng()))), ConversionError, "an LSTM and a GRU"),
+        (
+            lambda: convert.to_onnx(Bidirectional(gru(rng(), reset_after=True), gru(rng()))),
+            ConversionError,
+            "one GRU has reset_after=True and the other has not",
+        ),
+    ],
+)
+def test_onnx_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_exported_layers():
+    """The nodes of a model that `onnx_export.export` makes with loop="native" have their weights as initializers."""
+    g = rng()
+    layer = Stack([Bidirectional(lstm(g, peephole=True), gru(g)), lstm(g, inputs=2 * H)])
+    model = onnx_export.export(layer, None, loop="native", functions=False, lengths=False, state=False)
+    nodes = [node for node in model.graph.node if node.op_type in ("LSTM", "GRU")]
+    for cell, node in zip([layer.layers[0].fw, layer.layers[0].bw, layer.layers[1]], nodes, strict=True):
+        assert_same(convert.from_onnx(model, name=node.output[0]), cell)

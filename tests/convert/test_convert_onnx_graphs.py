@@ -1,0 +1,592 @@
+"""Weights that nodes of an ONNX model make of constants, branches that are always taken, LSTMs of 8-bit integers, and
+heads on final states.
+
+`make test-peers`: PyTorch's exports of layers that get their states, and silero-vad's models, beside onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from convert_cases import B, H, I, T, assert_same, converted, made, onnx_graph, onnx_weights, parts_of, rng, warned
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from blockcell import LSTM, Bidirectional, convert
+from blockcell.convert import ConversionError
+
+
+def model_of(nodes, initializers, opset=18, outputs=("Y",), inputs=("X",)):
+    graph = onnx_graph(nodes, initializers, outputs, inputs=inputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def node_of(w="W", r="R", b="B", kind="LSTM", **options):
+    return helper.make_node(kind, ["X", w, r, b], ["Y", "Y_h"], name="a", **options)
+
+
+def constants(**values):
+    return {name: np.array(value) for name, value in values.items()}
+
+
+WEIGHTS = onnx_weights()
+EXPECTED = convert.from_onnx(node_of(), WEIGHTS)
+W = WEIGHTS["W"]
+INTEGERS = constants(zero=[0], one=[1], two=[2], H2=[2 * H], H4=[4 * H], shape=[1, 4 * H, I], parts=[H, 3 * H])
+
+
+@pytest.mark.parametrize(
+    ("makers", "initializers"),
+    [
+        ([made("Unsqueeze", ["w", "zero"], "V")], {"w": W[0]}),
+        ([made("Squeeze", ["w", "zero"], "V")], {"w": W[None]}),
+        ([made("Transpose", ["w"], "V", perm=[0, 2, 1])], {"w": W.swapaxes(1, 2)}),
+        ([made("Reshape", ["w", "shape"], "V")], {"w": W.ravel()}),
+        ([made("Identity", ["w"], "V")], {"w": W}),
+        ([made("Flatten", ["w"], "v", axis=2), made("Unsqueeze", ["v", "zero"], "V")], {"w": W}),
+        ([made("Cast", ["w"], "V", to=TensorProto.DOUBLE)], {"w": np.round(W * 8).astype(np.int8)}),
+        ([made("Concat", ["u", "v"], "V", axis=1)], {"u": W[:, :5], "v": W[:, 5:]}),
+        ([made("Slice", ["w", "one", "two", "zero"], "V")], {"w": np.concatenate([W + 1, W, W])}),
+        ([made("Gather", ["w", "one"], "V", axis=0)], {"w": np.concatenate([W + 1, W])}),
+        (
+            [
+                helper.make_node("Split", ["w", "parts"], ["u", "v"], axis=1),
+                made("Concat", ["v", "u"], "V", axis=1),
+            ],
+            {"w": np.concatenate([W[:, 3 * H :], W[:, : 3 * H]], axis=1)},
+        ),
+        (
+            [made("DequantizeLinear", ["w", "scale", "point"], "V")],
+            {"w": np.round(W * 8).astype(np.int8), "scale": np.array(0.25), "point": np.array(3, np.int8)},
+        ),
+        ([made("Constant", [], "w", value=numpy_helper.from_array(W[0])), made("Unsqueeze", ["w", "zero"], "V")], {}),
+        ([made("Constant", [], "w", value_floats=W.ravel()), made("Cast", ["w"], "v", to=TensorProto.DOUBLE),
+          made("Reshape", ["v", "shape"], "V")], {}),
+        ([made("Shape", ["w"], "size"), made("Reshape", ["v", "size"], "V")], {"w": W, "v": W.ravel()}),
+    ],
+)  # fmt: skip
+def test_constants_in_front_of_weights(makers, initializers):
+    """The layer has what onnx.reference makes of them."""
+    arrays = WEIGHTS | INTEGERS | initializers
+    model = model_of([*makers, node_of("V")], arrays, opset=21)
+    alone = helper.make_graph(makers, "g", [], [helper.make_tensor_value_info("V", TensorProto.DOUBLE, None)],
+                              [numpy_helper.from_array(array, name) for name, array in arrays.items()])  # fmt: skip
+    alone = helper.make_model(alone, opset_imports=model.opset_import, ir_version=8)
+    V = ReferenceEvaluator(alone).run(None, {})[0]
+    assert_same(convert.from_onnx(model), convert.from_onnx(node_of(), WEIGHTS | {"W": V}))
+
+
+def test_axes_as_attributes():
+    """As models of an older opset have them."""
+    makers = [made("Unsqueeze", ["w"], "v", axes=[0]), made("Slice", ["v"], "V", axes=[1], starts=[0], ends=[4 * H])]
+    assert_same(convert.from_onnx(model_of([*makers, node_of("V")], WEIGHTS | {"w": W[0]}, opset=9)), EXPECTED)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_each_weight_is_folded(place):
+    name = "WRB"[place]
+    makers = [made("Unsqueeze", ["part", "zero"], "V")]
+    names = [*"WRB"]
+    names[place] = "V"
+    arrays = WEIGHTS | INTEGERS | {"part": WEIGHTS[name][0]}
+    assert_same(convert.from_onnx(model_of([*makers, node_of(*names)], arrays)), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("makers", "message"),
+    [
+        (
+            [made("Exp", ["W"], "V"), made("Identity", ["V"], "U")],
+            r"its W 'V' \(input\[1\]\) and R 'U' \(input\[2\]\) are not made of constants by Add, And, .*"
+            r' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession\(',
+        ),
+        (
+            [made("Identity", ["x2"], "V"), made("Identity", ["R"], "U")],
+            r"its W 'V' \(input\[1\]\) is given to the model with each call, as 'x2'; expected constants.",
+        ),
+        ([made("Identity", ["V"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is not"),
+        ([made("Identity", ["t"], "V"), made("Identity", ["V"], "t")], "its W 'V' .* and R 'U' .* are not"),
+        ([made("Reshape", ["W", "zero"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is not"),
+        (
+            [helper.make_node("Split", ["W"], ["V"], num_outputs=2**31 - 1), made("Identity", ["R"], "U")],
+            r"its W 'V' \(input\[1\]\) is not",
+        ),
+    ],
+)
+def test_weights_that_are_no_constants(makers, message):
+    model = model_of([*makers, node_of("V", "U")], WEIGHTS | INTEGERS, inputs=("X", "x2"))
+    with pytest.raises(ConversionError, match=f"^from_onnx: LSTM 'a': {message}"):
+        convert.from_onnx(model)
+
+
+def test_what_the_message_says_about_weights_works(tmp_path):
+    """onnxruntime folds what is not folded here."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    arrays = {name: array.astype(np.float32) for name, array in WEIGHTS.items()}
+    node = helper.make_node("LSTM", ["X", "V", "R", "B"], ["Y"], name="a", hidden_size=H)
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "XY"]
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph([made("Neg", ["W"], "V"), node], "g", info[:1], info[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(ConversionError):
+        convert.from_onnx(model)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "folded.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    folded = convert.from_onnx(onnx.load(tmp_path / "folded.onnx"))
+    assert_same(folded, convert.from_onnx(node_of(), arrays | {"W": -arrays["W"]}))
+
+
+# ------------------------------------------------------------------------------------------------------------ branches
+def branch(nodes, outputs, initializers=()):
+    return onnx_graph(nodes, dict(initializers), outputs, name="branch", inputs=())
+
+
+def either(condition, then, other, outputs):
+    return helper.make_node("If", [condition], outputs, name="if", then_branch=then, else_branch=other)
+
+
+@pytest.mark.parametrize(
+    ("makers", "taken"),
+    [
+        ([], True),
+        ([made("Not", ["yes"], "condition")], False),
+        ([made("Equal", ["one", "two"], "condition")], False),
+        ([made("Less", ["one", "two"], "condition")], True),
+        ([made("Cast", ["two"], "condition", to=TensorProto.BOOL)], True),
+        ([made("Size", ["W"], "size"), made("Greater", ["size", "two"], "condition")], True),
+        (
+            [
+                made("Shape", ["X"], "sizes"),
+                made("Gather", ["sizes", "two"], "I"),
+                made("Equal", ["I", "three"], "condition"),
+            ],
+            True,
+        ),
+    ],
+)
+def test_branches_that_are_always_taken(makers, taken):
+    """Their nodes are as good as those outside: here they make weights, one within the other, and a head."""
+    one = branch([made("Unsqueeze", ["part", "zero"], "V1")], ["V1"], {"part": W[0]})
+    two = branch([made("Neg", ["W"], "V2")], ["V2"])
+    inner = either("condition", *((one, two) if taken else (two, one)), ["V3"])
+    outer = either("yes", branch([inner], ["V3"]), branch([made("Neg", ["W"], "V4")], ["V4"]), ["V"])
+    head = branch([made("Gather", ["Y_h", "first"], "L"), made("Gemm", ["L", "D"], "Z1")], ["Z1"])
+    left = branch([made("Shape", ["Y_h"], "Z2")], ["Z2"])
+    arrays = WEIGHTS | INTEGERS | constants(yes=True, three=[I], first=0) | {"D": rng().uniform(-1, 1, (H, 2))}
+    arrays |= {} if makers else constants(condition=True)
+    model = model_of([*makers, outer, node_of("V"), either("yes", head, left, ["Z"])], arrays, outputs=["Z"])
+    for size in (T, B, I):
+        model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
+    layer = convert.from_onnx(model)
+    assert parts_of(layer) == "LSTM Dense:None:True"
+    assert_same(layer.layers[0], EXPECTED)
+    x = rng().standard_normal((T, B, I))
+    expected = ReferenceEvaluator(model).run(None, {"X": x})[0]
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [None, "rows"])
+def test_branches_that_depend_on_a_call(size):
+    """Whether the If is taken depends on a size that is not fixed: the layer is that in its body, as ever."""
+    makers = [made("Shape", ["X"], "sizes"), made("Gather", ["sizes", "two"], "I"), made("Equal", ["I", "three"], "c")]
+    body = branch([node_of()], ["Y"])
+    model = model_of([*makers, either("c", body, branch([made("Exp", ["X"], "E")], ["E"]), ["Z"])],
+                     WEIGHTS | INTEGERS | constants(three=[I]), outputs=["Z"])  # fmt: skip
+    if size:
+        for _ in "TBI":
+            model.graph.input[0].type.tensor_type.shape.dim.add().dim_param = size
+    assert_same(converted(convert.from_onnx, model, r"if \(If\)"), EXPECTED)
+
+
+def test_names_that_stand_in_both_places():
+    """A branch whose names are used around it stays where it is: which V is meant would be uncertain."""
+    taken = branch([made("Unsqueeze", ["part", "zero"], "V")], ["V"], {"part": W[0]})
+    node = either("yes", taken, branch([made("Neg", ["W"], "N")], ["N"]), ["U"])
+    model = model_of([node, made("Neg", ["W"], "V"), node_of("U")], WEIGHTS | INTEGERS | constants(yes=True))
+    with pytest.raises(ConversionError, match="its W 'U'"):
+        convert.from_onnx(model)
+
+
+# ----------------------------------------------------------------------------------------------------- 8-bit integers
+def quantized(directions=1, by_column=True, dtype=np.int8, points=True, **changes):
+    """A DynamicQuantizeLSTM and its initializers, and those of the LSTM of which it is one."""
+    g = rng()
+    bounds = np.iinfo(dtype)
+    arrays, plain = {}, {"B": g.uniform(-1, 1, (directions, 8 * H)).astype(np.float32)}
+    for name, rows in (("W", I), ("R", H)):
+        whole = g.integers(bounds.min, bounds.max + 1, (directions, rows, 4 * H)).astype(dtype)
+        sizes = (directions, 4 * H) if by_column else (directions,)
+        scale = g.uniform(0.001, 0.01, sizes).astype(np.float32)
+        point = g.integers(bounds.min, bounds.max + 1, sizes).astype(dtype) if points else np.zeros(sizes, dtype)
+        arrays |= {name: whole, f"{name}_scale": scale} | ({f"{name}_zero_point": point} if points else {})
+        parts = [(whole[d].astype(float) - point[d].astype(float)) * scale[d] for d in range(directions)]
+        plain[name] = np.stack(parts).swapaxes(1, 2).astype(np.float32)
+    point_names = ["W_zero_point", "R_zero_point"] if points else ["", ""]
+    names = ["X", "W", "R", "B", "", "h", "c", "", "W_scale", point_names[0], "R_scale", point_names[1]]
+    direction = "bidirectional" if directions == 2 else "forward"
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", names, ["Y"], name="a", domain="com.microsoft", direction=direction, hidden_size=H
+    )
+    return node, arrays | {"B": plain["B"]} | changes, plain
+
+
+NOT_ROUNDED = (
+    "from_onnx: not rounded: DynamicQuantizeLSTM 'a'. The layer has the weights that the integers stand for. In each"
+    " step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal"
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"directions": 2}, {"by_column": False}, {"dtype": np.uint8}, {"points": False}], ids=str
+)
+def test_lstm_of_integers(options):
+    node, arrays, plain = quantized(**options)
+    layer, text = warned(convert.from_onnx, node, arrays)
+    assert text == NOT_ROUNDED
+    expected = helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"], direction=node.attribute[0].s)
+    for name, value in convert.from_onnx(expected, plain).weights.items():
+        assert layer.weights[name].dtype == np.float32
+        np.testing.assert_allclose(layer.weights[name], value, rtol=1e-6, atol=1e-7)
+    model = model_of([node], arrays, inputs=("X", "h", "c"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    found, text = warned(convert.from_onnx, model)
+    assert_same(found, layer)
+    assert text == NOT_ROUNDED
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"W": np.zeros((1, I, 4 * H), np.float32)}, r"W is of dtype float32 and shape \(1, 3, 16\); expected int8"),
+        ({"R": np.zeros((H, 4 * H), np.int8)}, r"R is of dtype int8 and shape \(4, 16\); expected int8 or uint8, \[D"),
+        ({"W_scale": np.ones((1, 3), np.float32)}, r"W_scale has shape \(1, 3\); expected \(1,\) or \(1, 16\)"),
+        ({"R_zero_point": np.zeros(16, np.int8)}, r"R_zero_point has shape \(16,\); expected \(1,\) or \(1, 16\)"),
+    ],
+)
+def test_odd_integers(changes, message):
+    node, arrays, _ = quantized(**changes)
+    with pytest.raises(ValueError, match=f"^from_onnx: DynamicQuantizeLSTM 'a': {message}"):
+        convert.from_onnx(node, arrays)
+
+
+def test_integers_without_a_scale():
+    node, arrays, _ = quantized()
+    node.input[8] = ""
+    with pytest.raises(ValueError, match="DynamicQuantizeLSTM 'a' has no W_scale"):
+        convert.from_onnx(node, arrays)
+
+
+def test_what_onnxruntime_quantizes(tmp_path):
+    """Its results are near; those of its weights, which the layer has, are not those that they were made of."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    layer = LSTM.init(16, 32, seed=0)
+    node, arrays = convert.to_onnx(layer)
+    info = [helper.make_tensor_value_info(f"rnn_{name}", TensorProto.FLOAT, None) for name in "XY"]
+    del node.output[1:]
+    graph = helper.make_graph(
+        [node], "g", info[:1], info[1:], [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, tmp_path / "float.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization.quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    found, text = warned(convert.from_onnx, onnx.load(tmp_path / "int8.onnx"))
+    assert "DynamicQuantizeLSTM" in text
+    session = onnxruntime.InferenceSession(tmp_path / "int8.onnx", providers=["CPUExecutionProvider"])
+    x = rng().standard_normal((T, B, 16)).astype(np.float32)
+    expected, y = session.run(None, {"rnn_X": x})[0][:, 0], found(x)[0]
+    assert np.abs(y - expected).max() < 0.03 < np.abs(expected).max()
+    for name, array in layer.weights.items():
+        assert 0 < np.abs(found.weights["w"] - layer.weights["w"]).max() < np.abs(array).max() / 64 or name != "w"
+
+
+def test_kinds_of_cells_come_first():
+    """In the list of what is left out, however long it is."""
+    nodes = [made("Exp", [f"X{k or ''}"], f"X{k + 1}") for k in range(20)]
+    nodes.append(helper.make_node("RNN", ["X20", "W", "R"], ["V"], name="plain"))
+    nodes.append(helper.make_node("LSTM", ["V", "W", "R", "B"], ["Y"], name="a"))
+    model = model_of(nodes, WEIGHTS, inputs=("X",))
+    names = ", ".join(rf"X{k} \(Exp\)" for k in range(1, 12))
+    assert_same(converted(convert.from_onnx, model, rf"plain \(RNN\), {names}, and 9 more"), EXPECTED)
+
+
+# --------------------------------------------------------------------------------------------------------------- heads
+def states_and_head(layers, makers, directions=1, kind="GRU"):
+    """As PyTorch's exporters write nn.GRU and nn.LSTM, whose final states `h` are those of all layers, and a head."""
+    g, nodes, weights = rng(), [], {}
+    direction, gates = ("forward", "bidirectional")[directions - 1], {"GRU": 3, "LSTM": 4}[kind]
+    for k in range(layers):
+        shapes = {"W": (gates * H, directions * H if k else I), "R": (gates * H, H), "B": (2 * gates * H,)}
+        weights |= {f"{name}{k}": g.uniform(-1, 1, (directions, *shape)) for name, shape in shapes.items()}
+        x = f"X{k}" if k else "X"
+        nodes += [
+            helper.make_node(
+                kind, [x, f"W{k}", f"R{k}", f"B{k}"], [f"Y{k}", f"h{k}"], name=f"n{k}", direction=direction
+            ),
+            made("Transpose", [f"Y{k}"], f"T{k}", perm=[0, 2, 1, 3]),
+            made("Reshape", [f"T{k}", "flat"], f"X{k + 1}"),
+        ]
+    nodes.append(made("Concat", [f"h{k}" for k in range(layers)], "h", axis=0))
+    shapes = {"D": (H, 6), "DD": (2 * H, 6), "d": (6,), "E": (6, 2), "e": (2,)}
+    weights |= {name: g.uniform(-1, 1, shape) for name, shape in shapes.items()}
+    weights |= constants(flat=[0, 0, -1], last=-1, before=-2, first=0, end=[-1], all=[2**31], zero=[0])
+    return model_of([*nodes, *makers], weights, outputs=["Z"])
+
+
+TAKE = made("Gather", ["h", "last"], "L", axis=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize(
+    ("makers", "parts", "left_out"),
+    [
+        ([TAKE, made("Gemm", ["L", "D", "d"], "Z")], "Dense:None:True", None),
+        ([TAKE, made("Gemm", ["L", "D", "d"], "G"), made("Relu", ["G"], "Z")], "Dense:relu:True", None),
+        (
+            [TAKE, made("MatMul", ["L", "D"], "M"), made("Add", ["M", "d"], "G"), made("Relu", ["G"], "R"),
+             made("Gemm", ["R", "E", "e"], "S"), made("Sigmoid", ["S"], "Z")],
+            "Dense:relu:False Dense:sigmoid:True",
+            None,
+        ),
+        (
+            [
+                made("Slice", ["h", "end", "all"], "S"),
+                made("Squeeze", ["S", "zero"], "L"),
+                made("Gemm", ["L", "D", "d"], "Z"),
+            ],
+            "Dense:None:True",
+            None,
+        ),
+        ([TAKE, made("Relu", ["L"], "R"), made("Gemm", ["R", "D", "d"], "Z")], "", r"R \(Relu\), Z \(Gemm\)"),
+    ],
+)  # fmt: skip
+def test_heads_on_the_last_state(kind, layers, makers, parts, left_out):
+    """h[-1] and dense layers, beside onnx.reference."""
+    model = states_and_head(layers, makers, kind=kind)
+    layer = converted(convert.from_onnx, model, left_out)
+    assert parts_of(layer) == f"{' '.join([kind] * layers)} {parts}".strip()
+    if left_out is None:
+        x = rng().standard_normal((T, B, I))
+        expected = ReferenceEvaluator(model).run(None, {"X": x})[0]
+        np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-14)
+
+
+BOTH = [made("Gather", ["h", "before"], "L1", axis=0), made("Gather", ["h", "last"], "L2", axis=0)]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("names", "parts", "left_out"),
+    [(["L1", "L2"], "Dense:relu:ends", None), (["L2", "L1"], "", r"G \(Gemm\), Z \(Relu\)")],
+)
+def test_heads_on_both_directions(layers, names, parts, left_out):
+    """torch.cat([h[-2], h[-1]], -1); the other way around there is no such layer."""
+    makers = [*BOTH, made("Concat", names, "L", axis=-1), made("Gemm", ["L", "DD", "d"], "G"), made("Relu", ["G"], "Z")]
+    model = states_and_head(layers, makers, directions=2)
+    layer = converted(convert.from_onnx, model, left_out)
+    assert parts_of(layer) == f"{' '.join(['Bidirectional'] * layers)} {parts}".strip()
+    if left_out is None:
+        x = rng().standard_normal((T, B, I))
+        np.testing.assert_allclose(layer(x)[0], ReferenceEvaluator(model).run(None, {"X": x})[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("index", ["first", "before"])
+def test_states_of_other_layers_are_no_head(index):
+    """Those of the first of three layers, for example."""
+    model = states_and_head(3, [made("Gather", ["h", index], "L", axis=0), made("Gemm", ["L", "D", "d"], "Z")])
+    layer = converted(convert.from_onnx, model, r"Z \(Gemm\)")
+    assert isinstance(layer, dict) or "Dense" not in parts_of(layer)
+
+
+def test_cells_that_are_written_out():
+    """As PyTorch's new exporter writes nn.LSTMCell; the message shows how its weights become a layer all the same."""
+    nodes = [made("Gemm", ["X", "cell.weight_ih", "cell.bias_ih"], "g", transB=1), made("Tanh", ["g"], "Y")]
+    weights = {"cell.weight_ih": W[0], "cell.weight_hh": WEIGHTS["R"][0]}
+    weights |= {"cell.bias_ih": WEIGHTS["B"][0, : 4 * H], "cell.bias_hh": WEIGHTS["B"][0, 4 * H :]}
+    model = model_of(nodes, weights)
+    with pytest.raises(
+        ValueError, match=r"found g \(Gemm\), Y \(Tanh\); the weights of cells that are written"
+    ) as error:
+        convert.from_onnx(model)
+    scope = {"onnx": onnx, "convert": convert, "model": model}
+    exec(str(error.value).split("PyTorch's names: ")[1].replace("; ", "\nlayer = "), scope)
+    assert isinstance(scope["layer"], LSTM) and scope["layer"].input_size == I
+
+
+# ------------------------------------------------------------------------------------ PyTorch's exporters, silero-vad
+def streaming(kind, layers, directions, batch_first, dynamo):
+    """A model of PyTorch's that takes and returns states, what it gives for some, and its export."""
+    torch = pytest.importorskip("torch")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            options = {"num_layers": layers, "bidirectional": directions == 2, "batch_first": batch_first}
+            self.rnn = getattr(torch.nn, kind)(I, H, **options)
+
+        def forward(self, x, h, c=None):
+            y, last = self.rnn(x, h if c is None else (h, c))
+            return (y, last) if c is None else (y, *last)
+
+    torch.manual_seed(layers)
+    model = Model().eval()
+    sizes = [(B, T, I) if batch_first else (T, B, I), *[(layers * directions, B, H)] * (2 if kind == "LSTM" else 1)]
+    arguments = tuple(torch.randn(size) for size in sizes)
+    with torch.no_grad():
+        results = [result.numpy() for result in model(*arguments)]
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(model, arguments, None if dynamo else file, dynamo=dynamo)
+    exported = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
+    return [argument.numpy() for argument in arguments], results, exported
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_exports_that_take_states(kind, layers, directions, batch_first, dynamo):
+    """y and the final states of the layer are PyTorch's, from the states that the model would get."""
+    (x, *states), (y, *last), model = streaming(kind, layers, directions, batch_first, dynamo)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        layer = convert.from_onnx(model)
+    cells = layer.layers if layers == 2 else [layer]
+    assert [isinstance(cell, Bidirectional) for cell in cells] == [directions == 2] * layers
+    assert len(record) <= 1 and (record or (layers == 1 and not dynamo))
+    for each in record:
+        assert "left to the caller: " in str(each.message) and "(input[5], of '" in str(each.message)
+    names = "h" if kind == "GRU" else ("h", "cs")
+    parts = [{name: state[k] for name, state in zip(names, states, strict=True)} for k in range(layers * directions)]
+    given = [dict(zip(("fw", "bw"), parts[2 * k :], strict=False)) for k in range(layers)] if directions == 2 else parts
+    found, after = layer(x, state=dict(enumerate(given)) if layers == 2 else given[0], batch_first=batch_first)
+    np.testing.assert_allclose(found, y, rtol=0, atol=1e-6)
+    flat = [part for each in (after if layers == 2 else [after]) for part in (each if directions == 2 else [each])]
+    for name, expected in zip(names, last, strict=True):
+        np.testing.assert_allclose(np.stack([getattr(part, name) for part in flat]), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_exported_heads_on_the_last_state(layers, dynamo):
+    torch = pytest.importorskip("torch")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    nn = torch.nn
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(I, H, layers, batch_first=True)
+            self.head = nn.Sequential(nn.Linear(H, 6), nn.ReLU(), nn.Linear(6, 2), nn.Softmax(-1))
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[1][-1])
+
+    torch.manual_seed(0)
+    model, x, file = Classifier().eval(), torch.randn(B, T, I), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(model, (x,), None if dynamo else file, dynamo=dynamo)
+    layer = convert.from_onnx(exported.model_proto if dynamo else onnx.load_from_string(file.getvalue()))
+    assert parts_of(layer) == f"{' '.join(['GRU'] * layers)} Dense:relu:False Dense:softmax:True"
+    with torch.no_grad():
+        np.testing.assert_allclose(layer(x.numpy(), batch_first=True)[0], model(x), rtol=0, atol=1e-6)
+
+
+SILERO = {  # its files, and how many LSTMs they have: for 16 kHz, and for 8 kHz
+    "silero_vad.onnx": 2,
+    "silero_vad_16k_op15.onnx": 1,
+    "silero_vad_16k_sequence.onnx": 1,
+    "silero_vad_half.onnx": 1,
+    "silero_vad_op18_ifless.onnx": 2,
+    "silero_vad_openvino_16k.onnx": 1,
+}
+
+
+def silero(name):
+    found = importlib.util.find_spec("silero_vad")
+    if found is None:
+        pytest.skip("silero-vad is not installed")
+    return Path(found.origin).with_name("data") / name
+
+
+def inside(onnxruntime, model, rate):
+    """A cell's input, its states before, and after, in a run of the whole model."""
+
+    def is_input(name):
+        return name.endswith("decoder/If_output_0") or name in ("/Transpose_output_0", "select", "select_3")
+
+    def info(name):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+    for node in [*model.graph.node]:
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        here = [*filter(is_input, node.output)]
+        inside = [*filter(is_input, (name for body in bodies for each in body.node for name in each.output))]
+        if inside and not here:
+            for body, name in zip(bodies, inside, strict=True):
+                body.output.append(info(name))
+            here = ["x of the cell"]
+            node.output.extend(here)
+        model.graph.output.extend(map(info, here))
+    g = rng()
+    sizes = {"input": (1, 576 if rate == 16000 else 288), "state": (2, 1, 128), "h": (1, 1, 128), "c": (1, 1, 128)}
+    given = {value.name for value in model.graph.input}
+    feeds = {name: g.uniform(-0.5, 0.5, size).astype(np.float32) for name, size in sizes.items() if name in given}
+    state = feeds["state"] if "state" in feeds else np.concatenate([feeds["h"], feeds["c"]])
+    feeds |= {"sr": np.array(rate)} if "sr" in given else {}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    _, *after, x = session.run(None, feeds)
+    return x.reshape(1, 1, 128), state, after[0] if len(after) == 1 else np.concatenate(after)
+
+
+@pytest.mark.peers
+def test_all_models_of_silero():
+    assert {path.name for path in silero("").glob("*.onnx")} == SILERO.keys()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("rate", [8000, 16000])
+@pytest.mark.parametrize("name", SILERO)
+def test_models_of_silero(name, rate):
+    """What onnxruntime has for x and the states of the cell, and for its results, in the model itself."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = onnx.load(silero(name))
+    if rate == 8000 and SILERO[name] == 1:
+        pytest.skip("it is for 16 kHz only")
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        if "ifless" in name:  # its cells are written out
+            prefix = "model.decoder.rnn." if rate == 16000 else "model_8k.decoder.rnn."
+            with pytest.raises(ValueError, match=rf"convert.from_torch\(tensors, prefix='{prefix}'\)"):
+                convert.from_onnx(model)
+            tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+            layer = convert.from_torch(tensors, prefix=prefix)
+        else:
+            layer = convert.from_onnx(model)
+    if "ifless" not in name and "sequence" not in name:
+        assert any("left to the caller: LSTM" in str(each.message) for each in record)
+    if isinstance(layer, dict):
+        layer = next(each for key, each in layer.items() if ("then" in key) == (rate == 16000))
+    assert (layer.input_size, layer.hidden_size) == (128, 128)
+    x, state, expected = inside(onnxruntime, model, rate)
+    y, after = layer(x, state=dict(zip(("h", "cs"), state, strict=True)))
+    for found, wanted in zip((y[-1], after.cs), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)

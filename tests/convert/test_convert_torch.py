@@ -1,0 +1,215 @@
+"""LSTMs and GRUs from and to PyTorch: its stored results, its formulas in numpy, and the refusal of all others.
+
+`make test-peers` compares with PyTorch itself.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import generate_layers
+import numpy as np
+import pytest
+from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, sigmoid, stored, torch_weights
+from generate_layers import weights_of
+
+from blockcell import convert
+from blockcell.convert import ConversionError
+from blockcell.layers import Bidirectional, Stack
+
+
+def check_torch(arrays):
+    weights = weights_of(arrays)
+    layer = convert.from_torch(weights)
+    y, state = layer(arrays["x"])
+    np.testing.assert_allclose(y, arrays["y"], rtol=0, atol=1e-14)
+    flat = []  # PyTorch stacks the states of all layers and directions
+    for part in state if isinstance(layer, Stack) else [state]:
+        flat += [part] if hasattr(part, "h") else part
+    np.testing.assert_allclose(np.stack([s.h for s in flat]), arrays["h"], rtol=0, atol=1e-14)
+    if "c" in arrays:
+        np.testing.assert_allclose(np.stack([s.cs for s in flat]), arrays["c"], rtol=0, atol=1e-14)
+    back = convert.to_torch(layer, prefix="net.")
+    assert_same(layer, convert.from_torch(back))
+    for name in back:
+        if "weight" in name:
+            np.testing.assert_array_equal(back[name], weights[name.removeprefix("net.")])
+        assert back[name].flags.c_contiguous
+
+
+@pytest.mark.parametrize(("case", "arrays"), stored("torch").items(), ids=stored("torch"))
+def test_stored_torch(case, arrays):
+    check_torch(arrays)
+
+
+def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh):
+    """torch.nn.LSTM as its documentation writes it: gates i, f, g, o."""
+    h, c, ys = np.zeros((B, H)), np.zeros((B, H)), []
+    rows = [slice(k * H, (k + 1) * H) for k in range(4)]
+    for step in x:
+        i, f, g, o = (step @ weight_ih[r].T + bias_ih[r] + h @ weight_hh[r].T + bias_hh[r] for r in rows)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        ys.append(h)
+    return np.stack(ys)
+
+
+def torch_gru(x, weight_ih, weight_hh, bias_ih, bias_hh):
+    """torch.nn.GRU as its documentation writes it: gates r, z, n."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        x_r, x_z, x_n = np.split(step @ weight_ih.T + bias_ih, 3, axis=-1)
+        h_r, h_z, h_n = np.split(h @ weight_hh.T + bias_hh, 3, axis=-1)
+        r, z = sigmoid(x_r + h_r), sigmoid(x_z + h_z)
+        h = (1 - z) * np.tanh(x_n + r * h_n) + z * h
+        ys.append(h)
+    return np.stack(ys)
+
+
+FORMULAS = {4: torch_lstm, 3: torch_gru}
+
+
+@pytest.mark.parametrize("gates", FORMULAS)
+@pytest.mark.parametrize("suffix", ["_l0", ""])
+def test_torch_formula(suffix, gates):
+    """Of weights and of a module; the names of an LSTMCell and a GRUCell have no _l0."""
+    weights = torch_weights(prefix="encoder.rnn.", suffix=suffix, gates=gates)
+    x = rng().standard_normal((T, B, I))
+    formula = FORMULAS[gates]
+    expected = formula(x, *weights.values())
+    module = type("Module", (), {"state_dict": lambda self: weights | {"encoder.out.weight": np.ones(1)}})()
+    with pytest.warns(UserWarning, match=r"^from_torch: left out: encoder.out \(weight\)$"):
+        assert_same(convert.from_torch(module), convert.from_torch(weights))
+    for source, options in ((weights, {}), (module, {"prefix": "encoder.rnn."})):
+        np.testing.assert_allclose(convert.from_torch(source, **options)(x)[0], expected, rtol=0, atol=1e-14)
+    layer = lstm(rng(), forget_bias=1.5, gate_order="ifco") if gates == 4 else gru(rng(), reset_after=True)
+    np.testing.assert_allclose(formula(x, *convert.to_torch(layer).values()), layer(x)[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("kind", [lstm, functools.partial(gru, reset_after=True)], ids=["lstm", "gru"])
+def test_torch_round_trips(kind, dtype):
+    """Bit for bit, for stacks and both directions. PyTorch has two biases, of which one is zero."""
+    g = rng()
+    both = [Bidirectional(kind(g, dtype, inputs=size), kind(g, dtype, inputs=size)) for size in (I, 2 * H, 2 * H)]
+    for layer in (kind(g, dtype), both[0], Stack([kind(g, dtype), kind(g, dtype, inputs=H)]), Stack(both)):
+        arrays = convert.to_torch(layer)
+        assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}
+        assert_same(convert.from_torch(arrays), layer)
+        zeros = [
+            array[: len(array) // 3 * 2 if kind is not lstm else None] for n, array in arrays.items() if "bias_hh" in n
+        ]
+        assert zeros and not np.any(zeros)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda w: torch_weights(gates=1), ConversionError, "a plain RNN"),
+        (lambda w: w | {"weight_hr_l0": np.ones((2, H))}, ConversionError, "is a projection .proj_size."),
+        (lambda w: {}, ValueError, "no name ends in weight_hh_l0"),
+        (lambda w: {k: v for k, v in w.items() if k != "weight_ih_l0"}, ValueError, "weight_ih_l0 is missing"),
+        (lambda w: {k: v for k, v in w.items() if k != "weight_hh_l0"}, ValueError, "weight_hh_l0 is missing"),
+        (lambda w: w | {"weight_ih_l999999999": np.ones(1)}, ValueError, "weight_ih_l1 is missing"),
+        (lambda w: w | {"weight_ih_l00": np.ones(1)}, ValueError, "weight_ih_l00 would be left over"),
+        (lambda w: w | {"weight_hh_l0_raw": np.ones(1)}, ValueError, "weight_hh_l0_raw would be left over"),
+        (lambda w: w | {"weight_hh": np.ones(1)}, ValueError, "weight_hh would be left over"),
+        (lambda w: w | {"b.bias_hh_l0": np.ones(1)}, ValueError, "b.weight_ih_l0 is missing; beside b.bias_hh_l0"),
+        (lambda w: w | {"bias_hh_l0": np.ones(3)}, ValueError, r"bias_hh_l0 has shape \(3,\); expected \(16,\)"),
+        (
+            lambda w: w | {"weight_ih_l0": np.ones((8, I))},
+            ValueError,
+            r"weight_ih_l0 has shape \(8, 3\); expected \(16, I\)",
+        ),
+        (
+            lambda w: w | {"weight_hh_l0": np.ones((9, H))},
+            ValueError,
+            r"weight_hh_l0 has shape \(9, 4\); expected \(4H, H\) for an LSTM or \(3H, H\) for a GRU",
+        ),
+        (
+            lambda w: w | {"bias_hh_l0": np.ones(16, np.float32)},
+            TypeError,
+            "bias_hh_l0 has dtype float32; expected float64",
+        ),
+        (lambda w: [w], TypeError, "the source is of type list; expected a module or a state_dict"),
+        (lambda w: w | {3: np.ones(1)}, TypeError, "there is a name of type int; expected those of type str"),
+    ],
+)
+def test_torch_errors(change, error, message):
+    with pytest.raises(error, match=f"^from_torch: .*{message}"):
+        convert.from_torch(change(torch_weights()))
+
+
+def test_torch_with_a_weight_missing():
+    """Of three layers in two directions. The error names the missing one, whichever it is."""
+    weights = {}
+    for k in range(3):
+        for direction in ("", "_reverse"):
+            weights |= torch_weights("rnn.", f"_l{k}{direction}", inputs=2 * H if k else I)
+    assert len(convert.from_torch(weights).layers) == 3
+    for name in weights:
+        left = {key: value for key, value in weights.items() if key != name}
+        with pytest.raises(
+            ValueError, match=f"from_torch: {name} is missing; beside rnn.*, expected weight_ih, weight_hh, b"
+        ):
+            convert.from_torch(left)
+    for part in ("bias_ih", "bias_hh"):
+        left = {key: value for key, value in weights.items() if part not in key}
+        with pytest.raises(ValueError, match=f"rnn.{part}_l0 is missing"):
+            convert.from_torch(left)
+    left = {key: value for key, value in weights.items() if "bias" not in key}
+    for name, value in convert.from_torch(left).weights.items():
+        assert value.any() == name.endswith("w")
+
+
+def test_torch_unreadable_tensor():
+    class Elsewhere:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+    with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array: .*Tensor.cpu"):
+        convert.from_torch(torch_weights() | {"weight_ih_l0": Elsewhere()})
+    with pytest.raises(ValueError, match=r"no LSTM or GRU has the prefix 'b.'; there are"):
+        convert.from_torch(torch_weights("a."), prefix="b.")
+
+
+def test_to_torch_refused():
+    g = rng()
+    with pytest.raises(ConversionError, match=r"the layer is a GRU with reset_after=False.*no weights are equal"):
+        convert.to_torch(gru(g))
+    for stack in (
+        Stack([lstm(g), lstm(g, inputs=H, hidden=2)]),
+        Stack([lstm(g), Bidirectional(*[lstm(g, inputs=H)] * 2)]),
+    ):
+        with pytest.raises(ConversionError, match=r"Convert layer.layers one by one"):
+            convert.to_torch(stack)
+
+
+# ------------------------------------------------------------------------------------------------------ PyTorch itself
+@pytest.mark.peers
+def test_torch_itself():
+    torch = pytest.importorskip("torch")
+    for name, (theirs, found) in generate_layers.torch_cases(seed=SEED).items():
+        check_torch(found)
+        layer = convert.from_torch(theirs)
+        assert_same(layer, convert.from_torch(theirs.state_dict()))
+        options = {"num_layers": theirs.num_layers, "bidirectional": theirs.bidirectional}
+        again = type(theirs)(I, H, dtype=torch.float64, **options)
+        again.load_state_dict({key: torch.from_numpy(value) for key, value in convert.to_torch(layer).items()})
+        with torch.no_grad():
+            y = again(torch.from_numpy(found["x"]))[0].numpy()
+        np.testing.assert_allclose(y, found["y"], rtol=0, atol=1e-14, err_msg=name)
+    for module, message in (
+        (torch.nn.RNN(I, H), "a plain RNN"),
+        (torch.nn.LSTM(I, H, proj_size=2), "proj_size"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            convert.from_torch(module)
+    with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array|dtype"):
+        convert.from_torch(torch.nn.LSTM(I, H, dtype=torch.bfloat16))
+    for cell in (torch.nn.LSTMCell(I, H), torch.nn.GRUCell(I, H), torch.nn.GRUCell(I, H, bias=False)):
+        x = rng().standard_normal((1, B, I)).astype(np.float32)
+        with torch.no_grad():
+            h = cell(torch.from_numpy(x[0]))
+        expected = (h[0] if isinstance(h, tuple) else h).numpy()
+        np.testing.assert_allclose(convert.from_torch(cell)(x)[0][0], expected, rtol=0, atol=1e-6)

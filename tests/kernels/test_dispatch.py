@@ -1,0 +1,135 @@
+"""The CPU level is picked at import and never silently; the number of threads follows its rules."""
+
+import importlib.metadata
+import os
+
+import numpy as np
+import pytest
+from fresh import printed, python
+
+import blockcell
+from blockcell import _cpu, _kernels, _threads
+
+LEVELS = _kernels.available_levels()
+LEVEL = "import blockcell; print(blockcell.build_info()['level'])"
+THREADS = "import blockcell; print(blockcell.get_num_threads())"
+CPUS = printed(THREADS, OMP_NUM_THREADS=None)
+
+
+@pytest.fixture(autouse=True)
+def _default_threads():
+    yield
+    blockcell.set_num_threads(None)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_can_be_chosen(level):
+    assert printed(LEVEL, BLOCKCELL_LEVEL=level) == level
+
+
+@pytest.mark.parametrize("unset", [None, ""])
+def test_the_highest_level_is_the_default(unset):
+    assert printed(LEVEL, BLOCKCELL_LEVEL=unset) == LEVELS[-1]
+
+
+@pytest.mark.parametrize("level", ["v9", "V3", "base,v3", " "])
+def test_unknown_level(level):
+    result = python("import blockcell", BLOCKCELL_LEVEL=level)
+    assert result.returncode != 0
+    assert f"ImportError: BLOCKCELL_LEVEL={level}: this build on this CPU can use {', '.join(LEVELS)}" in result.stderr
+
+
+def test_level_beyond_the_cpu(monkeypatch):
+    """On an older CPU a level that was built is refused as well, and not taken by default."""
+    monkeypatch.setattr(_cpu, "supported_levels", lambda: LEVELS[:1])
+    assert _kernels._pick_level(None) == LEVELS[0]
+    for level in {"v3", "v4"} - {LEVELS[0]}:
+        with pytest.raises(ImportError, match=f"BLOCKCELL_LEVEL={level}: .* can use {LEVELS[0]}$"):
+            _kernels._pick_level(level)
+
+
+def test_nothing_built(monkeypatch):
+    monkeypatch.setattr(_kernels, "MODULES", ("_no_such_module",))
+    with pytest.raises(ImportError, match="without native code"):
+        _kernels._pick_level(None)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels_have_the_same_kernels(level):
+    kernels, work = _kernels.load(level)
+    assert kernels.keys() == work.keys() == _kernels.KERNELS.keys()
+    for name, by_dtype in kernels.items():  # weights in fewer bytes are those of float32 layers
+        assert len({id(kernel) for kernel in by_dtype}) == (1 if name.endswith("_narrow") else 3)
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    """One that BLOCKCELL_LEVELS has left out of a build, in a checkout, may expect other arguments."""
+    monkeypatch.setitem(_cpu.SOURCES, "_gru", "0123456789abcdef")
+    with pytest.raises(ImportError, match=r"_gru_base was built from other sources .* build that level again"):
+        _kernels.load("base")
+
+
+def test_levels_are_those_built(monkeypatch):
+    monkeypatch.setattr(_cpu, "supported_levels", lambda: ("base",))
+    info = blockcell.build_info()
+    assert info["supported_levels"] == ("base",) and set(info["levels"]) >= set(LEVELS)
+
+
+def test_build_info():
+    info = blockcell.build_info()
+    assert info["version"] == blockcell.__version__ == importlib.metadata.version("blockcell")
+    assert info["level"] in info["levels"]
+    assert [level for level in info["levels"] if level in info["supported_levels"]] == list(LEVELS)
+    assert info["num_threads"] == blockcell.get_num_threads()
+    assert isinstance(info["openmp"], bool)
+    assert any(name in info["compiler"].lower() for name in ("gcc", "clang"))
+    assert ("openmp" in info["flags"]) == info["openmp"]
+    assert "fast-math" not in info["flags"]
+    assert info["numpy"] == np.__version__
+    assert info["cython"][0].isdigit()
+    assert info["cpu"]
+    assert 4096 <= info["caches"]["L1"] <= info["caches"]["L2"] <= info["caches"]["L3"]
+
+
+@pytest.mark.parametrize("value", [1, 2, np.int64(2), np.array(2), True])
+def test_num_threads(value):
+    assert _threads.num_threads(value) == (int(value) if _cpu.OPENMP else 1)
+
+
+def test_num_threads_none_is_the_default():
+    blockcell.set_num_threads(3)
+    assert _threads.num_threads(None) == blockcell.get_num_threads() == (3 if _cpu.OPENMP else 1)
+    blockcell.set_num_threads(None)
+    assert str(_threads.num_threads(None)) == printed(THREADS)
+
+
+@pytest.mark.parametrize("check", [_threads.num_threads, blockcell.set_num_threads])
+def test_num_threads_refuses(check):
+    for value in (1.0, "2", [1], np.float32(1), np.array([1])):
+        with pytest.raises(TypeError, match="num_threads must be an integer or None, got "):
+            check(value)
+    for value in (0, -1, -(2**70)):
+        with pytest.raises(ValueError, match=f"num_threads must be at least 1, got {value}"):
+            check(value)
+
+
+def test_more_threads_than_could_be_started():
+    assert 1 <= _threads.num_threads(2**70) <= max(64, os.cpu_count())
+
+
+@pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: always one thread")
+@pytest.mark.parametrize(("variable", "threads"), [("3", "3"), (" 5 ", "5"), ("2,4", "2"), ("999999", None)])
+def test_omp_num_threads(variable, threads):
+    assert printed(THREADS, OMP_NUM_THREADS=variable) == (threads or str(_threads.num_threads(999999)))
+
+
+@pytest.mark.parametrize("variable", ["", "0", "-2", "many", ",3", "1.5"])
+def test_malformed_omp_num_threads_is_ignored(variable):
+    assert printed(THREADS, OMP_NUM_THREADS=variable) == CPUS
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+def test_cpus_of_this_process():
+    one_cpu = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+    assert printed(one_cpu + THREADS, OMP_NUM_THREADS=None) == "1"
+    assert 1 <= int(CPUS) <= len(os.sched_getaffinity(0))

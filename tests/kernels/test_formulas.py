@@ -1,0 +1,154 @@
+"""The formulas against TensorFlow's own numbers and against differences of themselves."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+from cases import FORWARD, arguments, derivative, golden, rng
+
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS
+
+# The functions that also give the weights' gradients, which the golden files hold beside the raw gradients.
+VJP = {"GRUBlockCellGrad": "gru_block_cell_vjp", "LSTMBlockCellGrad": "lstm_block_cell_vjp"}
+
+
+def _results(case):
+    with np.errstate(invalid="ignore"):
+        results = FORMULAS[case["op"]](**case["inputs"], **case["attrs"])._asdict()
+        if case["op"] in VJP:
+            results |= FORMULAS[VJP[case["op"]]](**case["inputs"], **case["attrs"])._asdict()
+    return results
+
+
+@pytest.mark.parametrize("case", golden(), ids=lambda case: f"{case['op']}-{case['case']}")
+def test_tensorflow(case):
+    """TF computes in float32 or, badly, in float16: the bounds are its errors, in its eps of the largest entry."""
+    results = _results(case)
+    assert set(case["outputs"]) <= set(results)
+    eps = {"f32": 2.0**-23, "f16": 2.0**-10}[case["dtype"]]
+    for name, tf in case["outputs"].items():
+        steps = slice(case["compared"][name])
+        expected, result = tf[steps].astype(np.float64), results[name][steps]
+        assert result.shape == expected.shape
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(finite, np.isfinite(result), err_msg=name)
+        np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=name)
+        scale = max(1.0, np.abs(expected[finite]).max(initial=0))
+        error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
+        assert error <= (20 if case["kind"] == "saturated" else 12), f"{name} is {error:.1f} eps off"
+
+
+GRADIENTS = {  # gradient op: the input that each of its outputs belongs to
+    "GRUBlockCellGrad": {"d_x": "x", "d_h_prev": "h_prev"},
+    "gru_block_cell_vjp": {f"d_{name}": name for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")},
+    "block_gru_grad": {f"{name}_grad": name for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")},
+    "LSTMBlockCellGrad": {f"{name}_grad": name for name in ("cs_prev", "wci", "wcf", "wco")},
+} | {
+    op: {f"{name}_grad": name for name in ("x", "cs_prev", "h_prev", "w", "wci", "wcf", "wco", "b")}
+    for op in ("lstm_block_cell_vjp", "BlockLSTMGrad", "BlockLSTMGradV2")
+}
+CHOICES = {"use_peephole": [True, False], "forget_bias": [0.0, -0.7], "cell_clip": [0.0]}
+
+
+def _gradient_cases():
+    for op in GRADIENTS:
+        names = [attribute.name for attribute in OPS[FORWARD[op]].attributes]
+        for seq_len_max in [4, 3, 1, 0] if OPS[op].sequence else [None]:
+            for values in itertools.product(*(CHOICES[name] for name in names)):
+                yield op, seq_len_max, dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize(("op", "seq_len_max", "attributes"), list(_gradient_cases()))
+def test_gradient_is_the_derivative(op, seq_len_max, attributes):
+    """Of a random linear functional of the outputs that have an incoming gradient."""
+    forward = FORMULAS[FORWARD[op]]
+    inputs = arguments(op, dtype=np.float64, seq_len_max=seq_len_max, **attributes)
+    functional = {name: inputs[key] for name, key in _incoming(op).items()}
+    grads = FORMULAS[op](**inputs)._asdict()
+    at = {name: inputs[name] for name in inspect.signature(forward).parameters if name in inputs}
+
+    for output, name in GRADIENTS[op].items():
+
+        def loss(value, name=name):
+            states = forward(**{**at, **attributes, name: value})._asdict()
+            return sum((states[key] * weights).sum() for key, weights in functional.items())
+
+        assert grads[output].shape == at[name].shape
+        for trial in range(3):
+            direction = rng(op, name, trial).standard_normal(at[name].shape)
+            expected = derivative(loss, at[name], direction)
+            assert (grads[output] * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), output
+
+
+def _incoming(op):
+    """The outputs that the loss is made of, and the op's argument that holds the loss's gradient to each."""
+    if "d_h" in (names := {tensor.name for tensor in OPS[op].inputs}):
+        return {"h": "d_h"}
+    return {"cs": "cs_grad", "h": "h_grad"} if "cs_grad" in names else {"h": "h_grad"}
+
+
+@pytest.mark.parametrize("op", ["GRUBlockCellGrad", "LSTMBlockCellGrad"])
+def test_pre_activations_are_the_biases_of_single_rows(op):
+    """d_r_bar_u_bar, d_c_bar and dicfo: with one row in the batch, a pre-activation's gradient is its bias's."""
+    inputs = arguments(op, {"B": 1}, dtype=np.float64, cell_clip=0.0)
+    cell, vjp = FORMULAS[op](**inputs)._asdict(), FORMULAS[VJP[op]](**inputs)._asdict()
+    pairs = {
+        "GRUBlockCellGrad": {"d_r_bar_u_bar": "d_b_ru", "d_c_bar": "d_b_c"},
+        "LSTMBlockCellGrad": {"dicfo": "b_grad"},
+    }
+    for bar, bias in pairs[op].items():
+        np.testing.assert_array_equal(cell[bar][0], vjp[bias])
+
+
+@pytest.mark.parametrize("op", ["LSTMBlockCellGrad", "lstm_block_cell_vjp", "BlockLSTMGrad", "BlockLSTMGradV2"])
+def test_clip_is_straight_through(op):
+    """At the bound the true derivative to cs_prev is zero; TF's, and ours, is that of the cell without its clip."""
+    clip = 0.05
+    inputs = arguments(op, {"T": 1}, dtype=np.float64, use_peephole=False, cell_clip=clip)
+    at_bound = np.abs(inputs["cs"]) == clip
+    assert at_bound.any()
+    shape = inputs["cs_prev"].shape
+    inputs["h_grad"] = np.zeros_like(inputs["h_grad"])
+    result = FORMULAS[op](**inputs).cs_prev_grad
+    np.testing.assert_array_equal(result, (inputs["cs_grad"] * inputs["f"]).reshape(shape))
+
+    forward = {k: v for k, v in inputs.items() if k in inspect.signature(FORMULAS[FORWARD[op]]).parameters}
+
+    def clipped(cs_prev):
+        return FORMULAS[FORWARD[op]](**{**forward, "cs_prev": cs_prev, "cell_clip": clip}).cs.reshape(shape)
+
+    difference = derivative(clipped, inputs["cs_prev"], np.ones(shape), step=1e-6)
+    assert (difference[at_bound.reshape(shape)] == 0).all()
+    assert (np.abs(result) > 0)[at_bound.reshape(shape)].all()
+
+
+@pytest.mark.parametrize("op", [name for name in OPS if OPS[name].sequence])
+def test_zeros_past_seq_len_max(op):
+    """And what lies there is never read."""
+    inputs = arguments(op, dtype=np.float64, seq_len_max=2, cell_clip=0.0)
+    clean = FORMULAS[op](**inputs)
+    dirty = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
+    for tensor in OPS[op].inputs:
+        if tensor.shape.startswith("T "):
+            dirty[tensor.name][2:] = np.nan
+    for tensor, expected, result in zip(OPS[op].outputs, clean, FORMULAS[op](**dirty), strict=True):
+        np.testing.assert_array_equal(result, expected)
+        if tensor.shape.startswith("T "):
+            assert (result[2:] == 0).all()
+            assert (result[:2] != 0).all()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_signatures_follow_the_table(op):
+    parameters = inspect.signature(FORMULAS[op]).parameters
+    table = OPS[op]
+    assert list(parameters) == ["seq_len_max"] * table.sequence + [p.name for p in (*table.inputs, *table.attributes)]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
+    for attribute in table.attributes:
+        default = parameters[attribute.name].default
+        assert default == (inspect.Parameter.empty if attribute.default is None else attribute.default)
+    assert table.result._fields == tuple(tensor.name for tensor in table.outputs)

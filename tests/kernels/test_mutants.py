@@ -1,0 +1,452 @@
+"""Two things swapped in a kernel's source must make the kernel tests fail.
+
+`make test-mutants`: builds each mutant without optimisation in a copy of the checkout; takes some minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockcell import _cpu
+
+ROOT = Path(__file__).resolve().parents[2]
+STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
+MUTANTS = {  # what is swapped: the source, and every place that changes
+    "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
+    "lstm i and ci": (
+        "lstm.pxd",
+        {
+            "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
+            "tanh(z[CI_BAR * L + l])": "tanh(z[I_BAR * L + l])",
+        },
+    ),
+    "lstm f and o": (
+        "lstm.pxd",
+        {"f_bar[l] = z[F_BAR": "f_bar[l] = z[O_BAR", "o_bar[l] = z[O_BAR": "o_bar[l] = z[F_BAR"},
+    ),
+    "lstm ci and o": (
+        "lstm.pxd",
+        {
+            "tanh(z[CI_BAR * L + l])": "tanh(z[O_BAR * L + l])",
+            "o_bar[l] = z[O_BAR * L + l]": "o_bar[l] = z[CI_BAR * L + l]",
+        },
+    ),
+    "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
+    "lstm wci and wcf": (
+        "lstm.pxd",
+        {
+            "cs_state[l] * peep[PEEP_I": "cs_state[l] * peep[PEEP_F",
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_I",
+        },
+    ),
+    "lstm wcf and wco": (
+        "lstm.pxd",
+        {
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_O",
+            "cs_state[l] * peep[PEEP_O": "cs_state[l] * peep[PEEP_F",
+        },
+    ),
+    "lstm h_prev and cs_prev": (
+        "forward.pxd",
+        {"0), inputs[H_PREV], b": "0), inputs[CS_PREV], b", "p.cs, inputs[CS_PREV], b": "p.cs, inputs[H_PREV], b"},
+    ),
+    "lstm h and cs": (
+        "lstm.pxd",
+        {"y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
+    ),
+    "lstm d_i and d_f": (
+        "lstm.pxd",
+        {
+            "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
+            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
+        },
+    ),
+    "lstm d_ci and d_o": (
+        "lstm.pxd",
+        {
+            "dicfo[O_BAR * L + l] = h_grad": "dicfo[CI_BAR * L + l] = h_grad",
+            "dicfo[CI_BAR * L + l] = d_cs": "dicfo[O_BAR * L + l] = d_cs",
+        },
+    ),
+    "lstm h_grad and cs_grad": (
+        "lstm.pxd",
+        {
+            "inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": "inputs[CS_GRAD] + at, n)",
+            "inputs[CS_GRAD] + at, n)": "inputs[H_GRAD] + at, n)",
+        },
+    ),
+    "lstm wci and wcf in the gradient": (
+        "lstm.pxd",
+        {
+            "dicfo[I_BAR * L + l] * peep[PEEP_I": "dicfo[I_BAR * L + l] * peep[PEEP_F",
+            "dicfo[F_BAR * L + l] * peep[PEEP_F": "dicfo[F_BAR * L + l] * peep[PEEP_I",
+        },
+    ),
+    "lstm wci_grad and wcf_grad": (
+        "lstm.pxd",
+        {"outputs[WCI_GRAD] + at": "outputs[WCF_GRAD] + at", "outputs[WCF_GRAD] + at": "outputs[WCI_GRAD] + at"},
+    ),
+    "gru r and u": (
+        "gru.pxd",
+        {
+            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
+            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+        },
+    ),
+    "gru c and h_prev": ("gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
+    "gru d_r_bar and d_u_bar": (
+        "gru.pxd",
+        {
+            "d + U_BAR * p.H + j * L, d_u_bar": "d + R_BAR * p.H + j * L, d_u_bar",
+            "d + R_BAR * p.H + j * L, d_r_bar": "d + U_BAR * p.H + j * L, d_r_bar",
+        },
+    ),
+    "gru r and u in the gradient": (
+        "gru.pxd",
+        {
+            "&gate_r[0], inputs[OUT_R]": "&gate_r[0], inputs[OUT_U]",
+            "inputs[OUT_U] + at, n),\n               state": "inputs[OUT_R] + at, n),\n               state",
+        },
+    ),
+    "gates that share lines are taken apart wrongly": (
+        "panels.pxd",
+        {"row[gate * width + l] if": "row[gate * L + l] if"},
+    ),
+    "gates that share lines are taken apart from the first on": (
+        "panels.pxd",
+        {
+            "gate = p.gates - 1\n        while gate >= 0:": "gate = 0\n        while gate < p.gates:",
+            "gate -= 1": "gate += 1",
+        },
+    ),
+    "gates that share lines are taken apart in the first line of units": (
+        "panels.pxd",
+        {"row = z + (q * LINES + u * p.gates) * L": "row = z + q * LINES * L"},
+    ),
+    "gates that share lines are packed side by side": (
+        "panels.pxd",
+        {"g = u * p.gates + l // p.L": "g = u * p.gates + gate"},
+    ),
+    "gates that share lines are packed in another order": (
+        "panels.pxd",
+        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, p.gates - 1 - gate) + l - first"},
+    ),
+    "biases of gates that share lines stand side by side": (
+        "panels.pxd",
+        {"bias + u * p.gates * p.L + gate * width": "bias + u * p.gates * p.L + gate * p.L"},
+    ),
+    "gates share lines in the first panel": ("panels.pxd", {"if j == p.count - 1 else 0)": "if j == 0 else 0)"}),
+    "gates share too few lines": ("panels.pxd", {"(p.J - 1) * p.L) + p.L - 1) // p.L": "(p.J - 1) * p.L)) // p.L"}),
+    "gates share lines where weights are not packed": (
+        "plan.pxd",
+        {"if p.packs_all:\n        join_gates(": "if True:\n        join_gates("},
+    ),
+    "reset after: r and u": (
+        "gru_reset_after.pxd",
+        {
+            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
+            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+        },
+    ),
+    "reset after: xc and hc": (
+        "gru_reset_after.pxd",
+        {"tanh(z[XC * L + l] +": "tanh(z[HC * L + l] +", "* z[HC * L + l])": "* z[XC * L + l])"},
+    ),
+    "reset after: c and h_prev": (
+        "gru_reset_after.pxd",
+        {
+            "(h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": "(y[OUT_C * L + l] - h_prev[l]) + h_prev[l]",
+        },
+    ),
+    "reset after: d_r_bar and d_u_bar": (
+        "gru_reset_after.pxd",
+        {"d[D_U_BAR * L + l] = d_h": "d[D_R_BAR * L + l] = d_h", "d[D_R_BAR * L + l] = d": "d[D_U_BAR * L + l] = d"},
+    ),
+    "reset after: d_c_bar and d_hc": (
+        "gru_reset_after.pxd",
+        {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
+    ),
+    "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart and": "if p.J > 0 and"}),
+    "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
+    "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
+    "reset after: d_c_bar for d_hc": ("backward.pxd", {"r0 * p.Ns + p.h_column[n]": "r0 * p.Ns + p.column[n]"}),
+    "dense sigmoid and tanh": (
+        "dense.pxd",
+        {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
+    ),
+    "torch w_hh from the start": ("panels.pxd", {"column * p.H + row - p.I": "column * p.H + row"}),
+    "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
+    "torch d_c_bar for d_hc": ("backward.pxd", {"(p.states if apart else p.x)": "p.x"}),
+    "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
+    "torch gates that share lines are packed from one column": (
+        "panels.pxd",
+        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, gate)"},
+    ),
+    "torch y without gaps": (
+        "backward.pxd",
+        {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
+    ),
+    "dense relu left out": ("dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
+    "dense softmax of what is beyond a row": ("dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
+    "dense sigmoid and tanh in the gradient": (
+        "dense.pxd",
+        {
+            "d[l] * y[l] * (one - y[l])": "d[l] * (one - y[l] * y[l])",
+            "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
+        },
+    ),
+    "stored scales of x for h": ("panels.pxd", {"scales += p.apart * LF": "scales += 0"}),
+    "stored lines of x for h": (
+        "panels.pxd",
+        {"line_in(p, u, gate, k < p.I)) * L * n": "line_in(p, u, gate, True)) * L * n"},
+    ),
+    "stored scale of another line": ("narrow.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
+    "stored scales of h for x": (
+        "panels.pxd",
+        {"(p.apart + line_in(p, u, gate, False)) * L, given": "(p.apart + line_in(p, u, gate, True)) * L, given"},
+    ),
+    "stored gates share lines": ("panels.pxd", {"not p.apart and p.narrow == WIDE:": "not p.apart:"}),
+    "stored biases begin in the last line of weights": (
+        "panels.pxd",
+        {"* bytes_of(p.narrow) + 3) // 4": "* bytes_of(p.narrow)) // 4"},
+    ),
+    "stored lanes in order": ("narrow.pxd", {"l % (LF // 2) * 2 + l // (LF // 2) if": "l if"}),
+    "stored int8 without signs": (
+        "narrow.pxd",
+        {"<float> (<const int8_t *> src)[l]": "<float> (<const unsigned char *> src)[l]"},
+    ),
+    "stored halves of a line": (
+        "narrow.pxd",
+        {"<uint32_t> bits[2 * l] << 16": "<uint32_t> bits[2 * l + 1] << 16", "bits[2 * l + 1] <<": "bits[2 * l] <<"},
+    ),
+    "stored in registers: scale of another vector": (
+        "narrow.pxd",
+        {"(scales + i * next))[first + v]": "(scales + i * next))[v]"},
+    ),
+    "stored in registers: half of another vector": (
+        "narrow.pxd",
+        {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
+    ),
+    "stored in registers: vectors from another one on": (
+        "narrow.pxd",
+        {"rows, 1, 3, 3, lines": "rows, 1, 2, 3, lines"},
+    ),
+    "stored in registers: int8 without signs": ("narrow.pxd", {"_mm256_cvtepi8_epi32": "_mm256_cvtepu8_epi32"}),
+    "stored in registers: the halves of bfloat16": ("narrow.pxd", {"(v ? _mm256_and": "(!v ? _mm256_and"}),
+    "stored in registers: a sum in place of a scale": (
+        "narrow.pxd",
+        {
+            "w[v] = w[v] * (<const vecf *> (scales + i * next))[first + v]": "pass",
+            "acc[(m * panels + i) * nv + v])": (
+                "acc[(m * panels + i) * nv + v] * (<const vecf *> (scales + i * next))[first + v] if narrow == INT8"
+                " else out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])"
+            ),
+        },
+    ),
+    "stored in registers: two lines as four": ("narrow.pxd", {"lines >= 3\n": "lines >= 2\n"}),
+    "stored in registers: loads past the last panel": (
+        "narrow.pxd",
+        {
+            "for_reading(ahead + k * LINE_BYTES)": (
+                "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
+            )
+        },
+    ),
+    "stored in panels of two: one place for both": (
+        "narrow.pxd",
+        {"widened(p + i * next * sizeof(float) +": "widened(p +"},
+    ),
+    "stored in panels of two: the scales of one": (
+        "narrow.pxd",
+        {"(scales + i * next))[first + v]": "scales)[first + v]"},
+    ),
+    "stored in panels of two: of other numbers of lines": (
+        "panels.pxd",
+        {" or (p.narrow != WIDE and units_in(p, j + most - 1) < p.units):": ":"},
+    ),
+    "panels of two: one more than there are": ("panels.pxd", {"if j + most > end or (": "if j + most > end + 1 or ("}),
+    "panels of two: the wrong one is taken apart": (
+        "forward.pxd",
+        {"spread(w, i - 1, 1, panel + (m - 1) * z_panel)": "spread(w, i - 1, 1, panel)"},
+    ),
+    "panels of two: rows of h as far apart as those of x": (
+        "panels.pxd",
+        {"p.size - at * (lines - last) * p.L, K)": "p.size, K)"},
+    ),
+    "panels of two: blocks as far apart as the first": (
+        "tile.pxd",
+        {"        next -= kb * (lines - last) * lanes\n": ""},
+    ),
+    "panels of two: as many lines in the last": (
+        "panels.pxd",
+        {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
+    ),
+    "rounded to int8 toward zero": (STORAGE, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
+    "rounded to int8 with one scale for all columns": (
+        STORAGE,
+        {"np.abs(array).max(axis=0, initial=0)": "np.full(array.shape[1], np.abs(array).max(initial=0))"},
+    ),
+    "rounded to int8 with scales of zero": (
+        STORAGE,
+        {"LEAST_SCALE, MOST_SCALE)\n": "np.float32(1e-45), MOST_SCALE)\n"},
+    ),
+    "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
+    "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
+    "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
+    "tiles of several lines: from another vector on": ("tile.pxd", {"tile(rows, 3, 3, sub,": "tile(rows, 2, 3, sub,"}),
+    "tiles of several lines: of one line": ("tile.pxd", {"at = ((first + v) // sub * K": "at = (first // sub * K"}),
+    "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
+    "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
+    "torch bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
+    "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
+    "dense softmax without its sum in the gradient": (
+        "dense.pxd",
+        {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
+    ),
+}
+
+ORDERS = {  # the same for the order of summation
+    "blocks of 32": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 32, ROW"}),
+    "blocks of 128": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 128, ROW"}),
+    "blocks of 128 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 128"}),
+    "blocks of 512 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 512"}),
+    "the tile from the last k to the first": (
+        "tile.pxd",
+        {
+            "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
+            "(<const float *> a)[m * rs + k * ks]": "(<const float *> a)[m * rs + (K - 1 - k) * ks]",
+            "(<const double *> a)[m * rs + k * ks]": "(<const double *> a)[m * rs + (K - 1 - k) * ks]",
+        },
+    ),
+    "chains that begin with what there is": (
+        "tile.pxd",
+        {
+            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
+            "out[m * LINES * VECTORS + first + v] + acc[m * nv + v]": "acc[m * nv + v]",
+        },
+    ),
+    "blocks of 32 of weights as they lie": (
+        "panels.pxd",
+        {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
+    ),
+    "stored blocks of 32": (
+        "narrow.pxd",
+        {
+            "BLOCK, K - k0)\n        block = panel + k0 * lines * LF": (
+                "32, K - k0)\n        block = panel + k0 * lines * LF"
+            )
+        },
+    ),
+    "stored in registers: from the last k to the first": (
+        "narrow.pxd",
+        {
+            "next * sizeof(float) + (k * lines": "next * sizeof(float) + ((K - 1 - k) * lines",
+            "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]": (
+                "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + K - 1 - k]"
+            ),
+            "acc[m * nv + v] + w[v] * a[m * rs + k]": "acc[m * nv + v] + w[v] * a[m * rs + K - 1 - k]",
+        },
+    ),
+    "torch blocks of 32": (
+        "panels.pxd",
+        {"BLOCK, K - k)\n                    load": "32, K - k)\n                    load"},
+    ),
+    "peepholes by 32 rows": ("gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
+    "peepholes in blocks of 128": ("gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
+    "biases without blocks of rows": (
+        "gradients.pxd",
+        {
+            "    block[l] = block[l] + chain[l]\n            k0": "    sums[c0 + l] += chain[l]\n            k0",
+        },
+    ),
+}
+KERNELS = "tests/kernels/test_kernels.py", "test_formulas and float64 and base"
+ORDER = "tests/kernels/test_order.py", "not shows and base"
+STORED = "tests/layers/test_storage_kernels.py"
+TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
+    "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
+    "torch": ("tests/torch/test_torch_layout.py", "equals and float64 and base"),
+    "stored in registers: loads": (STORED, "test_guards and v3"),
+    "stored in registers": (STORED, "test_calls and v3"),
+    "stored in panels of two": (STORED, "test_calls and v4"),
+    "stored": (STORED, "test_calls and base"),
+    "rounded": ("tests/layers/test_storage.py", "definition or again or scales or largest or cannot or base"),
+    "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),
+    "gates that share lines are taken apart in": (
+        "tests/kernels/test_kernels.py",
+        "test_formulas and float32 and base",
+    ),
+    "tiles of several lines": ("tests/kernels/test_kernels.py", "test_formulas and float64 and v3"),
+    "lines in place": ("tests/kernels/test_guards.py", "test_ops and float64 and base"),
+}
+
+
+def succeeds(folder: Path, level: str, *command: str) -> bool:
+    environment = os.environ | {"BLOCKCELL_LEVELS": level, "BLOCKCELL_LEVEL": level, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True).returncode == 0
+
+
+def those_for(what: str) -> tuple[str, str]:
+    others = ORDER if what in ORDERS else KERNELS
+    return next((tests for start, tests in TESTS.items() if what.startswith(start)), others)
+
+
+def level_of(tests: tuple[str, str]) -> str:
+    return tests[1].split()[-1]
+
+
+def build_and_test(folder: Path, file: str, tests: str) -> bool:
+    level = level_of((file, tests))
+    assert succeeds(folder, level, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
+    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy that builds fast, and whose tests pass."""
+    folder = tmp_path_factory.mktemp("mutants") / "blockcell"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.so"))
+    setup = folder / "setup.py"
+    setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
+    kinds = [KERNELS, ORDER, *(tests for tests in TESTS.values() if level_of(tests) in _cpu.supported_levels())]
+    assert all(build_and_test(folder, *tests) for tests in sorted(kinds, key=level_of))
+    return folder
+
+
+def swapped(what: str, source: str) -> str:
+    """The mutant."""
+    changes = (MUTANTS | ORDERS)[what][1]
+    for k, old in enumerate(changes):  # in two steps, so that a swap does not undo itself
+        assert source.count(old) == 1, old
+        source = source.replace(old, f"@{k}@")
+    for k, new in enumerate(changes.values()):
+        source = source.replace(f"@{k}@", new)
+    return source
+
+
+@pytest.mark.parametrize("what", MUTANTS | ORDERS)
+def test_places(what: str) -> None:
+    """What a mutant changes is still there, each once."""
+    source = (ROOT / "pyx" / (MUTANTS | ORDERS)[what][0]).read_text()
+    assert swapped(what, source) != source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", MUTANTS | ORDERS)
+def test_mutant(what: str, checkout: Path) -> None:
+    source = checkout / "pyx" / (MUTANTS | ORDERS)[what][0]
+    original, tests = source.read_text(), those_for(what)
+    if level_of(tests) not in _cpu.supported_levels():
+        pytest.skip(f"this CPU does not run level {level_of(tests)}")
+    try:
+        source.write_text(swapped(what, original))
+        assert not build_and_test(checkout, *tests), "no test sees it"
+    finally:
+        source.write_text(original)

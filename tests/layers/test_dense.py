@@ -1,0 +1,492 @@
+"""The dense layer: its formulas, the order of its sums, its last steps, and that one bit is the same everywhere.
+
+The tests of all layers (`test_layers.py` and others) have it among their layers, as it is and within stacks.
+"""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+
+import mpmath
+import numpy as np
+import pytest
+from bits import leaves, on_threads, same
+from cases import derivative, rng
+from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES, same_bits
+from layer_cases import dense, gru, lstm
+from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
+
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _kernels, formulas
+from blockcell.formulas import error_in_eps
+from blockcell.optable import ACTIVATIONS
+
+ALL = pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def results(layer, x, d_y, **options):
+    """All that forward and backward give."""
+    y, state, tape = layer.forward(x, **options)
+    d_x, d_state, grads = layer.backward(tape, d_y)
+    assert layer(x, **options)[1] == state == d_state == () and same_bits([layer(x, **options)[0]], [y])
+    return [y, d_x, *grads.values()]
+
+
+def given(layer, T, B, *key):
+    g = rng("dense", T, B, *key)
+    x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(layer.dtype)
+    return x, g.standard_normal((T, B, layer.output_size)).astype(layer.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ formulas
+@pytest.mark.usefixtures("level")
+@EVERY_DTYPE
+@ALL
+def test_formulas(activation, dtype):
+    """That of the gradient starts from the layer's own y."""
+    for T, B, I, O in [*SIZES, *LARGE]:
+        layer = dense(I, O, dtype, activation)
+        x, d_y = given(layer, T, B)
+        weights = layer.weights
+        y, *grads = results(layer, x, d_y)
+        expected = [
+            formulas.dense(x=x, **weights, activation=activation),
+            *formulas.dense_grad(x=x, w=weights["w"], y=y, d_y=d_y, activation=activation),
+        ]
+        if activation == "softmax" and O == 1:
+            assert (y == 1).all() and not any(grad.any() for grad in grads)
+            continue
+        for name, result, wanted in zip(("y", "x", "w", "b"), [y, *grads], expected, strict=True):
+            assert result.dtype == dtype and result.shape == wanted.shape
+            error = error_in_eps(result, wanted, float(np.finfo(dtype).eps))
+            assert error <= BOUNDS[dtype], f"{name} is {error:.2f} eps off at {T, B, I, O}"
+
+
+@ALL
+def test_the_formula_of_the_gradient_is_the_derivative(activation):
+    layer = dense(3, 4, np.float64, activation)
+    x, d_y = given(layer, 2, 5)
+    arrays = {"x": x, **layer.weights}
+    y = formulas.dense(**arrays, activation=activation)
+    grads = formulas.dense_grad(x=x, w=arrays["w"], y=y, d_y=d_y, activation=activation)
+    for (name, array), grad in zip(arrays.items(), grads, strict=True):
+        direction = rng("direction", name).standard_normal(array.shape)
+
+        def loss(value, name=name):
+            return (formulas.dense(**arrays | {name: value}, activation=activation) * d_y).sum()
+
+        assert (grad * direction).sum() == pytest.approx(derivative(loss, array, direction), rel=1e-8), name
+
+
+@EVERY_DTYPE
+def test_activations_differ(dtype):
+    """An activation left out, or another one, is far outside all bounds, forward and backward."""
+    x, d_y = given(dense(5, 6, dtype), 3, 4)
+    of = {name: results(Dense(*dense(5, 6, dtype).weights.values(), name), x, d_y) for name in ACTIVATIONS}
+    for a, b in itertools.combinations(ACTIVATIONS, 2):
+        for one, other in zip(of[a], of[b], strict=True):
+            assert np.abs(one.astype(float) - other).max() > 0.05
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_is_right_to_the_last_digits(dtype):
+    """Of two classes, down to subnormal results, at any place in a row of many that are excluded by -inf."""
+    info = np.finfo(dtype)
+    lowest = -np.log(float(info.tiny)) + (15 if dtype == "float32" else 35)
+    z = -np.concatenate([np.linspace(0, lowest, 60), np.geomspace(1e-9, lowest, 40)]).astype(dtype)
+    exact = np.array([float(mpmath.exp(v) / (1 + mpmath.exp(v))) for v in map(float, z)])
+    ulp = np.spacing(exact.astype(dtype)).astype(float)
+    for columns, zero, at in [(2, 0, 1), (40, 37, 2), (17, 0, 16)]:
+        layer = Dense(np.zeros((1, columns), dtype), np.zeros(columns, dtype), "softmax")
+        b = np.full(columns, -np.inf, dtype)
+        b[zero] = 0
+        for k, b[at] in enumerate(z):
+            layer.set_weights(b=b)
+            y = layer(np.zeros((1, 1, 1), dtype))[0][0, 0]
+            assert abs(y[at] - exact[k]) <= 4 * ulp[k] and abs(y[zero] - (1 - exact[k])) <= 4 * info.eps
+            assert not np.delete(y, [zero, at]).any()
+
+
+@pytest.mark.usefixtures("level")
+@EVERY_DTYPE
+def test_softmax_of_the_largest_numbers(dtype):
+    """What numpy's formula gives with the largest logit subtracted, infinities and NaN included; its rows are apart."""
+    most, inf, nan = float(np.finfo(dtype).max), np.inf, np.nan
+    rows = [[most, 0, -most], [most, most, most], [-most, -most, -inf], [inf, 0, 1], [nan, 0, 1], [-inf, -inf, -inf]]
+    layer = Dense(np.eye(3, dtype=dtype), np.zeros(3, dtype), "softmax")
+    for row in rows:
+        b = np.array(row, dtype)
+        layer.set_weights(w=np.zeros((3, 3), dtype), b=b)
+        with np.errstate(all="ignore"):
+            expected = formulas.dense(x=np.zeros(3), **layer.weights, activation="softmax")
+        np.testing.assert_allclose(layer(np.zeros((1, 1, 3), dtype))[0][0, 0], expected, rtol=1e-3)
+
+
+def test_relu_of_nan():
+    """It stays, and so does the gradient at it."""
+    layer = Dense(np.eye(4, dtype=np.float32), np.array([np.nan, -np.inf, np.inf, -1], np.float32), "relu")
+    y, _, tape = layer.forward(np.zeros((1, 1, 4), np.float32))
+    np.testing.assert_array_equal(y[0, 0], [np.nan, 0, np.inf, 0])
+    d_x = layer.backward(tape, np.ones_like(y))[0]
+    np.testing.assert_array_equal(d_x[0, 0], [1, 0, 1, 0])
+
+
+# -------------------------------------------------------------------------------------------------- order of summation
+PATHS = [  # T, B, I, O, threads
+    (1, 1, 200, 90, 1),  # one row
+    (1, 5, 200, 300, 3),  # threads share the panels
+    (1, 20, 130, 90, 2),  # or the rows
+    (3, 200, 70, 170, 2),  # and in backward the inputs
+    (2, 300, 6, 300, 3),  # or the outputs
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@EVERY_DTYPE
+def test_order(dtype, path, level):
+    """As promised: data as in test_order.py, and the same sums."""
+    T, B, I, O, threads = path
+    g = np.random.default_rng([T, B, I, O])
+    inputs, outputs, (row, sign, single) = mates(g, I), mates(g, O), mates(g, B)
+    layer = Dense(factors(g, O, *inputs, dtype).astype(dtype), g.uniform(-1, 1, O).astype(dtype))
+    x = g.uniform(-1, 1, (T, B, I))[..., inputs[0]].astype(dtype)
+    a = {name: array.astype(real_of(x.dtype)) for name, array in {"x": x, **layer.weights}.items()}
+    with on_threads(threads), np.errstate(over="ignore"):
+        y = layer(x)[0]
+        expected = product(a["b"], a["x"].reshape(T * B, I), a["w"]).astype(dtype)
+        assert same_bits([y.reshape(T * B, O)], [expected])
+
+    w = factors(g, I, *outputs, dtype).T.astype(dtype)
+    layer = Dense(w, np.zeros(O, dtype))
+    x = powers(g, (T, B, I), -3, 1)[:, row].astype(dtype)
+    exponents = g.integers(0, 12 if dtype == "float16" else 42, (B, 1))
+    exponents[single] = 0
+    d_y = (g.uniform(-1, 1, (T, B, O))[:, row][..., outputs[0]] * sign[:, None] * 2.0 ** exponents[row]).astype(dtype)
+    with on_threads(threads), np.errstate(over="ignore"):
+        d_x, _, grads = layer.backward(layer.forward(x)[2], d_y)
+        x, d, w = (array.astype(real_of(x.dtype)) for array in (x.reshape(T * B, I), d_y.reshape(T * B, O), w))
+        expected = product(0, d, w.T), over_rows(lambda r: x[r, :, None] * d[r], len(d)), sum_in_double(d)
+        found = d_x.reshape(T * B, I), grads["w"], grads["b"]
+        assert same_bits(found, [np.asarray(part).astype(dtype, order="C") for part in expected])
+
+
+# --------------------------------------------------------------------------------------------------------- same bits
+@pytest.mark.usefixtures("level")
+@EVERY_DTYPE
+@pytest.mark.parametrize("seed", range(6))
+def test_any_rows_on_any_threads(seed, dtype):
+    """A row of a batch, on any threads, has the bits of the row alone, of one step after the other, and of a stream."""
+    g = np.random.default_rng(seed)
+    print("seed", seed)
+    for activation in ACTIVATIONS:
+        T, B, I, O = (
+            int(g.choice(sizes)) for sizes in ([1, 2, 5, 9], [1, 3, 7, 40, 97], [0, 1, 33, 130], [1, 10, 70, 300])
+        )
+        layer = dense(I, O, dtype, activation, seed)
+        x, d_y = given(layer, T, B, seed)
+        lengths = g.integers(0, T + 1, B) if g.random() < 0.5 else None
+        whole = results(layer, x, d_y, lengths=lengths)
+        ends = np.full(B, T) if lengths is None else lengths
+        past = np.arange(T)[:, None] >= ends
+        for _ in range(3):
+            with on_threads(int(g.integers(1, 9))):
+                assert same(results(layer, x, d_y, lengths=lengths), whole)
+                b = int(g.integers(B))
+                alone = results(layer, x[: ends[b], b : b + 1], d_y[: ends[b], b : b + 1])
+                assert same_bits([part[: ends[b], b : b + 1] for part in whole[:2]], alone[:2])
+                stream, steps = layer.stream(B), x.copy()
+                first = int(g.integers(0, T + 1))
+                y = np.concatenate([stream.run(steps[:first]), *(stream.step(step)[None] for step in steps[first:])])
+                assert same(y[~past], whole[0][~past]) and stream.state == ()
+        assert not whole[0][past].any() and not whole[1][past].any()
+
+
+@pytest.mark.parametrize("activation", [None, "softmax"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_scratch_is_enough(threads, activation, monkeypatch):
+    """The kernels write nothing behind the scratch that they ask for."""
+    guard, kernels = 1 << 16, dict(_kernels.KERNELS)
+
+    def guarded(kernel, at):
+        def run(*arguments):
+            memory = np.full(arguments[at].shape[0] + guard, 0xAB, np.uint8)
+            lost = kernel(*arguments[:at], memory[:-guard], *arguments[at + 1 :])
+            assert (memory[-guard:] == 0xAB).all()
+            return lost
+
+        return run
+
+    for name in ("dense_layer", "dense_layer_grad"):
+        kernels[name] = tuple(guarded(kernel, -3) for kernel in kernels[name])
+    monkeypatch.setattr(_kernels, "KERNELS", kernels)
+    for T, B, I, O in [(1, 1, 1, 1), (2, 3, 5, 7), (4, 90, 70, 20), (1, 5, 300, 500), (3, 200, 9, 130), (2, 9, 700, 3)]:
+        for dtype in DTYPES:
+            layer = dense(I, O, dtype, activation)
+            with on_threads(threads):
+                results(layer, *given(layer, T, B), lengths=np.arange(B) % (T + 1))
+
+
+# ---------------------------------------------------------------------------------------------------------- last steps
+def last_rows(y, ends):
+    """y of each row's last step; zero for a row without steps."""
+    return np.where((ends > 0)[:, None], y[ends - 1, np.arange(len(ends))] if len(y) else 0, 0).astype(y.dtype)
+
+
+@pytest.mark.usefixtures("level")
+@EVERY_DTYPE
+@pytest.mark.parametrize("seed", range(4))
+def test_last(seed, dtype):
+    """y has the bits of the last steps of the layer without `last`; the gradients are those of these rows alone."""
+    g = np.random.default_rng(seed)
+    print("seed", seed)
+    for activation in ACTIVATIONS:
+        T, B, I, O = (int(g.choice(sizes)) for sizes in ([1, 2, 5], [1, 3, 40], [1, 33, 130], [2, 10, 70]))
+        layer = dense(I, O, dtype, activation, last=True)
+        plain = dense(I, O, dtype, activation)
+        x, d_y = given(layer, T, B, seed)
+        lengths = g.integers(0, T + 1, B) if seed % 2 else None
+        ends = np.full(B, T) if lengths is None else lengths
+        x[np.arange(T)[:, None] >= ends] = np.nan
+        d_y[0, ends == 0] = np.nan
+        with on_threads(int(g.integers(1, 5))):
+            y, d_x, *grads = results(layer, x, d_y[0], lengths=lengths)
+            assert y.shape == (B, O) and same(y, last_rows(plain(x, lengths=lengths)[0], ends))
+            rows = x[ends - 1, np.arange(B)][None]
+            _, d_rows, *expected = results(plain, rows, d_y[:1], lengths=np.minimum(ends, 1))
+            assert same(grads, expected)
+            at = np.arange(T)[:, None] == ends - 1
+            assert same(d_x, np.where(at[..., None], d_rows, 0).astype(dtype))
+            none = layer.backward(layer.forward(x, lengths=lengths)[2], None)
+            assert not any(array.any() for array in (none[0], *none[2].values()))
+
+
+def below(kind, dtype):
+    """Layers of 6 outputs, and which of these are of a backward direction."""
+    return {
+        "forwards": (lstm(3, 6, dtype), np.zeros(6, bool)),
+        "backwards": (GRU(**gru(3, 6, dtype).weights, reverse=True), np.ones(6, bool)),
+        "both": (Bidirectional(lstm(3, 3, dtype), gru(3, 3, dtype)), np.arange(6) >= 3),
+        "nested": (
+            Bidirectional(
+                Stack([dense(3, 2, dtype), gru(2, 3, dtype)]),
+                Stack([Bidirectional(gru(3, 2, dtype), gru(3, 2, dtype, 1)), gru(4, 3, dtype)]),
+            ),
+            np.arange(6) >= 3,
+        ),
+        "backwards twice": (
+            Bidirectional(
+                Bidirectional(gru(3, 2, dtype), gru(3, 2, dtype, 1)), Bidirectional(gru(3, 2, dtype), lstm(3, 2, dtype))
+            ),
+            np.array([0, 0, 1, 1, 1, 1, 0, 0], bool),
+        ),
+    }[kind]
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("kind", ["forwards", "backwards", "both", "nested", "backwards twice"])
+def test_ends(kind, ragged, dtype):
+    """Each direction's own last output: that of a backward one stands at the first step."""
+    T, B = 5, 6
+    layer, backwards = below(kind, dtype)
+    head = dense(len(backwards), 4, dtype, "tanh")
+    net = Stack([layer, Dense(*head.weights.values(), "tanh", last="ends")])
+    x = rng("ends", kind).uniform(-1, 1, (T, B, 3)).astype(dtype)
+    lengths = np.array([5, 0, 1, 3, 5, 2]) if ragged else None
+    ends = np.full(B, T) if lengths is None else lengths
+    h, state, tape = layer.forward(x, lengths=lengths)
+    rows = np.where(backwards, h[0], last_rows(h, ends))
+    y, states, net_tape = net.forward(x, lengths=lengths)
+    assert same((y, states), (head(rows[None], lengths=np.minimum(ends, 1))[0][0], (state, ())))
+    assert same(net(x, lengths=lengths), (y, states))
+    if not ragged:  # which is all that Keras takes into account: the last states of both directions
+        assert same(rows, np.concatenate([part[-1] for part in states_of(layer, state)], axis=1))
+
+    d_y = rng("d_y").standard_normal((B, 4)).astype(dtype)
+    d_x, d_state, grads = net.backward(net_tape, d_y)
+    _, d_rows, *expected = results(head, rows[None], d_y[None], lengths=np.minimum(ends, 1))
+    d_h = np.zeros_like(h)
+    for b in range(B):
+        if ends[b]:
+            d_h[ends[b] - 1, b, ~backwards] = d_rows[0, b, ~backwards]
+            d_h[0, b, backwards] = d_rows[0, b, backwards]
+    wanted = layer.backward(tape, d_h)
+    assert same((d_x, d_state[0]), wanted[:2])
+    assert same(list(grads.values()), [*wanted[2].values(), *expected])
+
+
+def states_of(layer, state):
+    """The states at the end, of the layers whose outputs y is, in its order."""
+    if isinstance(layer, Bidirectional):
+        return states_of(layer.fw, state[0]) + states_of(layer.bw, state[1])
+    return states_of(layer.layers[-1], state[-1]) if isinstance(layer, Stack) else [leaves(state)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@EVERY_DTYPE
+def test_a_stream_answers_after_each_step(dtype, threads):
+    """With `last` in a stack: y of a call over the steps until now."""
+    for last in (True, "ends"):
+        net = Stack([dense(3, 5, dtype, "relu"), lstm(5, 6, dtype), dense(6, 4, dtype, "softmax", last=last)])
+        x = rng("stream").uniform(-1, 1, (7, 5, 3)).astype(dtype)
+        with on_threads(threads):
+            answers = [net(x[: t + 1])[0] for t in range(7)]
+            stream, out = net.stream(5), np.empty((5, 4), dtype)
+            assert stream.step(x[0], out=out) is out and same(out, answers[0])
+            assert same(stream.run(x[1:4]), np.stack(answers[1:4]))
+            stream = pickle.loads(pickle.dumps(stream))
+            assert same(stream.step(x[4]), answers[4])
+            stream.state = net(x[:5])[1]
+            assert same(stream.run(x[5:]), np.stack(answers[5:]))
+            assert stream.state[0] == stream.state[2] == ()
+            stream.reset()
+            assert same(stream.step(x[0]), answers[0])
+            stream.layer.set_weights(**{"2.b": np.zeros(4, dtype)})
+            stream.refresh()
+            stream.reset()
+            assert same(stream.step(x[0]), stream.layer(x[:1])[0]) and not same(stream.layer(x[:1])[0], answers[0])
+
+
+def test_nested_at_the_end():
+    head = dense(6, 2, np.float32, last=True)
+    net, flat = Stack([lstm(3, 6, np.float32), Stack([head])]), Stack([lstm(3, 6, np.float32), head])
+    x = rng("nested").uniform(-1, 1, (4, 3, 3)).astype(np.float32)
+    assert same(net(x, lengths=[4, 0, 2])[0], flat(x, lengths=[4, 0, 2])[0])
+    assert same(copy.copy(net)(x)[0], flat(x)[0]) and same(pickle.loads(pickle.dumps(net))(x)[0], flat(x)[0])
+
+
+@pytest.mark.parametrize("T, B, I, O", [(0, 2, 3, 4), (3, 0, 3, 4), (3, 2, 0, 4), (3, 2, 3, 0), (0, 0, 0, 0)])
+@EVERY_DTYPE
+@pytest.mark.parametrize("last", [False, True])
+def test_sizes_of_zero(last, dtype, T, B, I, O):
+    for activation in ACTIVATIONS:
+        layer = dense(I, O, dtype, activation, last=last)
+        x = np.ones((T, B, I), dtype)
+        y, state, tape = layer.forward(x, lengths=[T] * B)
+        assert y.shape == ((B, O) if last else (T, B, O)) and same((y, state), layer(x))
+        if last and not T:
+            assert not y.any()
+        elif not I:
+            expected = formulas.dense(x=x, **layer.weights, activation=activation)
+            np.testing.assert_allclose(y, expected[-1] if last and T else expected, rtol=2e-3)
+        d_x, _, grads = layer.backward(tape, np.ones_like(y))
+        assert d_x.shape == x.shape and [g.shape for g in grads.values()] == [(I, O), (O,)]
+        if not (T and B):
+            assert not any(grad.any() for grad in grads.values())
+
+
+# ------------------------------------------------------------------------------------------------ the layer as a whole
+def test_repr_and_attributes():
+    layer = Dense.init(3, 4, seed=0, activation="softmax", last="ends")
+    assert repr(layer) == "Dense(input_size=3, output_size=4, dtype=float32, activation='softmax', last='ends')"
+    assert (layer.input_size, layer.hidden_size, layer.output_size, layer.dtype) == (3, 4, 4, np.float32)
+    assert (layer.activation, layer.last) == ("softmax", "ends")
+    assert repr(Dense.init(3, 4, seed=0)) == "Dense(input_size=3, output_size=4, dtype=float32)"
+    assert "last=True" in repr(Dense.init(3, 4, seed=0, last=True)) and not Dense.init(3, 4).last
+
+
+def test_init():
+    layer = Dense.init(30, 50, seed=3, dtype=np.float64)
+    w, bound = layer.weights["w"], np.sqrt(6 / 80)
+    assert w.shape == (30, 50) and 0.99 * bound < np.abs(w).max() <= bound and abs(w.mean()) < 0.05 * bound
+    assert not layer.weights["b"].any()
+    assert same_bits([w], [Dense.init(30, 50, seed=np.random.default_rng(3), dtype=np.float64).weights["w"]])
+    assert not np.array_equal(*(Dense.init(3, 4).weights["w"] for _ in range(2)))
+    for bad, error, message in [
+        ((-1, 3), ValueError, "Dense.init: input_size is -1; expected at least 0"),
+        ((3, 2.5), TypeError, "Dense.init: output_size"),
+    ]:
+        with pytest.raises(error, match=re.escape(message)):
+            Dense.init(*bad, seed=0)
+
+
+W, B = np.ones((3, 4), np.float32), np.ones(4, np.float32)
+LOWER = LSTM.init(2, 3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: Dense(8, 16),
+            TypeError,
+            "Dense: w is 8; expected an array of shape (I, O); for new weights: Dense.init(8, 16)",
+        ),
+        (lambda: Dense(W, None), TypeError, "Dense: b is None; expected an array of shape (O,)"),
+        (lambda: Dense(W[0], B), ValueError, "Dense: w has shape (4,); expected (I, O), rank 2"),
+        (lambda: Dense(W, B[1:]), ValueError, "Dense: b has shape (3,); expected (O,) = (4,) with I=3, O=4"),
+        (lambda: Dense(W, B.astype(float)), TypeError, "Dense: b has dtype float64; expected float32"),
+        (lambda: Dense(W, B, "gelu"), ValueError, "Dense: activation is 'gelu'; expected one of None, 'sigmoid'"),
+        (lambda: Dense(W, B, np.tanh), TypeError, "Dense: activation is of type ufunc; expected one of None,"),
+        (lambda: Dense(W, B, last="first"), ValueError, "Dense: last is 'first'; expected True, False or 'ends'"),
+        (lambda: Dense(W, B, last=1), TypeError, "Dense: last is 1; expected"),
+        (
+            lambda: Stack([Dense(W, B, last=True), Dense.init(4, 2)]),
+            ValueError,
+            "Stack: 0 gives only the last step; expected all steps, but for the last layer",
+        ),
+        (
+            lambda: Stack([Stack([LOWER, Dense(W, B, last=True)]), Dense.init(4, 2)]),
+            ValueError,
+            "Stack: 0 gives only the last step",
+        ),
+        (
+            lambda: Bidirectional(Stack([LOWER, Dense(W, B, last=True)]), LSTM.init(2, 4)),
+            ValueError,
+            "Bidirectional: fw gives only the last step; expected all of them: put the Dense above, in a Stack",
+        ),
+        (lambda: Stack([Dense(W, B, last="ends")]), ValueError, "Stack: 0 has last='ends'; expected a layer below it"),
+        (
+            lambda: Stack([Dense.init(2, 3), Dense(W, B, last="ends")]),
+            ValueError,
+            "Stack: last='ends' above a Dense, whose outputs have no direction",
+        ),
+        (
+            lambda: Dense(W, B, last="ends")(np.ones((2, 1, 3), np.float32)),
+            TypeError,
+            "Dense: last is 'ends', but there is no layer below; expected a Stack with both",
+        ),
+        (lambda: Dense(W, B, last="ends").stream(), TypeError, "Dense: last is 'ends', but there is no layer below"),
+        (
+            lambda: Stack([LSTM.init(2, 3, reverse=True), Dense(W, B, last="ends")]).layers[1].stream(),
+            TypeError,
+            "Dense.stream: a direction of the layer below begins at the last step",
+        ),
+        (
+            lambda: Dense(W, B)(np.ones((2, 1, 3), np.float32), (1,)),
+            ValueError,
+            "Dense: state has 1 parts; expected ()",
+        ),
+        (lambda: Dense(W, B)(np.ones((2, 1, 3), np.float32), 1), TypeError, "Dense: state is 1; expected () or None"),
+        (lambda: Dense(W, B)(np.ones((2, 3), np.float32)), ValueError, "Dense: x has shape (2, 3); expected (T, B, I)"),
+    ],
+)
+def test_refused(make, error, message):
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        make()
+    assert type(caught.value) is error
+
+
+def test_backward_refuses_other_shapes():
+    layer = Dense(W, B, last=True)
+    tape = layer.forward(np.ones((5, 2, 3), np.float32))[2]
+    message = "Dense: d_y has shape (5, 2, 4); expected (2, 4), that of y"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        layer.backward(tape, np.ones((5, 2, 4), np.float32))
+
+
+def test_a_tape_has_copies():
+    for last in (False, True):
+        layer = dense(3, 4, np.float64, "tanh", last=last)
+        x, d_y = given(layer, 5, 6)
+        d_y = d_y[0] if last else d_y
+        y, _, tape = layer.forward(x)
+        expected = layer.backward(tape, d_y)
+        y[...], x[...] = 0, 0
+        layer.set_weights(w=np.zeros((3, 4)))
+        assert same(layer.backward(tape, d_y), expected)

@@ -1,0 +1,346 @@
+"""What layers accept, and the messages with which they refuse everything else."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import re
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from bits import leaves, like, same, zeros
+from cases import rng
+from forms import byte_swapped, read_only, strided
+from kernel_cases import DTYPES, same_bits
+from layer_cases import LAYERS, draw, run_all
+
+from blockcell import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
+
+
+# ---------------------------------------------------------------------------------------------------- what is accepted
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
+def test_any_layout_of_memory(name, dtype):
+    layer = LAYERS[name](3, 4, DTYPES[dtype])
+    x, state, lengths, reset = draw(layer, 5, 6, name)
+    d_y = rng("layout").standard_normal((5, 6, 4)).astype(dtype)
+    expected = run_all(layer, x, state, d_y, lengths=lengths, reset=reset)
+
+    for other in (np.asfortranarray, strided, read_only, byte_swapped):
+        options = {"lengths": other(lengths), "reset": other(reset)}
+        results = run_all(layer, other(x), like(state, other), other(d_y), **options)
+        for one, wanted in zip(results, expected, strict=True):
+            assert same_bits(one, wanted)
+        assert same_bits(leaves(layer(other(x))), leaves(layer(x)))
+        assert same_bits(leaves(layer(other(x), like(state, other))), leaves(layer(x, state)))
+        swapped = copy.copy(layer)
+        swapped.set_weights(**{key: other(value) for key, value in layer.weights.items()})
+        assert same_bits([swapped(x)[0]], [layer(x)[0]])
+    results = run_all(
+        layer, x.tolist(), like(state, lambda a: a)[:], d_y.tolist(), lengths=lengths.tolist(), reset=reset.tolist()
+    )
+    for one, wanted in zip(results, expected, strict=True):
+        assert same_bits(one, wanted)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_lists_make_float32_layers(name):
+    layer = LAYERS[name](2, 3, np.float32)
+    made = type(layer)(**{key: value.tolist() for key, value in layer.weights.items()})
+    assert made.dtype == np.float32
+    x = rng("lists").uniform(-1, 1, (4, 2, 2)).astype(np.float32)
+    assert same_bits([made(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
+
+
+@pytest.mark.parametrize("zero", "TBIH")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["lstm", "lstm without peepholes", "gru", "bidirectional lstm", "stack"])
+def test_sizes_of_zero(name, dtype, zero):
+    sizes = {"T": 3, "B": 2, "I": 4, "H": 5} | {zero: 0}
+    T, B, I, H = sizes.values()
+    layer = LAYERS[name](I, H, DTYPES[dtype])
+    x, zero_state = np.ones((T, B, I), dtype), zeros(layer, B)
+    state = like(zero_state, lambda a: np.ones_like(a) / 2)
+    for options in ({}, {"lengths": [T] * B}, {"lengths": np.full(B, T), "reset": np.zeros((T, B), bool)}):
+        y, last, tape = layer.forward(x, state, **options)
+        assert y.shape == (T, B, layer.output_size) and y.dtype == dtype
+        if zero in "TB":
+            assert same_bits(leaves(last), leaves(state))
+            assert all(a is not b for a, b in zip(leaves(last), leaves(state), strict=True))
+        d_x, d_state, grads = layer.backward(tape, np.ones_like(y), last)
+        assert d_x.shape == x.shape
+        assert [a.shape for a in leaves(d_state)] == [a.shape for a in leaves(state)]
+        assert {key: a.shape for key, a in grads.items()} == {key: a.shape for key, a in layer.weights.items()}
+        if zero in "TB":
+            assert same_bits(leaves(d_state), leaves(last))
+            assert not any(a.any() for a in grads.values())
+        if zero == "H" and name != "stack":
+            assert not d_x.any()
+        assert same_bits([y], [layer(x, state, **options)[0]])
+    assert not any(a.any() for a in leaves(zero_state))
+
+
+def test_states_by_name():
+    """In any order; those of a stack by numbers too. For calls, gradients and streams."""
+    layer = Stack([LSTM.init(3, 4, seed=0), Bidirectional(GRU.init(4, 2, seed=1), LSTM.init(4, 2, seed=2))])
+    x, state, _, _ = draw(layer, 5, 6)
+    lstm, (fw, bw) = state
+    by_name = {"1": {"bw": bw._asdict(), "fw": {"h": fw.h}}, "0": {"h": lstm.h, "cs": lstm.cs}}
+    by_number = {1: [fw, {"h": bw.h, "cs": bw.cs}], 0: MappingProxyType(lstm._asdict())}
+    y, last, tape = layer.forward(x, state)
+    expected = layer.backward(tape, y, state)
+    for given in (by_name, by_number):
+        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
+        assert same(expected, layer.backward(tape, y, given))
+    assert same(
+        layer(x, {0: None, 1: {"fw": fw, "bw": {"cs": bw.cs, "h": None}}}), layer(x, (None, (fw, (bw.cs, None))))
+    )
+
+    for streamed, value in ((layer.layers[0], lstm), (Stack([layer.layers[0], GRU.init(4, 3, seed=3)]), None)):
+        stream = streamed.stream(6)
+        if value is None:
+            value = (lstm, GRUState(np.full((6, 3), 0.5, np.float32)))
+            stream.state = {"1": {"h": value[1].h}, 0: {"h": lstm.h, "cs": lstm.cs}}
+        else:
+            stream.state = {"h": lstm.h, "cs": lstm.cs}
+        assert same(stream.state, value)
+
+
+def test_states_by_name_without_those_that_have_none():
+    """A `Dense` has no state, so nobody has to name one."""
+    heads = Stack([Dense.init(4, 4, seed=3), Dense.init(4, 4, seed=4)])
+    layer = Stack([LSTM.init(3, 4, seed=0), heads, GRU.init(4, 2, seed=1), Dense.init(2, 5, seed=2)])
+    x, (lstm, _, gru, _), _, _ = draw(layer, 5, 6)
+    state = (lstm, ((), ()), gru, ())
+    y, last, tape = layer.forward(x, state)
+    expected = layer.backward(tape, y, state)
+    stream = layer.stream(6)
+    for given in ({0: lstm, 2: gru}, {2: gru, "3": (), 0: lstm}, {0: lstm, 1: {"1": ()}, 2: gru}):
+        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
+        assert same(expected, layer.backward(tape, y, given))
+        stream.state = given
+        assert same(stream.state, state)
+    assert same(heads(y[..., :4], {}), heads(y[..., :4])) and same(heads.layers[0](y[..., :4], {})[1], ())
+
+    for given, found in (({0: lstm}, "0"), ({0: lstm, 1: (), 3: ()}, "0, 1, 3"), ({0: lstm, 2: gru, 4: ()}, "0, 2, 4")):
+        message = f"state has the names {found}; expected 0, 2, and perhaps 1, 3"
+        with pytest.raises(ValueError, match=f"^Stack: {message}$"):
+            layer(x, given)
+        with pytest.raises(ValueError, match=f"^Stack.stream: {message}$"):
+            stream.state = given
+        assert same(stream.state, state)
+
+
+def test_names_of_states_are_refused():
+    layer = Stack([LSTM.init(3, 2, seed=0), Bidirectional(GRU.init(2, 5, seed=1), GRU.init(2, 5, seed=2))])
+    x, a = ones(5, 4, 3), ones(4, 2)
+    for state, message in [
+        ({"h": a, "c": a}, "Stack: state has the names h, c; expected 0, 1"),
+        ({0: {"h": a, "c": a}, 1: None}, "Stack: state.0 has the names h, c; expected cs, h"),
+        ({0: {"h": a}, 1: None}, "Stack: state.0 has the names h; expected cs, h"),
+        ({0: {}, 1: None}, "Stack: state.0 has the names nothing; expected cs, h"),
+        ({0: None, 1: {"forward": None, "bw": None}}, "Stack: state.1 has the names forward, bw; expected fw, bw"),
+        ({0: None, "0": None, 1: None}, "Stack: state has the names 0, 0, 1; expected 0, 1"),
+        ({0: None, 1: None, 2: None}, "Stack: state has the names 0, 1, 2; expected 0, 1"),
+        ({0: {"h": a, "cs": ones(3, 2)}, 1: None}, "Stack: state.0.cs has shape (3, 2); expected (B, H) = (4, 2)"),
+    ]:
+        for call in (layer, layer.forward):
+            with pytest.raises(ValueError, match=re.escape(message)):
+                call(x, state)
+    y, _, tape = layer.forward(x)
+    with pytest.raises(ValueError, match="Stack: d_state has the names 1; expected 0, 1"):
+        layer.backward(tape, y, {1: None})
+    for streamed, state, message in [
+        (LSTM.init(3, 2, seed=0), {"h": a, "c": a}, "LSTM.stream: state has the names h, c; expected cs, h"),
+        (Stack(layer.layers[:1]), {"h": a, "cs": a}, "Stack.stream: state has the names h, cs; expected 0"),
+        (Stack(layer.layers[:1]), {0: {"h": a}}, "LSTM.stream: state has the names h; expected cs, h"),
+    ]:
+        stream = streamed.stream(4)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            stream.state = state
+        assert not any(array.any() for array in leaves(stream.state))
+
+
+def test_results_are_the_users():
+    """Results and arguments may be overwritten after a call: a tape has copies."""
+    for name in LAYERS:
+        layer = LAYERS[name](3, 4, np.float64)
+        x, state, lengths, reset = draw(layer, 5, 4, name)
+        y, last, tape = layer.forward(x, state, lengths=lengths, reset=reset)
+        d_y = np.ones_like(y)
+        expected = layer.backward(tape, d_y)
+        for array in (x, y, lengths, reset, *leaves(state), *leaves(last)):
+            array[...] = 0
+        layer.set_weights(**{key: np.zeros_like(value) for key, value in layer.weights.items()})
+        results = layer.backward(tape, d_y)
+        assert same_bits([results[0], *results[2].values()], [expected[0], *expected[2].values()])
+        assert (d_y == 1).all()
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+F = np.float32
+
+
+def ones(*shape, dtype=F):
+    return np.ones(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: LSTM(ones(5, 13), ones(12)), ValueError, "LSTM: w has shape (5, 13); expected (I+H, 4H)"),
+        (lambda: LSTM(ones(2, 12), ones(12)), ValueError, "LSTM: w has shape (2, 12); expected (I+H, 4H), so at least"),
+        (lambda: LSTM(ones(12), ones(12)), ValueError, "LSTM: w has shape (12,); expected (I+H, 4H), rank 2"),
+        (
+            lambda: LSTM(ones(5, 12), ones(11)),
+            ValueError,
+            "LSTM: b has shape (11,); expected (4H,) = (12,) with I=2, H=3",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12, dtype=np.float64)),
+            TypeError,
+            "LSTM: b has dtype float64; expected float32",
+        ),
+        (
+            lambda: LSTM(ones(5, 12, dtype=int), ones(12)),
+            TypeError,
+            "LSTM: w has dtype int64; expected float32, float64",
+        ),
+        (lambda: LSTM(None, ones(12)), TypeError, "LSTM: w is None; expected an array of shape (I+H, 4H)"),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), wci=ones(3)),
+            TypeError,
+            "LSTM: wcf is None; expected an array of shape (H,)",
+        ),
+        *(
+            (make, TypeError, f"{cls}: {w} is 8; expected an array of shape {form}; for new weights: {cls}.init(8, 16)")
+            for cls, w, form, *makes in (
+                ("LSTM", "w", "(I+H, 4H)", lambda: LSTM(8, 16), lambda: LSTM(np.int64(8), b=16, cell_clip=1)),
+                ("GRU", "w_ru", "(I+H, 2H)", lambda: GRU(8, 16), lambda: GRU(8, 16, 16, 16)),
+            )
+            for make in makes
+        ),
+        (lambda: LSTM(8, ones(12)), ValueError, "LSTM: w has shape (); expected (I+H, 4H), rank 2"),
+        (lambda: LSTM(8.0, 16.0), ValueError, "LSTM: w has shape (); expected (I+H, 4H), rank 2"),
+        (lambda: GRU(ones(5, 6), ones(5, 3)), TypeError, "GRU: b_ru is None; expected an array of shape (2H,)"),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), wci=ones(3), wcf=ones(3), wco=ones(4)),
+            ValueError,
+            "LSTM: wco has shape (4,); expected (H,) = (3,)",
+        ),
+        (lambda: LSTM(ones(5, 12), ones(12), forget_bias="1"), TypeError, "LSTM: forget_bias is '1'; expected a real"),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), gate_order="ifgo"),
+            ValueError,
+            "LSTM: gate_order is 'ifgo'; expected 'icfo'",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), gate_order=[]),
+            TypeError,
+            "LSTM: gate_order is of type list; expected 'icfo'",
+        ),
+        (
+            lambda: GRU(ones(5, 6), ones(5, 4), ones(6), ones(3)),
+            ValueError,
+            "GRU: w_c has shape (5, 4); expected (I+H, H) =",
+        ),
+        (
+            lambda: GRU(ones(5, 7), ones(5, 3), ones(6), ones(3)),
+            ValueError,
+            "GRU: w_ru has shape (5, 7); expected (I+H, 2H)",
+        ),
+        (lambda: GRU([["a"]], ones(5, 3), ones(6), ones(3)), TypeError, "GRU: w_ru is made of"),
+        (lambda: Bidirectional(GRU.init(2, 3, seed=0), "x"), TypeError, "Bidirectional: bw is 'x'; expected a layer"),
+        (
+            lambda: Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 4, seed=0)),
+            ValueError,
+            "Bidirectional: bw has output_size 4; expected 3, that of fw",
+        ),
+        (
+            lambda: Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=0, dtype="float64")),
+            TypeError,
+            "Bidirectional: bw has dtype float64; expected float32, that of fw",
+        ),
+        (lambda: Stack([]), ValueError, "Stack: layers is empty; expected at least one layer"),
+        (lambda: Stack(3), TypeError, "Stack: layers is 3; expected a sequence of layers"),
+        (
+            lambda: Stack(GRU.init(2, 3, seed=0)),
+            TypeError,
+            "Stack: layers is of type GRU; expected a sequence of layers",
+        ),
+        (lambda: Stack([GRU.init(2, 3, seed=0), None]), TypeError, "Stack: 1 is None; expected a layer"),
+        (
+            lambda: Stack([GRU.init(2, 3, seed=0), GRU.init(4, 3, seed=0)]),
+            ValueError,
+            "Stack: 1 has input_size 4; expected 3, the output_size of 0",
+        ),
+    ],
+)
+def test_constructors_refuse(make, error, message):
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        make()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"x": ones(4, 2)}, ValueError, "Stack: x has shape (4, 2); expected (T, B, I) with I=3 from the layer"),
+        ({"x": ones(5, 4, 2)}, ValueError, "Stack: x has shape (5, 4, 2); expected (T, B, I) with I=3 from the layer"),
+        ({"x": ones(5, 4, 3, dtype="d")}, TypeError, "Stack: x has dtype float64; expected float32, that of the layer"),
+        ({"x": None}, TypeError, "Stack: x is None; expected an array of real numbers"),
+        ({"state": ones(4, 3)}, TypeError, "Stack: state is of type ndarray; expected (0, 1) or None"),
+        ({"state": (None,)}, ValueError, "Stack: state has 1 parts; expected (0, 1)"),
+        (
+            {"state": (ones(4, 2), None)},
+            TypeError,
+            "Stack: state.0 is of type ndarray; expected LSTMState(cs, h) or None",
+        ),
+        ({"state": (GRUState(ones(4, 2)), None)}, ValueError, "Stack: state.0 has 1 parts; expected LSTMState(cs, h)"),
+        (
+            {"state": (LSTMState(ones(4, 2), ones(3, 2)), None)},
+            ValueError,
+            "Stack: state.0.h has shape (3, 2); expected (B, H) = (4, 2) with B from x, H from the layer",
+        ),
+        (
+            {"state": (None, (None, [ones(4, 5, dtype="e")]))},
+            TypeError,
+            "Stack: state.1.bw.h has dtype float16; expected",
+        ),
+        ({"lengths": ones(4)}, TypeError, "Stack: lengths has dtype float32; expected integers"),
+        ({"lengths": [True] * 4}, TypeError, "Stack: lengths has dtype bool; expected integers"),
+        ({"lengths": [1, 2, 3]}, ValueError, "Stack: lengths has shape (3,); expected (B,) = (4,)"),
+        ({"lengths": 3}, ValueError, "Stack: lengths has shape (); expected (B,) = (4,)"),
+        ({"lengths": [1, 6, -1, 2]}, ValueError, "Stack: lengths[1] is 6; expected 0 to T = 5"),
+        ({"lengths": [1, 2, -1, 2]}, ValueError, "Stack: lengths[2] is -1; expected 0 to T = 5"),
+        (
+            {"lengths": np.full(4, 2**64 - 1, np.uint64)},
+            ValueError,
+            "Stack: lengths[0] is 18446744073709551615; expected",
+        ),
+        ({"reset": np.zeros((5, 4))}, TypeError, "Stack: reset has dtype float64; expected bool"),
+        ({"reset": np.zeros((4, 5), bool)}, ValueError, "Stack: reset has shape (4, 5); expected (T, B) = (5, 4)"),
+    ],
+)
+def test_calls_refuse(given, error, message):
+    layer = Stack([LSTM.init(3, 2, seed=0), Bidirectional(GRU.init(2, 5, seed=1), GRU.init(2, 5, seed=2))])
+    for call in (layer, layer.forward):
+        with pytest.raises(error, match=re.escape(message)) as caught:
+            call(**{"x": ones(5, 4, 3)} | given)
+        assert type(caught.value) is error
+
+
+def test_backward_refuses():
+    layer, other = (LSTM.init(3, 2, seed=seed) for seed in (0, 1))
+    y, last, tape = layer.forward(ones(5, 4, 3))
+    for given, error, message in [
+        ((None, y), TypeError, "LSTM: tape is None; expected that of this layer's forward"),
+        ((other.forward(ones(5, 4, 3))[2], y), ValueError, "LSTM: tape is that of another layer"),
+        ((tape, y[1:]), ValueError, "LSTM: d_y has shape (4, 4, 2); expected (5, 4, 2), that of y"),
+        ((tape, y.astype("d")), TypeError, "LSTM: d_y has dtype float64; expected float32, that of the layer"),
+        ((tape, y, last[:1]), ValueError, "LSTM: d_state has 1 parts; expected LSTMState(cs, h)"),
+        ((tape, y, (last.cs, last.h[1:])), ValueError, "LSTM: d_state.h has shape (3, 2); expected (B, H) = (4, 2)"),
+    ]:
+        with pytest.raises(error, match=re.escape(message)):
+            layer.backward(*given)

@@ -1,0 +1,425 @@
+"""Masks: a row has the bits that it has without the steps that are left out, and y repeats as Keras' does."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+
+import numpy as np
+import pytest
+from bits import leaves, like, on_threads, same
+from by_formulas import check, rounded, step
+from cases import derivative, rng
+from kernel_cases import BOUNDS, DTYPES
+from layer_cases import LAYERS, draw, run_all
+from traced import peak
+
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
+from blockcell.formulas import dense
+
+T, B, I, H = 9, 7, 5, 6
+KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
+
+
+def layer_of(name, dtype, sizes=(I, H), **attributes):
+    kind = name.removeprefix("reverse ")
+    if kind == "bidirectional with dense":
+        stacks = (
+            Stack([LAYERS[part](*sizes, np.dtype(dtype)), Dense.init(sizes[1], 3, seed=0, dtype=dtype)])
+            for part in ("gru", "lstm")
+        )
+        return Bidirectional(*stacks)
+    layer = LAYERS[kind](*sizes, np.dtype(dtype), **attributes)
+    return type(layer)(**(layer._arguments() | {"reverse": True})) if kind != name else layer
+
+
+def drawn_mask(g, T, B):
+    """Rows of every kind: any steps, all, none, padded at the left, at the right, at both ends."""
+    mask = g.random((T, B)) < g.uniform(0.2, 0.9, B)
+    t = np.arange(T)
+    for b, kind in enumerate(g.integers(0, 7, B)):
+        start, stop = sorted(g.integers(0, T + 1, 2))
+        row = {0: t >= 0, 1: t < 0, 2: t >= start, 3: t < stop, 4: (t >= start) & (t < stop)}.get(int(kind), mask[:, b])
+        mask[:, b] = row
+    return mask
+
+
+def since_the_last(reset, mask):
+    """For each counted step of a row, whether there is a reset after the counted step before it; of the row alone."""
+    found, pending = [], False
+    for t in range(len(mask)):
+        pending |= bool(reset[t])
+        if mask[t]:
+            found.append(pending)
+            pending = False
+    return np.array(found, bool)
+
+
+def repeated(mask, reverse):
+    """The pairs (t, source) of a row where y is that of a counted step, in the order of the direction."""
+    pairs, source = [], None
+    for t in range(len(mask))[:: -1 if reverse else 1]:
+        source = t if mask[t] else source
+        if source is not None:
+            pairs.append((t, source))
+    return pairs
+
+
+def halves(layer, reverse=False):
+    """Sizes and directions of the parts of y."""
+    if isinstance(layer, Stack):
+        return halves(layer.layers[-1], reverse)
+    if isinstance(layer, Bidirectional):
+        return halves(layer.fw, reverse) + halves(layer.bw, not reverse)
+    return [(layer.output_size, not isinstance(layer, Dense) and reverse ^ layer.reverse)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_without_the_steps_that_are_left_out(name, dtype, seed):
+    """Each row alone, cut out; NaN where nothing is to be read. Any threads, lengths, resets, states."""
+    print(f"seed {seed}")
+    g = rng("masks", name, seed)
+    batch, sizes = (int(g.integers(1, 70)), (64, 64)) if seed == 3 else (B, (I, H))
+    layer = layer_of(name, dtype, sizes)
+    x, state, lengths, reset = draw(layer, T, batch, name)
+    mask = drawn_mask(g, T, batch)
+    d_y = g.standard_normal((T, batch, layer.output_size)).astype(dtype)
+    options, both = {"mask": mask.copy()}, mask
+    if seed % 2:
+        options["lengths"] = lengths
+        both = mask & (np.arange(T)[:, None] < lengths)
+    if seed // 2 != 1:
+        options["reset"] = reset
+    x[~both], d_y[~both] = np.nan, np.nan
+    with on_threads(int(g.integers(1, 5))):
+        called, called_last = layer(x, state, **options)
+        y, last, tape = layer.forward(x, state, **options)
+        d_last = like(last, lambda a: g.standard_normal(a.shape).astype(dtype))
+        options["mask"][...] = False  # the tape does not see it
+        d_x, d_state, _ = layer.backward(tape, d_y, d_last)
+    assert same((called, called_last), (y, last))
+    for b in range(batch):
+        row, steps = slice(b, b + 1), both[:, b]
+        given = {"reset": since_the_last(reset[:, b], steps)[:, None]} if "reset" in options else {}
+        first, final = (like(a, lambda a, row=row: a[row]) for a in (state, d_last))
+        y1, last1, tape1 = layer.forward(x[steps, row], first, **given)
+        d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
+        assert same((y[steps, row], d_x[steps, row]), (y1, d_x1))
+        assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1)))
+    assert not y[~both].any() and not d_x[~both].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_at_the_front_are_the_same_call(name, dtype):
+    """All results, the gradients of the weights too: those of the rows with their steps at the front, and lengths."""
+    for seed in range(3):
+        layer, g = layer_of(name, dtype), rng("front", name, seed)
+        x, state, _, _ = draw(layer, T, B, name)
+        mask = drawn_mask(g, T, B)
+        d_y = g.standard_normal((T, B, layer.output_size)).astype(dtype)
+        front = np.argsort(~mask, axis=0, kind="stable")
+        at = front, np.arange(B)
+        (y, d_x), *expected = run_all(layer, x[at], state, d_y[at], lengths=mask.sum(axis=0))
+        (found_y, found_d_x), *found = run_all(layer, x, state, d_y, mask=mask)
+        assert same((found_y[at], found_d_x[at], found), (y, d_x, expected))
+
+
+@pytest.mark.parametrize("masked", ["zero", "repeat"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mask_of_lengths(name, masked):
+    """What a mask and lengths say alike is the same, and a mask that is all True is none."""
+    layer = layer_of(name, "float32")
+    x, state, lengths, reset = draw(layer, T, B, name)
+    within = np.arange(T)[:, None] < lengths
+    by_lengths = run_all(layer, x, state, lengths=lengths, reset=reset, masked=masked)
+    for options in (
+        {"mask": within},
+        {"mask": within, "lengths": lengths},
+        {"mask": within, "lengths": np.full(B, T)},
+        {"mask": np.ones((T, B), bool), "lengths": lengths},
+        {"mask": within.tolist()},
+    ):
+        assert same(run_all(layer, x, state, reset=reset, masked=masked, **options), by_lengths)
+    expected = run_all(layer, x, state, reset=reset)
+    assert same(run_all(layer, x, state, reset=reset, mask=np.ones((T, B), bool), masked=masked), expected)
+    assert same(run_all(layer, x, state, reset=reset, masked=masked), expected)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_row_has_a_step(name):
+    layer = layer_of(name, "float32")
+    x, state, _, reset = draw(layer, T, B, name)
+    for masked in ("zero", "repeat"):
+        y, last, tape = layer.forward(
+            np.full_like(x, np.nan), state, mask=np.zeros((T, B), bool), masked=masked, reset=reset
+        )
+        d_x, d_state, grads = layer.backward(tape, np.ones_like(y), last)
+        assert same(last, state) and same(d_state, state)
+        assert not any(a.any() for a in (y, d_x, *grads.values())) and y.shape[:2] == d_x.shape[:2] == (T, B)
+
+
+@pytest.mark.parametrize("zero", ["T", "B"])
+def test_sizes_of_zero(zero):
+    sizes = {"T": 3, "B": 2} | {zero: 0}
+    layer = layer_of("stack", "float32")
+    for masked in ("zero", "repeat"):
+        y, _, tape = layer.forward(
+            np.zeros((*sizes.values(), I), np.float32), mask=np.zeros((*sizes.values(),), bool), masked=masked
+        )
+        assert y.shape == (*sizes.values(), layer.output_size)
+        assert layer.backward(tape, y)[0].shape == (*sizes.values(), I)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("last", [True, "ends"])
+@pytest.mark.parametrize("name", ["gru", "reverse lstm", "bidirectional lstm"])
+def test_a_head_on_the_last_step(name, last, batch_first):
+    """It is the row's last one that counts; where a backward direction ends, its first one."""
+    below, g = layer_of(name, "float32"), rng("head", name, last)
+    layer = Stack([below, Dense.init(below.output_size, 3, seed=0, last=last)])
+    x, state, _, _ = draw(layer, T, B, name)
+    mask = drawn_mask(g, T, B)
+    x[~mask] = np.nan
+    d_y = g.standard_normal((B, 3)).astype(np.float32)
+    turn = (lambda a: a.swapaxes(0, 1)) if batch_first else (lambda a: a)
+    for masked in ("zero", "repeat"):
+        options = {"mask": turn(mask), "masked": masked, "batch_first": batch_first}
+        y, final, tape = layer.forward(turn(x), state, **options)
+        d_x, d_state, _ = layer.backward(tape, d_y, final)
+        assert same((y, final), layer(turn(x), state, **options)) and y.shape == (B, 3)
+        for b in range(B):
+            row, steps = slice(b, b + 1), mask[:, b]
+            y1, final1, tape1 = layer.forward(x[steps, row], like(state, lambda a, row=row: a[row]))
+            d_x1, d_state1, _ = layer.backward(tape1, d_y[row], final1)
+            assert same((y[row], turn(d_x)[steps, row]), (y1, d_x1)) or not steps.any()
+            assert same([a[row] for a in leaves((final, d_state))], leaves((final1, d_state1)))
+        assert not y[~mask.any(axis=0)].any() and not turn(d_x)[~mask].any()
+
+
+# ---------------------------------------------------------------------------------------------------------- repetition
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_y_repeats(name, dtype):
+    """As zeros do, but for y and what its gradient adds to that of the step that it repeats."""
+    for seed in range(3):
+        layer, g = layer_of(name, dtype), rng("repeat", name, seed)
+        x, state, lengths, reset = draw(layer, T, B, name)
+        mask = drawn_mask(g, T, B)
+        both = mask & (np.arange(T)[:, None] < lengths) if seed == 2 else mask
+        x[~both] = np.nan
+        options = {"mask": mask, "reset": reset} | ({"lengths": lengths} if seed == 2 else {})
+        y, last, tape = layer.forward(x, state, **options)
+        expected, d_y = np.zeros_like(y), g.standard_normal(y.shape).astype(dtype)
+        summed = np.zeros(y.shape, np.float32 if dtype == "float16" else dtype)
+        at = 0
+        for size, reverse in halves(layer):
+            part = np.s_[at : at + size]
+            for b in range(B):
+                added = {}  # from the last repetition to the first, and to the step itself
+                for t, source in reversed(repeated(both[:, b], reverse)):
+                    expected[t, b, part] = y[source, b, part]
+                    value = d_y[t, b, part].astype(summed.dtype)
+                    added[source] = added[source] + value if source in added else value
+                for source, value in added.items():
+                    summed[source, b, part] = value
+            at += size
+        found, found_last, found_tape = layer.forward(x, state, **options, masked="repeat")
+        assert same((found, found_last), (expected, last))
+        assert same(layer(x, state, **options, masked="repeat"), (expected, last))
+        assert same(layer.backward(found_tape, d_y, last), layer.backward(tape, summed.astype(dtype), last))
+        found = layer.forward(
+            x.swapaxes(0, 1),
+            state,
+            masked="repeat",
+            batch_first=True,
+            **options | {name: options[name].T for name in ("mask", "reset")},
+        )[2]
+        assert same(
+            layer.backward(found, d_y.swapaxes(0, 1), last)[1:], layer.backward(tape, summed.astype(dtype), last)[1:]
+        )
+
+
+# --------------------------------------------------------------------------------------------- a plain loop in float64
+def loop(layer, x, state, mask, reset, reverse=False):
+    """Row by row and step by step, as Keras' rnn does: where a step is left out, the output is the one before."""
+    if isinstance(layer, Stack):
+        last = []
+        for part, first in zip(layer.layers, state, strict=True):
+            x, final = loop(part, x, first, mask, reset, reverse)
+            last.append(final)
+        return x, tuple(last)
+    if isinstance(layer, Bidirectional):
+        fw, last_fw = loop(layer.fw, x, state[0], mask, reset, reverse)
+        bw, last_bw = loop(layer.bw, x, state[1], mask, reset, not reverse)
+        return np.concatenate([fw, bw], axis=2), (last_fw, last_bw)
+    T, B, _ = x.shape
+    reverse = not isinstance(layer, Dense) and reverse ^ layer.reverse
+    y, last = np.zeros((T, B, layer.hidden_size)), like(state, lambda a: a.astype(np.float64))
+    for b in range(B):
+        now, output, fresh = [part[b : b + 1] for part in last], np.zeros(layer.hidden_size), False
+        begun = False
+        for t in reversed(range(T)) if reverse else range(T):
+            fresh |= not reverse and reset[t, b]
+            if mask[t, b] and isinstance(layer, Dense):
+                row = dense(x=x[t, b], **layer.weights, activation=layer.activation)
+                output = rounded(row, layer.dtype)
+            elif mask[t, b]:
+                if fresh:
+                    now = [np.zeros_like(part) for part in now]
+                now = [rounded(part, layer.dtype) for part in step(layer, x[t, b : b + 1], now)]
+                output, fresh, begun = now[-1][0], False, True
+            fresh |= reverse and begun and reset[t, b]
+            y[t, b] = output
+        for part, value in zip(last, now, strict=True):
+            part[b] = value[0]
+    return y, last
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_values(name, dtype):
+    g = rng("values", name)
+    for with_resets in (False, True):
+        layer = layer_of(name, dtype)
+        x, state, _, reset = draw(layer, T, B, name)
+        mask, reset = drawn_mask(g, T, B), reset & with_resets
+        expected, expected_last = loop(layer, x, state, mask, reset)
+        y, last = layer(x, state, mask=mask, masked="repeat", reset=reset)
+        bound = BOUNDS[dtype] * (2 if dtype == "float16" else 1)  # as in test_layers.py
+        check(y, expected, bound, "y")
+        for found, wanted in zip(leaves(last), leaves(expected_last), strict=True):
+            check(found, wanted, bound, "state")
+
+
+@pytest.mark.parametrize("masked", ["zero", "repeat"])
+@pytest.mark.parametrize("name", KINDS)
+def test_backward_is_the_derivative(name, masked):
+    """Fourth-order central differences in float64, along random directions in every row of x, state and weight."""
+    T, B, I, H = 6, 5, 3, 4
+    layer, g = layer_of(name, np.float64, (I, H)), rng("directions", name)
+    x, state, _, reset = draw(layer, T, B, name)
+    options = {"mask": drawn_mask(g, T, B), "reset": reset, "masked": masked}
+    y, last, tape = layer.forward(x, state, **options)
+    d_y, d_last = g.standard_normal(y.shape), like(last, lambda a: g.standard_normal(a.shape))
+    d_x, d_state, grads = layer.backward(tape, d_y, d_last)
+
+    def loss(x, state, weights):
+        changed = copy.copy(layer)
+        changed.set_weights(**weights)
+        y, last = changed(x, state, **options)
+        return (y * d_y).sum() + sum((a * d).sum() for a, d in zip(leaves(last), leaves(d_last), strict=True))
+
+    def compare(gradient, direction, function, at, what):
+        expected = derivative(function, at, direction)
+        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), what
+
+    for t, b in itertools.product(range(T), range(B)):
+        direction = np.zeros_like(x)
+        direction[t, b] = g.standard_normal(I)
+        compare(d_x, direction, lambda value: loss(value, state, {}), x, f"x[{t}, {b}]")
+    for key, weight in layer.weights.items():
+        direction = g.standard_normal(weight.shape)
+        compare(grads[key], direction, lambda value, key=key: loss(x, state, {key: value}), weight, key)
+    for k, (gradient, part) in enumerate(zip(leaves(d_state), leaves(state), strict=True)):
+
+        def changed(value, k=k):
+            parts = iter(range(1000))
+            return loss(x, like(state, lambda a: value if next(parts) == k else a), {})
+
+        compare(gradient, g.standard_normal(part.shape), changed, part, f"part {k} of the state")
+
+
+# -------------------------------------------------------------------------------------------------------------- Keras
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # Keras' own
+@pytest.mark.parametrize("seed", range(24))
+def test_keras(seed):
+    """Keras' layers with a mask: y, and with KERAS_BACKEND=torch the gradients to x and to all weights.
+
+    Its LSTM and GRU repeat y, its Bidirectional gives zero.
+    """
+    keras = pytest.importorskip("keras")
+    print(f"seed {seed}")
+    g = np.random.default_rng(seed)
+    T, B, I, H = (int(size) for size in g.integers([2, 1, 1, 1], [12, 9, 6, 9]))
+    options = {"return_sequences": True, "dtype": "float64"}
+
+    def make():
+        if seed % 2:
+            return keras.layers.GRU(H, reset_after=False, **options)
+        return keras.layers.LSTM(H, **options)
+
+    theirs = [
+        keras.layers.Bidirectional(make(), dtype="float64") if seed % 4 > 1 else make() for _ in range(1 + seed % 3)
+    ]
+    mask, x = drawn_mask(g, T, B).T, g.standard_normal((B, T, I))
+    model = keras.Sequential([keras.Input((T, I), dtype="float64"), *theirs])
+    for weight in model.weights:
+        weight.assign(g.uniform(-0.8, 0.8, weight.shape))
+    ours = Stack([convert.from_keras(layer) for layer in theirs])
+
+    torch = keras.backend.backend() == "torch"  # where Keras multiplies in float32, even in layers of float64
+    pairs = {}
+    x_theirs = keras.ops.convert_to_tensor(x, "float64")
+    if torch:
+        x_theirs.requires_grad_()
+    y_theirs = x_theirs
+    for layer in theirs:
+        y_theirs = layer(y_theirs, mask=keras.ops.convert_to_tensor(mask))
+    masked = "zero" if seed % 4 > 1 else "repeat"
+    y, _, tape = ours.forward(x, mask=mask, masked=masked, batch_first=True)
+    pairs["y"] = y, keras.ops.convert_to_numpy(y_theirs)
+    if torch:
+        d_y = g.standard_normal(y.shape)
+        (y_theirs * keras.ops.convert_to_tensor(d_y, "float64")).sum().backward()
+        d_x, _, grads = ours.backward(tape, d_y)
+        pairs["d_x"] = d_x, x_theirs.grad.numpy()
+        for weight in model.weights:
+            weight.assign(weight.value.grad)
+        expected = Stack([convert.from_keras(layer) for layer in theirs]).weights
+        pairs |= {name: (grads[name], expected[name]) for name in grads}
+    for what, (found, expected) in pairs.items():
+        bound = (1e-6 if torch else 1e-12) * np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=bound, err_msg=what)
+
+
+# -------------------------------------------------------------------------------------------------- memory and errors
+def test_memory():
+    """A mask that is all True, or that leaves out steps at the end alone, copies nothing; another one copies x."""
+    layer = LSTM.init(256, 8, seed=0)
+    x, mask = np.zeros((100, 64, 256), np.float32), np.ones((100, 64), bool)
+    most = {"none": peak(lambda: layer(x))[1]}
+    for what, change in {"all": np.s_[:0], "end": np.s_[90:, 3], "start": np.s_[:10, 3]}.items():
+        given = mask.copy()
+        given[change] = False
+        most[what] = peak(lambda given=given: layer(x, mask=given))[1]
+    assert most["all"] < most["none"] + 0.1 * x.nbytes and most["end"] < most["none"] + 0.1 * x.nbytes
+    assert most["start"] < most["none"] + 1.5 * x.nbytes
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"mask": np.ones((5, 4))}, TypeError, "GRU: mask has dtype float64; expected bool"),
+        ({"mask": [[1] * 4] * 5}, TypeError, "GRU: mask has dtype int64; expected bool"),
+        ({"mask": np.ones(4, bool)}, ValueError, "GRU: mask has shape (4,); expected (T, B) = (5, 4) with both from x"),
+        ({"mask": np.ones((5, 4, 1), bool)}, ValueError, "GRU: mask has shape (5, 4, 1); expected (T, B) = (5, 4)"),
+        ({"masked": "last"}, ValueError, "GRU: masked is 'last'; expected 'zero' or 'repeat'"),
+        ({"masked": None}, ValueError, "GRU: masked is None; expected 'zero' or 'repeat'"),
+        ({"masked": np.array(["zero"])}, ValueError, "GRU: masked is of type ndarray; expected 'zero' or 'repeat'"),
+    ],
+)
+def test_refused(given, error, message):
+    layer = GRU.init(3, 2, seed=0)
+    for call in (layer, layer.forward):
+        with pytest.raises(error, match=re.escape(message)) as caught:
+            call(np.ones((5, 4, 3), np.float32), **given)
+        assert type(caught.value) is error

@@ -1,0 +1,81 @@
+"""Rows that end early take no part from then on: no other row and no thread sees it."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import mmap
+import sys
+from ctypes import addressof, c_char
+
+import numpy as np
+import pytest
+from bits import leaves, like, on_threads, same
+from cases import rng
+from guarded import NONE, PAGE, protect
+from kernel_cases import DTYPES
+from layer_cases import CELLS, LAYERS, draw
+
+
+def drawn_lengths(g, T, B):
+    """Sorted or not; of rows that are all, partly or hardly padding, or not at all."""
+    few = np.where(g.random(B) < 0.1, T, g.integers(0, max(T // 5, 1) + 1, B))
+    lengths = [g.integers(0, T + 1, B), few, np.full(B, T), T - g.integers(0, 2, B)][g.integers(4)]
+    return [lengths, np.sort(lengths), np.sort(lengths)[::-1]][g.integers(3)]
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_alone(name, dtype):
+    """Any numbers of steps, rows, units and threads, with resets or not: each row has the bits that it has alone."""
+    g = rng("ragged", name)
+    for seed in range(6):
+        T, B, I, H = int(g.integers(1, 30)), int(g.integers(2, 70)), int(g.integers(1, 40)), int(g.integers(1, 40))
+        layer = LAYERS[name](I, H, DTYPES[dtype])
+        x, state, _, reset = draw(layer, T, B, name, seed)
+        lengths, options = drawn_lengths(g, T, B), {"batch_first": bool(g.integers(2))}
+        given = {"reset": reset} if g.integers(2) else {}
+        d_y = g.standard_normal((T, B, layer.output_size)).astype(dtype)
+        past = np.arange(T)[:, None] >= lengths
+        x[past], d_y[past] = np.nan, np.nan
+        turned = [each.swapaxes(0, 1) if options["batch_first"] else each for each in (x, d_y)]
+        resets = {"reset": reset.swapaxes(0, 1) if options["batch_first"] else reset} if given else {}
+        results = []
+        for threads in (int(g.integers(2, 9)), 1):
+            with on_threads(threads):
+                called = layer(turned[0], state, lengths=lengths, **resets, **options)
+                y, last, tape = layer.forward(turned[0], state, lengths=lengths, **resets, **options)
+                d_last = like(last, lambda a: np.ones_like(a) / 3)
+                results.append([called, (y, last), layer.backward(tape, turned[1], d_last)])
+        assert same(results[0], results[1]) and same(*results[0][:2]), f"{seed=}"
+        _, (y, last), (d_x, d_state, _) = results[0]
+        y, d_x = [each.swapaxes(0, 1) if options["batch_first"] else each for each in (y, d_x)]
+        assert not y[past].any() and not d_x[past].any(), f"{seed=}"
+        for b in g.permutation(B)[:8]:
+            row, steps = slice(b, b + 1), slice(lengths[b])
+            alone = {"reset": reset[steps, row]} if given else {}
+            y1, last1, tape1 = layer.forward(x[steps, row], like(state, lambda a, row=row: a[row]), **alone)
+            final = like(d_last, lambda a, row=row: a[row])
+            d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
+            assert same((y[steps, row], d_x[steps, row]), (y1, d_x1)), f"{seed=} {b=}"
+            assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1))), f"{seed=} {b=}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages of memory")
+@pytest.mark.parametrize("what", ["lengths", "mask"])
+@pytest.mark.parametrize("name", [*CELLS, "bidirectional lstm"])
+def test_padding_is_not_touched(name, what):
+    """Its memory cannot be read."""
+    I, T, B = 32, 2 * PAGE // 128, 6
+    layer, lengths = LAYERS[name](I, 8, np.float32), np.array([T // 2, T, T // 2, 0, T, T // 2])
+    x, state, _, _ = draw(layer, T, B, name)
+    memory = mmap.mmap(-1, B * T * 128)
+    hidden, address = np.frombuffer(memory, np.float32).reshape(B, T, I), addressof(c_char.from_buffer(memory))
+    hidden[...] = x.swapaxes(0, 1)
+    options = {"lengths": lengths} if what == "lengths" else {"mask": np.arange(T) < lengths[:, None]}
+    expected = layer(hidden, state, **options, batch_first=True)
+    for b, length in enumerate(lengths.tolist()):
+        protect(address + (b * T + length) * 128, (T - length) * 128 // PAGE, NONE)
+    for threads in (1, 2):
+        with on_threads(threads):
+            assert same(layer(hidden, state, **options, batch_first=True), expected)

@@ -1,0 +1,149 @@
+"""Memory and threads: layers keep no more than they need, and threads change no bits."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from bits import leaves
+from cases import rng
+from fresh import printed
+from kernel_cases import DTYPES, same_bits
+from layer_cases import LAYERS, draw, gru, lstm, run_all
+from traced import peak
+
+from blockcell import Bidirectional, Stack
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("name", LAYERS)
+def test_inference_keeps_nothing(name):
+    """What a call allocates grows with T by y alone: no activations are saved."""
+    layer = LAYERS[name](8, 16, np.float32)
+    most = {}
+    for T in (1000, 2000):
+        x = np.zeros((T, 16, 8), np.float32)
+        layer(x)
+        result, most[T] = peak(lambda x=x: layer(x))
+        assert len(result[0]) == T
+    # Each step adds its y, and in a stack also the y of the layer below.
+    below = {"stack": 34 + 18, "bidirectional stack": 6 + 16, "stack with dense": 16 + 6 + 16}
+    needed = 4 * 16 * below.get(name, layer.output_size)
+    assert (most[2000] - most[1000]) / 1000 <= 1.02 * needed
+    tape = layer.forward(x)[2]
+    assert most[2000] < 0.9 * sum(array.nbytes for array in {id(a): a for a in in_tape(tape.content)}.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_is_done_where_all_rows_have_ended(name, dtype):
+    """The steps after the longest row's end give zeros and are not in the tape; the others are as without them."""
+    layer = LAYERS[name](3, 4, dtype)
+    x, state, _, reset = draw(layer, 40, 3, name)
+    for lengths in ([5, 9, 0], [0, 0, 0], [40, 1, 40]):
+        end, options = max(lengths), {"lengths": np.array(lengths)}
+        d_y = rng("d_y", name).normal(size=(40, 3, layer.output_size)).astype(dtype)
+        y, last, tape = layer.forward(x, state, reset=reset, **options)
+        short_y, short_last, short_tape = layer.forward(x[:end], state, reset=reset[:end], **options)
+        d_x, *rest = layer.backward(tape, d_y)
+        short_d_x, *short_rest = layer.backward(short_tape, d_y[:end])
+        for whole, short in ((y, short_y), (d_x, short_d_x), (layer(x, state, reset=reset, **options)[0], short_y)):
+            assert same_bits([whole[:end]], [short]) and not whole[end:].any() and len(whole) == 40
+        assert same_bits(leaves(last), leaves(short_last)) and same_bits(leaves(rest[0]), leaves(short_rest[0]))
+        assert same_bits(list(rest[1].values()), list(short_rest[1].values()))
+        sizes, short_sizes = ([array.size for array in in_tape(t.content)] for t in (tape, short_tape))
+        assert sizes == short_sizes
+
+
+def in_tape(content):
+    if isinstance(content, np.ndarray):
+        yield content
+    elif isinstance(content, (tuple, list)):
+        for part in content:
+            yield from in_tape(part)
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_threads_do_not_matter(name, dtype, set_num_threads):
+    for T, B, I, H in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64), (1, 20, 70, 130)]:
+        layer = LAYERS[name](I, H, DTYPES[dtype])
+        x, state, lengths, reset = draw(layer, T, B, name)
+        for options in ({}, {"lengths": lengths, "reset": reset}):
+            found = []
+            for count in (1, 2, 3):
+                set_num_threads(count)
+                found.append(list(itertools.chain(*run_all(layer, x, state, **options))))
+            assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
+def test_threads_share_a_layer(name, set_num_threads):
+    layer = LAYERS[name](6, 24, np.float32)
+    jobs = []
+    for k in range(24):
+        x, state, lengths, reset = draw(layer, 5 + k % 3, 3 + k, name, k)
+        jobs.append((x, state, {"lengths": lengths, "reset": reset} if k % 2 else {}))
+    expected = [run_all(layer, x, state, **options) for x, state, options in jobs]
+    for count in (1, 2):
+        set_num_threads(count)
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(lambda job: run_all(layer, job[0], job[1], **job[2]), jobs * 3))
+        for result, wanted in zip(results, expected * 3, strict=True):
+            assert all(same_bits(one, other) for one, other in zip(result, wanted, strict=True))
+
+
+def test_weights_change_at_once():
+    """While one thread replaces the weights, a call in another uses all of the old or all of the new ones."""
+    layer = Stack([Bidirectional(gru(3, 8, np.float32), gru(3, 8, np.float32, 1)), lstm(16, 8, np.float32)])
+    x, state, _, _ = draw(layer, 4, 3)
+    old = layer.weights
+    new = {key: value * np.float32(0.5) for key, value in old.items()}
+    possible = []
+    for weights in (new, old):
+        layer.set_weights(**weights)
+        possible.append(layer(x, state)[0])
+
+    def swap():
+        for k in range(400):
+            layer.set_weights(**(new, old)[k % 2])
+
+    with ThreadPoolExecutor(3) as pool:
+        swapping = pool.submit(swap)
+        seen = [0, 0]
+        while not swapping.done() or not all(seen):
+            y = layer(x, state)[0]
+            which = [same_bits([y], [one]) for one in possible]
+            assert any(which)
+            seen[which.index(True)] += 1
+            if swapping.done() and not all(seen):
+                swapping = pool.submit(swap)
+        swapping.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_fork():
+    code = """
+import os
+import numpy as np
+import blockcell
+
+blockcell.set_num_threads(2)
+layer = blockcell.LSTM.init(48, 64, seed=0)
+x = np.random.default_rng(0).standard_normal((20, 64, 48)).astype(np.float32)
+expected = layer(x)[0]
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(60)
+    layer.set_weights(**layer.weights)
+    os._exit(0 if np.array_equal(layer(x)[0], expected) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert printed(code) == "0"

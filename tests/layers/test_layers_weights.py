@@ -1,0 +1,148 @@
+"""A layer's weights: setting, copying and pickling them, and drawing them by `init`."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+import typing
+
+import numpy as np
+import pytest
+from kernel_cases import DTYPES, same_bits
+from layer_cases import ATTRIBUTES, LAYERS, draw, run_all
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Stack
+
+
+def test_weights_are_copies():
+    w, b = np.ones((6, 12), np.float32), np.zeros(12, np.float32)
+    layer = LSTM(w, b)
+    w[:] = 0
+    assert (layer.weights["w"] == 1).all()
+    with pytest.raises(ValueError, match="read-only"):
+        layer.weights["w"][0] = 0
+    stack = Stack([layer, layer])
+    layer.set_weights(w=w)
+    assert (stack.weights["0.w"] == 1).all()
+    stack.set_weights(**{"1.w": w})
+    assert (
+        (stack.weights["0.w"] == 1).all() and not stack.weights["1.w"].any() and not stack.layers[1].weights["w"].any()
+    )
+    stack.layers[0].set_weights(w=w)
+    assert not stack.weights["0.w"].any()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_set_weights(name):
+    layer, other = LAYERS[name](3, 4, np.float32), LAYERS[name](3, 4, np.float32)
+    x, state, _, _ = draw(layer, 5, 4, name)
+    new = {key: np.float32(0.5) * value for key, value in layer.weights.items()}
+    before = layer(x, state)[0]
+    some = list(new)[::2]
+    layer.set_weights(**{key: new[key] for key in some})
+    assert layer.weights.keys() == new.keys()
+    for key, value in layer.weights.items():
+        np.testing.assert_array_equal(value, new[key] if key in some else other.weights[key])
+    between = layer(x, state)[0]
+    layer.set_weights(**new)
+    after = layer(x, state)[0]
+    assert not np.array_equal(before, between) and not np.array_equal(between, after)
+    layer.set_weights(**other.weights)
+    assert same_bits([layer(x, state)[0]], [before])
+    first = next(iter(new))
+    for bad in (
+        {first: new[first][:-1]},
+        {first: new[first].astype(np.float64)},
+        {"nothing": new[first]},
+        {first: None},
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(next(iter(bad)))):
+            layer.set_weights(**new | bad)
+        assert same_bits([layer(x, state)[0]], [before])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_copies_and_pickles(name, dtype):
+    layer = LAYERS[name](3, 4, dtype, **ATTRIBUTES)
+    x, state, lengths, reset = draw(layer, 5, 4, name)
+    expected = run_all(layer, x, state, lengths=lengths, reset=reset)
+    stored = pickle.dumps(layer)
+    assert len(stored) < sum(value.nbytes for value in layer.weights.values()) + 2500
+    for twin in (pickle.loads(stored), copy.copy(layer), copy.deepcopy(layer)):
+        assert type(twin) is type(layer) and repr(twin) == repr(layer)
+        for one, other in zip(run_all(twin, x, state, lengths=lengths, reset=reset), expected, strict=True):
+            assert same_bits(one, other)
+        twin.set_weights(**{key: np.zeros_like(value) for key, value in twin.weights.items()})
+        assert not any(value.any() for value in twin.weights.values())
+        assert same_bits([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "Dense", "Bidirectional", "Stack", "LSTMState", "GRUState"])
+def test_pickles_name_the_package(name):
+    """So pickles can be read after a class has moved to another file. Its annotations can be resolved, too."""
+    assert typing.get_type_hints(getattr(blockcell, name))
+    assert pickle.loads(f"cblockcell.layers\n{name}\n.".encode()) is getattr(blockcell, name)
+    assert pickle.dumps(getattr(blockcell, name), 0) == f"cblockcell.layers\n{name}\np0\n.".encode()
+
+
+def test_repr():
+    net = Stack([Bidirectional(LSTM.init(8, 16, seed=0), LSTM.init(8, 16, seed=1)), GRU.init(32, 4, seed=2)])
+    cell = "LSTM(input_size=8, hidden_size=16, dtype=float32)"
+    assert (
+        repr(net) == f"Stack([Bidirectional(fw={cell}, bw={cell}), GRU(input_size=32, hidden_size=4, dtype=float32)])"
+    )
+    layer = LSTM.init(2, 3, seed=0, dtype="float64", use_peephole=True, forget_bias=1, gate_order="ifco")
+    more = "dtype=float64, use_peephole=True, forget_bias=1.0, gate_order='ifco'"
+    assert repr(layer) == f"LSTM(input_size=2, hidden_size=3, {more})"
+    assert (net.input_size, net.hidden_size, net.output_size, net.dtype) == (8, 4, 4, np.float32)
+    assert (net.layers[0].input_size, net.layers[0].hidden_size, net.layers[0].output_size) == (8, 16, 32)
+
+
+# ---------------------------------------------------------------------------------------------------------------- init
+def test_init_lstm():
+    I, H = 30, 50
+    for order, f in (("icfo", 2), ("ifco", 1)):
+        layer = LSTM.init(I, H, seed=3, dtype=np.float64, use_peephole=True, gate_order=order)
+        w, b, bound = layer.weights["w"], layer.weights["b"], np.sqrt(6 / (I + H))
+        for k in range(4):
+            x_part, h_part = w[:I, k * H : (k + 1) * H], w[I:, k * H : (k + 1) * H]
+            assert 0.99 * bound < np.abs(x_part).max() <= bound and abs(x_part.mean()) < 0.05 * bound
+            np.testing.assert_allclose(h_part @ h_part.T, np.eye(H), rtol=0, atol=1e-13)
+            assert (b[k * H : (k + 1) * H] == (k == f)).all()
+        gates = np.split(w, 4, axis=1)
+        assert all(np.abs(p - q).max() > 0.1 for p, q in itertools.combinations(gates, 2))
+        assert 0 < np.abs(layer.weights["wci"]).max() <= np.sqrt(3 / H)
+        assert (layer.forget_bias, layer.cell_clip) == (0, 0)
+    assert not LSTM.init(I, H, seed=3, forget_bias=1.0, cell_clip=3.0).weights["b"].any()
+
+
+def test_init_gru():
+    I, H = 30, 50
+    weights = GRU.init(I, H, seed=3, dtype=np.float64).weights
+    assert (weights["b_ru"] == 1).all() and not weights["b_c"].any()
+    for part in (*np.split(weights["w_ru"], 2, axis=1), weights["w_c"]):
+        assert 0.99 * np.sqrt(6 / (I + H)) < np.abs(part[:I]).max() <= np.sqrt(6 / (I + H))
+        np.testing.assert_allclose(part[I:].T @ part[I:], np.eye(H), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("cls", [LSTM, GRU])
+def test_init_is_seeded(cls):
+    one, same, other = (cls.init(3, 4, seed=seed) for seed in (1, np.random.default_rng(1), 2))
+    for key, value in one.weights.items():
+        assert same_bits([value], [same.weights[key]]) and value.dtype == np.float32
+    assert not np.array_equal(*(next(iter(layer.weights.values())) for layer in (one, other)))
+    for random in ({}, {"seed": None}):
+        assert not np.array_equal(*(next(iter(cls.init(3, 4, **random).weights.values())) for _ in range(2)))
+    for sizes in ((0, 3), (3, 0), (0, 0)):
+        layer = cls.init(*sizes, seed=0, dtype="float16")
+        assert (layer.input_size, layer.hidden_size, layer.dtype) == (*sizes, np.float16)
+    for bad, error in (((-1, 3), ValueError), ((3, 2.5), TypeError)):
+        with pytest.raises(error, match=f"{cls.__name__}.init: (input|hidden)_size"):
+            cls.init(*bad, seed=0)
+    with pytest.raises(TypeError, match="dtype is int64"):
+        cls.init(2, 3, seed=0, dtype=int)

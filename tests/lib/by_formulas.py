@@ -1,0 +1,41 @@
+"""Layers computed by the formulas, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blockcell import GRU
+from blockcell.formulas import FORMULAS
+
+
+def rounded(value, dtype):
+    return value.astype(dtype).astype(np.float64) if dtype == np.float16 else value
+
+
+def step(layer, x, state):
+    if isinstance(layer, GRU) and layer.reset_after:
+        sequence = FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **layer.weights)
+        return [sequence.h[0]]
+    if isinstance(layer, GRU):
+        return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **layer.weights).h]
+    weights = layer.weights
+    if layer.gate_order == "ifco":
+        for name in ("w", "b"):
+            i, f, ci, o = np.split(weights[name], 4, axis=-1)
+            weights[name] = np.concatenate([i, ci, f, o], axis=-1)
+    unused = {name: None for name in ("wci", "wcf", "wco") if name not in weights}
+    attributes = {"forget_bias": layer.forget_bias, "cell_clip": layer.cell_clip, "use_peephole": not unused}
+    result = FORMULAS["LSTMBlockCell"](
+        x=x, cs_prev=state[0], h_prev=state[1], **weights, **dict.fromkeys(unused, np.zeros(1)), **attributes
+    )
+    return [result.cs, result.h]
+
+
+def check(result, expected, bound, what):
+    """`bound` is in eps of the largest entry."""
+    assert result.shape == expected.shape, what
+    scale = np.abs(expected).max(initial=0)
+    error = np.abs(result.astype(np.float64) - expected).max(initial=0)
+    assert error <= bound * np.finfo(result.dtype).eps * scale, (
+        f"{what}: {error / np.finfo(result.dtype).eps / scale} eps"
+    )

@@ -1,0 +1,143 @@
+"""Layers to convert, and the results stored from Keras and PyTorch."""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from blockcell.layers import GRU, LSTM, Dense, Stack
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
+T, B, I, H = 5, 2, 3, 4  # noqa: E741
+
+
+def rng():
+    return np.random.default_rng(SEED)
+
+
+def lstm(g, dtype=np.float64, inputs=I, hidden=H, peephole=False, **options):
+    shapes = {"w": (inputs + hidden, 4 * hidden), "b": (4 * hidden,)}
+    shapes |= dict.fromkeys(("wci", "wcf", "wco"), (hidden,)) if peephole else {}
+    return LSTM(**{name: g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}, **options)
+
+
+def gru(g, dtype=np.float64, inputs=I, hidden=H, reset_after=False, **options):
+    shapes = (inputs + hidden, 2 * hidden), (inputs + hidden, hidden), (2 * hidden,), (hidden,), (hidden,)
+    *weights, b_hc = (g.uniform(-1, 1, shape).astype(dtype) for shape in shapes)
+    return GRU(*weights, **({"reset_after": True, "b_hc": b_hc} if reset_after else {}), **options)
+
+
+def assert_same(first, second):
+    """The layers are built alike, and their weights are equal and have the same names."""
+    assert repr(first) == repr(second) and first.weights.keys() == second.weights.keys()
+    for name, value in first.weights.items():
+        assert value.dtype == second.weights[name].dtype
+        np.testing.assert_array_equal(second.weights[name], value, err_msg=name)
+
+
+def stored(package):
+    """The results stored from a package: by case, its arrays by name."""
+    cases = {}
+    with np.load(GOLDEN / f"{package}.npz") as file:
+        for key in file.files:
+            case, name = key.split("/")
+            cases.setdefault(case, {})[name] = file[key]
+    return cases
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+KERAS = types.ModuleType("tf_keras.stand_in")
+exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...", vars(KERAS))
+exec("def hard_sigmoid(x): ...\ndef gelu(x): ...\ndef linear(x): ...\ndef softmax(x): ...", vars(KERAS))
+
+
+class KerasLayer:
+    """Stands for a layer of Keras: the conversion reads its class, activations, get_config and get_weights only."""
+
+    def __init__(self, weights=(), **config):
+        defaults = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
+        defaults["return_sequences"] = False
+        self.config = defaults | ({"reset_after": True} if type(self).__name__ == "GRU" else {}) | config
+        self.weights = list(weights)
+        self.name = config.get("name", "a_layer")
+        self.activation, self.recurrent_activation = (
+            getattr(KERAS, self.config[name], None) for name in ("activation", "recurrent_activation")
+        )
+
+    def get_config(self):
+        return self.config
+
+    def get_weights(self):
+        return self.weights
+
+
+def keras(kind, *weights, **config):
+    if not hasattr(KERAS, kind):
+        setattr(KERAS, kind, type(kind, (KerasLayer,), {"__module__": KERAS.__name__}))
+    return getattr(KERAS, kind)(*weights, **config)
+
+
+def keras_bidirectional(fw, bw, merge_mode="concat"):
+    layer = keras("Bidirectional", merge_mode=merge_mode)
+    layer.forward_layer, layer.backward_layer = fw, bw
+    return layer
+
+
+def onnx_weights(kind="LSTM", directions=1):
+    g, gates = rng(), 4 if kind == "LSTM" else 3
+    shapes = {"W": (gates * H, I), "R": (gates * H, H), "B": (2 * gates * H,), "P": (3 * H,)}
+    return {name: g.uniform(-1, 1, (directions, *shape)) for name, shape in shapes.items()}
+
+
+def made(op, inputs, output, **attributes):
+    return helper.make_node(op, inputs, [output], **attributes)
+
+
+def torch_weights(prefix="", suffix="_l0", inputs=I, hidden=H, gates=4, dtype=np.float64):
+    g = rng()
+    shapes = {"weight_ih": (gates * hidden, inputs), "weight_hh": (gates * hidden, hidden)}
+    shapes |= dict.fromkeys(("bias_ih", "bias_hh"), (gates * hidden,))
+    return {f"{prefix}{name}{suffix}": g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def converted(function, model, left_out):
+    """The result, and a check of what is said to be left out."""
+    if left_out is None:
+        return function(model)
+    with pytest.warns(UserWarning, match=f"^{function.__name__}: left out: {left_out}$") as record:
+        found = function(model)
+    assert len(record) == 1 and record[0].filename == __file__
+    return found
+
+
+def parts_of(layer):
+    """A stack in words."""
+    layers = layer.layers if isinstance(layer, Stack) else [layer]
+    return " ".join(
+        f"Dense:{each.activation}:{each.last}" if isinstance(each, Dense) else type(each).__name__ for each in layers
+    )
+
+
+def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
+    def info(name):
+        return helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)
+
+    tensors = [numpy_helper.from_array(array, key) for key, array in initializers.items()]
+    return helper.make_graph(nodes, name, [*map(info, inputs)], [*map(info, outputs)], initializer=tensors)
+
+
+def warned(function, *arguments, **options):
+    """What a function returns, and the one warning that it gives, at this line."""
+    with pytest.warns(UserWarning) as record:
+        found = function(*arguments, **options)
+    assert [each.filename for each in record] == [__file__]
+    return found, str(record[0].message)

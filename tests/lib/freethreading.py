@@ -1,0 +1,83 @@
+"""The package on a Python without a GIL: built in a copy of the checkout and a new environment, and tried there.
+
+    python3.13t tests/lib/freethreading.py     (or `make test-freethreaded PYTHON=python3.13t`)
+
+No import may switch the GIL on again; the tests of the native code pass without it; then eight threads share ops and
+layers, whose weights are replaced meanwhile: all results have the bits of one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+from sanitizers import TESTS, copy_of_checkout, test_files
+
+NEEDED = ["setuptools>=77", "cython>=3.3", "numpy>=2", "pytest>=8", "mpmath>=1.3"]
+IMPORTS = """
+import sys, importlib
+from pathlib import Path
+import numpy
+assert not sys._is_gil_enabled(), "numpy switches the GIL on"
+import blockcell
+for module in Path(blockcell.__file__).parent.glob("_*.so"):
+    name = module.name.partition(".")[0]
+    importlib.import_module(f"blockcell.{name}")
+    assert not sys._is_gil_enabled(), f"{name} switches the GIL on"
+print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}: no GIL after all imports")
+"""
+SOAK = """
+import sys
+import races
+while sum(races.done.values()) < int(sys.argv[1]):
+    races.python_threads("")
+    assert not races.wrong, races.wrong
+assert not sys._is_gil_enabled()
+print(f"{sum(races.done.values())} results of {races.PYTHON_THREADS} threads at once: the bits of one thread")
+"""
+RESULTS = 100_000
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """The last line of what it prints."""
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode:
+        sys.exit(f"{result.stdout[-20000:]}\nexit status {result.returncode}")
+    return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
+
+
+def main() -> None:
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(f"{sys.executable} has a GIL: make test-freethreaded PYTHON=python3.13t")
+    start = time.perf_counter()
+    checkout = copy_of_checkout("freethreading")
+    with tempfile.TemporaryDirectory() as name:
+        venv.create(name, with_pip=True)
+        python = Path(name, "bin", "python")
+        run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, cwd=checkout)
+        run(python, "setup.py", "build_ext", "--inplace", cwd=checkout)
+        path = {"PYTHONPATH": f"{checkout}:{checkout}/tests/lib"}
+        print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **path), flush=True)
+        without = path | {"PYTHON_GIL": "0"}
+        files = test_files(checkout, [*TESTS, "formulas"])
+        options = ["-q", "-W", "error", "-p", "no:cacheprovider"]
+        print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **without), flush=True)
+        print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **without), flush=True)
+    print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

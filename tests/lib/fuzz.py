@@ -1,0 +1,594 @@
+"""Damages files, models and weights, and gives them to their readers: ``python tests/lib/fuzz.py npz 20 1000``.
+
+A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
+what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
+TensorFlow's files may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed and its number, which is in
+the file that stands last on the command line, if one does. Printed is how many were refused and taken, and what the
+greediest took: seconds of the CPU's time, and MB of address space that none before had taken.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert, files
+from blockcell.optable import WEIGHT_STORAGES
+
+MEMORY, SECONDS = 2**28, 30
+SMALL_MEMORY, CPU_SECONDS = 2**26, 2
+Generator = np.random.Generator
+
+# ------------------------------------------------------------------------------------------------------ bytes and JSON
+WORDS = [b"", b"\0", b"\xff" * 4, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\x80", b"PK\3\4", b"PK\1\2", b"PK\5\6",
+         b"\x93NUMPY", b"{", b"}", b'"', b"[" * 3000, b"9" * 5000, b"NaN", b"1e999", b"-1", b"true"]  # fmt: skip
+
+
+def flipped(g: Generator, content: bytes) -> bytes:
+    changed = bytearray(content)
+    for _ in range(g.integers(1, 4)):
+        changed[g.integers(len(changed))] ^= 1 << g.integers(8)
+    return bytes(changed)
+
+
+def cut(g: Generator, content: bytes) -> bytes:
+    return content[: g.integers(len(content))]
+
+
+def spliced(g: Generator, content: bytes) -> bytes:
+    """A part of it in place of another, between two others, or gone."""
+    length = int(g.integers(1, 65))
+    start, to = g.integers(len(content), size=2)
+    part = content[start : start + length] if g.integers(3) else b""
+    return content[:to] + part + content[to + int(g.integers(2)) * length :]
+
+
+def worded(g: Generator, content: bytes) -> bytes:
+    """With something in it that means something to somebody."""
+    word, to = WORDS[g.integers(len(WORDS))], g.integers(len(content))
+    return content[:to] + word + content[to + int(g.integers(2)) * len(word) :]
+
+
+def bytes_changed(g: Generator, content: bytes) -> bytes:
+    return (flipped, flipped, cut, spliced, worded)[g.integers(5)](g, content)
+
+
+def values(g: Generator) -> Any:
+    """What may stand in JSON where something else belongs."""
+    choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
+               "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "\ud800", [], [0], [[]], {}, {"type": "GRU"},
+               [True, 2], "int8", "float16"]  # fmt: skip
+    return choices[g.integers(len(choices))]
+
+
+def json_changed(g: Generator, document: Any) -> str:
+    """A JSON text like that of the document, with one place changed."""
+    document = json.loads(json.dumps(document))
+    places = [*holders(document)]
+    holder, key = places[g.integers(len(places))]
+    match g.integers(6):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(holder, dict):
+            holder[str(values(g))] = holder.pop(key)
+        case 2 if isinstance(holder, list):
+            holder.append(holder[key])
+        case 3:
+            holder[key] = [holder[key]]
+        case 4:
+            other, name = places[g.integers(len(places))]
+            holder[key] = json.loads(json.dumps(other[name])) if holder is not other[name] else values(g)
+        case _:
+            holder[key] = values(g)
+    text = json.dumps(document)
+    if g.integers(20) == 0:  # the same name twice
+        text = text.replace('"type"', '"type": "GRU", "type"', 1).replace('"shape"', '"shape": [1], "shape"', 1)
+    return text
+
+
+def holders(document: Any) -> Iterator[tuple[Any, Any]]:
+    """All that holds something, and by what."""
+    if isinstance(document, (dict, list)):
+        for key in document if isinstance(document, dict) else range(len(document)):
+            yield document, key
+            yield from holders(document[key])
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def layers() -> list[Any]:
+    return [
+        LSTM.init(2, 3, seed=0, use_peephole=True, forget_bias=0.3, cell_clip=2.5, gate_order="ifco"),
+        GRU.init(2, 2, seed=1, dtype=np.float64),
+        Stack([Bidirectional(LSTM.init(1, 2, seed=2, dtype=np.float16), GRU.init(1, 2, seed=3, dtype=np.float16)),
+               GRU.init(4, 1, seed=4, dtype=np.float16)]),
+        Stack([Dense.init(2, 3, seed=5), GRU.init(3, 2, seed=6),
+               Dense.init(2, 1, seed=7, activation="relu", last=True)]),
+    ]  # fmt: skip
+
+
+def npz_changed(g: Generator, content: bytes) -> bytes:
+    """With checksums of its own that are right, so that more than these must tell."""
+    with np.load(io.BytesIO(content)) as found:
+        arrays = dict(found)
+    name = [*arrays][g.integers(len(arrays))]
+    kind = g.integers(4)
+    if kind == 0 and name != files.KEY:
+        arrays[name] = array_changed(g, arrays[name])
+    elif kind == 1:
+        arrays[repr(values(g))] = arrays.pop(name)
+    elif kind == 2:
+        arrays[files.KEY] = np.array(json_changed(g, json.loads(str(arrays[files.KEY]))))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if g.integers(10) == 0 else zipfile.ZIP_STORED) as archive:
+        for each, array in arrays.items():
+            inner = io.BytesIO()
+            np.save(inner, array)
+            changed = kind == 3 and each == name
+            archive.writestr(f"{each}.npy", bytes_changed(g, inner.getvalue()) if changed else inner.getvalue())
+    return buffer.getvalue()
+
+
+def safetensors_changed(g: Generator, content: bytes) -> bytes:
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if g.integers(2):
+        text = header["__metadata__"]["blockcell"]
+        header["__metadata__"]["blockcell"] = json_changed(g, json.loads(text))
+        changed = json.dumps(header)
+    else:
+        changed = json_changed(g, header)
+    encoded = changed.encode("utf-8", "replace")
+    return len(encoded).to_bytes(8, "little") + encoded + data
+
+
+def array_changed(g: Generator, array: Any) -> Any:
+    match g.integers(7):
+        case 0:
+            return array[:-1]
+        case 1:
+            dtypes = [np.float32, np.float64, np.float16, np.int64, object, "U3", "V4", np.uint16, np.int8]
+            return array.astype(dtypes[g.integers(len(dtypes))])
+        case 2:
+            return array[None]
+        case 3:
+            return np.zeros_like(array)
+        case 4:
+            return np.zeros((0, *array.shape[1:]), array.dtype)
+        case 5:
+            return array.T.copy()
+        case _:
+            return np.zeros((), array.dtype)
+
+
+def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
+    kept = tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
+    originals, contents = [], []
+    for layer in layers():
+        for storage in (None, *WEIGHT_STORAGES) if layer.dtype == np.float32 else (None,):
+            layer.save(folder / f"original{suffix}", storage)
+            originals.append(layer.rounded_to(storage) if storage else layer)
+            contents.append((folder / f"original{suffix}").read_bytes())
+    path = folder / f"mutant{suffix}"
+
+    def one(g: Generator, kept: object = kept) -> bool:
+        k = g.integers(len(contents))
+        change = bytes_changed if g.integers(2) else structured
+        path.write_bytes(change(g, contents[k]))
+        file = io.BytesIO(path.read_bytes())
+        file.name = path.name
+        try:
+            found = blockcell.load(path if g.integers(2) else file)
+        except ValueError as error:
+            assert f"mutant{suffix} cannot be read as a layer of blockcell: " in str(error), error
+            return False
+        finally:
+            path.unlink()
+        assert repr(found) == repr(originals[k]), found
+        for name, array in originals[k].weights.items():
+            assert found.weights[name].dtype == array.dtype and found.weights[name].tobytes() == array.tobytes(), name
+        return True
+
+    return one
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+def weights_changed(g: Generator, weights: dict[str, Any]) -> dict[Any, Any]:
+    changed: dict[Any, Any] = dict(weights)
+    for _ in range(g.integers(1, 4)):
+        name = [*changed][g.integers(len(changed))]
+        match g.integers(6):
+            case 0:
+                del changed[name]
+            case 1:
+                changed[[name[:-1], f"{name}_reverse", f"{name}_l1", name.replace("0", "7"), f"a/{name}", 3][
+                    g.integers(6)]] = changed.pop(name)  # fmt: skip
+            case 2:
+                changed[name] = values(g)
+            case 3:
+                changed[f"x.{name}"] = changed[name]
+            case _:
+                changed[name] = array_changed(g, np.asarray(changed[name])) if np.ndim(changed[name]) else values(g)
+        changed = changed or dict(weights)
+        changed = {str(key) if key != 3 else key: value for key, value in changed.items()}
+        if 3 in changed:
+            break
+    return changed
+
+
+def mapping(read: Callable[[Any], Any], sources: list[dict[str, Any]]) -> Callable[[Generator], bool]:
+    def one(g: Generator) -> bool:
+        return taken(lambda: read(weights_changed(g, sources[g.integers(len(sources))])))
+
+    return one
+
+
+def torch() -> Callable[[Generator], bool]:
+    lstm = [LSTM.init(2, 2, seed=k) for k in range(4)]
+    gru = GRU.init(2, 2, seed=0, reset_after=True)
+    stack = Stack([Bidirectional(*lstm[:2]), Bidirectional(LSTM.init(4, 2, seed=4), LSTM.init(4, 2, seed=5))])
+    return mapping(
+        convert.from_torch, [convert.to_torch(lstm[2], prefix="a."), convert.to_torch(stack), convert.to_torch(gru)]
+    )
+
+
+def tf1() -> Callable[[Generator], bool]:
+    lstm, gru = LSTM.init(2, 3, seed=0, use_peephole=True).weights, GRU.init(2, 3, seed=0).weights
+    names = {"w": "kernel", "b": "bias", "wci": "w_i_diag", "wcf": "w_f_diag", "wco": "w_o_diag"}
+    sources = [
+        {f"rnn/lstm_cell/{names[name]}": array for name, array in lstm.items()},
+        {f"rnn/gru_cell/{name}": array for name, array in gru.items()},
+    ]
+
+    def read(variables: Any) -> Any:
+        is_lstm = any("lstm" in str(name) for name in variables)
+        return convert.from_tf1(variables, **{"forget_bias": 1.0} if is_lstm else {})
+
+    return mapping(read, sources)
+
+
+def keras() -> Callable[[Generator], bool]:
+    layers = [Bidirectional(LSTM.init(2, 3, seed=0), LSTM.init(2, 3, seed=1))]
+    layers += [GRU.init(2, 3, seed=0, reset_after=reset_after) for reset_after in (False, True)]
+    stack = Stack([layers[0], LSTM.init(6, 4, seed=0), Dense.init(4, 2, seed=0), Dense.init(2, 3, seed=0)])
+    lists = [*map(convert.to_keras, layers), [array for part in convert.to_keras(stack) for array in part]]
+    sources = [{str(k): array for k, array in enumerate(arrays)} for arrays in lists]
+    return mapping(lambda arrays: convert.from_keras([*arrays.values()]), sources)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+def model_changed(g: Generator, content: bytes) -> Any:
+    """A model that is one to protobuf."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    if g.integers(2):
+        model = ModelProto.FromString(content)
+        for _ in range(g.integers(1, 4)):
+            field_changed(g, model)
+        return model
+    while True:
+        try:
+            return ModelProto.FromString(bytes_changed(g, content))
+        except DecodeError:
+            continue
+
+
+def messages(message: Any) -> Iterator[Any]:
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in value if field.is_repeated else [value]:
+                yield from messages(each)
+
+
+def field_changed(g: Generator, model: Any) -> None:
+    """Any field of any message in it."""
+    inside = [*messages(model)]
+    message = inside[g.integers(len(inside))]
+    fields = message.DESCRIPTOR.fields if g.integers(2) else [field for field, _ in message.ListFields()]
+    if not fields:
+        return
+    field = fields[g.integers(len(fields))]
+    name, kind = field.name, g.integers(4)
+    found = getattr(message, name)
+    if kind == 0:
+        message.ClearField(name)
+    elif field.is_repeated:
+        items = [*found]
+        if kind == 1 and items:
+            items.append(items[g.integers(len(items))])
+        elif kind == 2 and items:
+            del items[g.integers(len(items))]
+        elif field.message_type is None:
+            items.append(scalar(g, field))
+        else:
+            items = items[::-1]
+        message.ClearField(name)
+        getattr(message, name).extend(items)
+    elif field.message_type is None:
+        setattr(message, name, scalar(g, field))
+    else:
+        same = [each for each in inside if each.DESCRIPTOR == field.message_type]
+        if same:
+            copy = type(same[0])()
+            copy.CopyFrom(same[g.integers(len(same))])
+            found.CopyFrom(copy)
+
+
+def scalar(g: Generator, field: Any) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values[g.integers(len(field.enum_type.values))].number
+    numbers = [0, 1, 2, 3, 7, 16, 2**20, 2**31 - 1]
+    if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_INT64):
+        wide = [-1, -(2**31)] + ([2**40, 2**63 - 1] if field.cpp_type == field.CPPTYPE_INT64 else [])
+        return (numbers + wide)[g.integers(8 + len(wide))]
+    if field.cpp_type in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64):
+        return numbers[g.integers(8)]
+    if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+        return [0.0, -1.0, 3.0, float("nan"), float("inf")][g.integers(5)]
+    texts = ["", "x", "h", "w", "LSTM", "BlockLSTM", "GRUBlockCell", "T", "reverse", "{}", "ai.onnx", "blockcell", "0"]
+    text = texts[g.integers(len(texts))]
+    return text.encode() if field.type == field.TYPE_BYTES else text
+
+
+def models(read: Callable[[Any], Any], originals: list[Any]) -> Callable[[Generator], bool]:
+    contents = [model.SerializeToString() for model in originals]
+
+    def one(g: Generator) -> bool:
+        model = model_changed(g, contents[g.integers(len(contents))])
+        return taken(lambda: read(model))
+
+    return one
+
+
+def nodes() -> Callable[[Generator], bool]:
+    """For from_onnx: nodes with states that are inputs, constants and computed, in either direction; weights that nodes
+    make of constants, also in a branch that is always taken; an LSTM of 8-bit integers; whole models, as PyTorch's
+    exporters write them, with one node behind another and a head, and as onnx_export does."""
+    from onnx import TensorProto, helper, load_from_string, numpy_helper
+
+    import onnx_export
+
+    def model(layer: Any, states: list[Any], names: list[str]) -> Any:
+        node, arrays = convert.to_onnx(layer)
+        node.input.extend([""] * (5 - len(node.input)))
+        node.input[5:7] = names
+        infos = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in ("rnn_X", "rnn_Y", "h", "c")
+        ]
+        initializers = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+        initializers.append(numpy_helper.from_array(np.array([1, 2, 3]), "shape"))
+        graph = helper.make_graph([*states, node], "g", [infos[0], *infos[2:]], infos[1:2], initializers)
+        return helper.make_model(graph)
+
+    def constant(array: Any, name: str) -> Any:
+        return numpy_helper.from_array(np.asarray(array), name)
+
+    def folded() -> Any:
+        made = model(GRU.init(2, 3, seed=0), [], ["h"])
+        W = numpy_helper.to_array(made.graph.initializer[0])[0]
+        made.graph.initializer[0].CopyFrom(constant(np.concatenate([W[6:], W[:6]]), "w"))
+        info = [helper.make_tensor_value_info("rnn_W", TensorProto.FLOAT, None)]
+        branches = [
+            helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)])
+            for nodes in (
+                [helper.make_node("Split", ["w", "parts"], ["u", "v"], axis=0),
+                 helper.make_node("Concat", ["v", "u"], ["vu"], axis=0),
+                 helper.make_node("Transpose", ["vu"], ["t"], perm=[1, 0]),
+                 helper.make_node("Transpose", ["t"], ["tt"], perm=[1, 0]),
+                 helper.make_node("Unsqueeze", ["tt", "zero"], ["W1"])],
+                [helper.make_node("Slice", ["w", "zero", "parts", "zero"], ["s"]),
+                 helper.make_node("Cast", ["s"], ["W2"], to=TensorProto.FLOAT)],
+            )
+        ]  # fmt: skip
+        front = [
+            helper.make_node("Shape", ["rnn_X"], ["sizes"]),
+            helper.make_node("Gather", ["sizes", "zero"], ["T"], axis=0),
+            helper.make_node("Equal", ["T", "five"], ["is_five"]),
+            helper.make_node("If", ["is_five"], ["rnn_W"], then_branch=branches[0], else_branch=branches[1]),
+        ]
+        rest = [*made.graph.node]
+        del made.graph.node[:]
+        made.graph.node.extend([*front, *rest])
+        for size in (5, 1, 2):
+            made.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
+        made.graph.value_info.extend(info)
+        made.graph.initializer.extend([constant([3, 6], "parts"), constant([0], "zero"), constant([5], "five")])
+        return made
+
+    def integers() -> Any:
+        g = np.random.default_rng(0)
+        names = ["rnn_X", "W", "R", "B", "", "h", "c", "", "W_scale", "W_zero_point", "R_scale", "R_zero_point"]
+        node = helper.make_node("DynamicQuantizeLSTM", names, ["rnn_Y"], domain="com.microsoft", hidden_size=3)
+        made = model(lstm, [], ["h", "c"])
+        del made.graph.initializer[:], made.graph.node[:]
+        made.graph.node.append(node)
+        shapes = {"W": (1, 2, 12), "R": (1, 3, 12), "W_zero_point": (1, 12), "R_zero_point": (1, 12)}
+        tensors = {name: g.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
+        tensors |= {name: np.full((1, 12), 0.01, np.float32) for name in ("W_scale", "R_scale")}
+        tensors["B"] = np.zeros((1, 24), np.float32)
+        made.graph.initializer.extend([constant(array, name) for name, array in tensors.items()])
+        return made
+
+    exported = np.load(Path(__file__).parents[1] / "golden" / "torch_onnx.npz")
+    zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
+    lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
+    return models(convert.from_onnx, [
+        model(lstm, [], ["h", "c"]),
+        model(lstm, zeros, ["z", "zz"]),
+        folded(),
+        integers(),
+        model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), zeros, ["zz"]),
+        *(load_from_string(bytes(exported[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
+        onnx_export.export(Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 2, seed=0)]), None, loop="native"),
+    ])  # fmt: skip
+
+
+def link() -> Callable[[Generator], bool]:
+    from onnx import TensorProto, helper
+
+    import onnx_export
+    from blockcell.optable import OPS
+
+    def graph(op: str, kind: str, **attributes: Any) -> Any:
+        row = OPS[op]
+        names = ["seq_len_max"] * row.sequence + [tensor.name for tensor in row.inputs]
+        node = helper.make_node(op, names, [tensor.name for tensor in row.outputs], name="cell", **attributes)
+        infos = [
+            helper.make_tensor_value_info(name, TensorProto.INT64 if name == "seq_len_max" else TensorProto.FLOAT, None)
+            for name in [*names, node.output[-1], "go_on", "y"]
+        ]
+        functions, imports = [], [helper.make_opsetid("", 18)]
+        inputs, outputs = infos[:-3], infos[-3:-2]
+        if kind == "in an If":
+            branch = helper.make_graph([node], "branch", [], outputs)
+            node = helper.make_node("If", ["go_on"], ["y"], then_branch=branch, else_branch=branch)
+            infos[-2].type.tensor_type.elem_type = TensorProto.BOOL
+            inputs, outputs = [*inputs, infos[-2]], infos[-1:]
+        elif kind == "in a function":
+            imports.append(helper.make_opsetid("mine", 1))
+            functions = [
+                helper.make_function("mine", "Inner", names, [node.output[-1]], [node], imports),
+                helper.make_function("mine", "Outer", names, ["y"], [helper.make_node("Inner", names, ["y"],
+                                     domain="mine")], imports),
+            ]  # fmt: skip
+            node, outputs = helper.make_node("Outer", names, ["y"], domain="mine"), infos[-1:]
+        made = helper.make_graph([node], "g", inputs, outputs)
+        return helper.make_model(made, functions=functions, opset_imports=imports, ir_version=8)
+
+    return models(onnx_export.link, [
+        graph("GRUBlockCell", "plain"),
+        graph("BlockLSTM", "plain", cell_clip=0.5, use_peephole=1),
+        graph("BlockLSTMGrad", "plain", use_peephole=0),
+        graph("LSTMBlockCell", "in an If", forget_bias=0.5),
+        graph("GRUBlockCell", "in a function"),
+    ])  # fmt: skip
+
+
+def session() -> Callable[[Generator], bool]:
+    """All that stands before onnxruntime, which would have to bear the rest."""
+    import onnx_export
+    import onnx_export.session as module
+
+    class Runtime:
+        def __init__(self, model: Any, *_: Any) -> None:
+            self.results = [np.zeros(1, np.float32)] * len(model.graph.output)
+
+        def run(self, feeds: Any) -> list[Any]:
+            return self.results
+
+    vars(module)["Running"] = Runtime
+    layer = Stack([Bidirectional(LSTM.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), LSTM.init(6, 2, seed=2)])
+    cell = onnx_export.build("LSTMBlockCell", attrs={"cell_clip": 0.5})
+    lstm = onnx_export.export(layer.layers[1], None, train=True, reset=True)
+    originals = [
+        cell,
+        onnx_export.build("block_gru", functions=False),
+        onnx_export.export(layer, None, reset=True, loop="scan"),
+        onnx_export.export(LSTM.init(2, 3, seed=0), None, loop="native"),
+        onnx_export.export(Stack([GRU.init(2, 3, seed=0), Dense.init(3, 2, seed=1, last="ends")]), None),
+        onnx_export.export(GRU.init(2, 3, seed=0, reset_after=True), None),
+        lstm,
+    ]
+    shapes = {"x": (2, 4), "cs_prev": (2, 3), "h_prev": (2, 3), "w": (7, 12), "b": (12,)}
+    arguments: list[dict[str, Any]] = [
+        {name: np.ones(shape, np.float32) for name, shape in shapes.items()},
+        {"x": np.ones((4, 0, 2), np.float32)},
+        {"x": np.ones((4, 3, 6), np.float32), "weights": layer.layers[1].weights},
+    ]
+
+    def read(model: Any) -> Any:
+        ready = onnx_export.Session(model)
+        for given in arguments:
+            try:
+                ready(**given)
+            except (TypeError, ValueError) as error:
+                assert str(error)
+
+    return models(read, originals)
+
+
+def tensorflow(kind: str) -> Callable[[Generator], bool]:
+    from fuzz_tensorflow import target
+
+    return target(kind, bytes_changed)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
+    "npz": lambda: saved(".npz", npz_changed),
+    "safetensors": lambda: saved(".safetensors", safetensors_changed),
+    "from_torch": torch,
+    "from_tf1": tf1,
+    "from_keras": keras,
+    "from_onnx": nodes,
+    "link": link,
+    "session": session,
+    "tf_checkpoint": lambda: tensorflow("tf_checkpoint"),
+    "tf_graph": lambda: tensorflow("tf_graph"),
+    "tf_cells": lambda: tensorflow("tf_cells"),
+    "tf_names": lambda: tensorflow("tf_names"),
+}
+
+
+def taken(read: Callable[[], Any]) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", r"from_\w+: (left out|left to the caller|not rounded|arrays do not tell)", UserWarning
+            )
+            read()
+    except (TypeError, ValueError) as error:
+        assert str(error)
+        return False
+    return True
+
+
+def run(target: str, seed: int, numbers: range, note: int | None) -> dict[str, float]:
+    one, counts, seconds = TARGETS[target](), Counter[str](), 0.0
+    np.seterr(all="ignore")  # numbers may be any
+    one(np.random.default_rng(seed))  # whatever is loaded once
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    small = target.startswith("tf_")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (SMALL_MEMORY if small else MEMORY), resource.RLIM_INFINITY))
+    for number in numbers:
+        if note is not None:
+            os.pwrite(note, f"{number:10}".encode(), 0)
+        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if small else SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if small else 0)
+        began = time.process_time()
+        try:
+            counts["taken" if one(np.random.default_rng([seed, number])) else "refused"] += 1
+        except BaseException:
+            print(f"{target}: mutant {number} of seed {seed}", file=sys.stderr)
+            raise
+        seconds = max(seconds, time.process_time() - began)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmPeak:")[1].split()[0]) * 1024
+    return {"refused": counts["refused"], "taken": counts["taken"], "seconds": seconds, "mb": (peak - used) / 2**20}
+
+
+if __name__ == "__main__":
+    target, seed, count, *path = sys.argv[1:]
+    note = os.open(path[0], os.O_WRONLY | os.O_CREAT) if path else None
+    first, _, end = count.rpartition(":")  # "12:13" is the mutant 12 alone
+    print(json.dumps(run(target, int(seed), range(int(first or 0), int(end)), note)))

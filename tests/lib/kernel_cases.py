@@ -1,0 +1,49 @@
+"""Sizes, dtypes, levels and bounds for kernels, and calls at a CPU level."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from cases import as_passed
+
+from blockcell import _kernels
+from blockcell._bind import bind
+from blockcell.optable import OPS
+
+LEVELS = _kernels.available_levels()
+DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
+# Largest error in eps of the output's largest entry; float64's leaves room for the formulas' own rounding.
+BOUNDS = {"float32": 5, "float64": 64, "float16": 1.5}
+SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, tiles, blocks and panels
+    (1, 1, 1, 1),
+    (3, 2, 3, 5),
+    (4, 7, 20, 17),
+    (5, 1, 0, 33),
+    (3, 13, 40, 16),
+    (2, 64, 40, 40),
+    (20, 16, 64, 64),
+    (3, 5, 300, 100),
+    (2, 3, 128, 256),
+    (3, 70, 33, 48),
+    (2, 2, 100, 512),
+]
+LARGE = [(2, 3, 1024, 1024), (3, 40, 200, 777)]
+
+
+@cache
+def at_level(name, level):
+    """What a public function calls, with the kernels of a level."""
+    return bind(OPS[name], *_kernels.load(level)).run
+
+
+def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None):
+    return (call or at_level(name, level))(*as_passed(name, args, out, num_threads))
+
+
+def sizes_of(T, B, I, H):  # noqa: E741
+    return {"T": T, "B": B, "I": I, "H": H}
+
+
+def same_bits(a, b):
+    return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in zip(a, b, strict=True))

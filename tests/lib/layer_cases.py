@@ -1,0 +1,102 @@
+"""Layers of every kind with random weights, random arguments for them, and all results of a call."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import numpy as np
+from bits import leaves, like, zeros
+from cases import arguments, rng
+from kernel_cases import sizes_of
+
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.optable import ACTIVATIONS
+
+ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
+
+
+def lstm(inputs, hidden, dtype, seed=0, peephole=True, **attributes):
+    args = arguments("BlockLSTM", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    names = ["w", "b"] + ["wci", "wcf", "wco"] * peephole
+    return LSTM(**{name: args[name] for name in names}, **attributes)
+
+
+def gru(inputs, hidden, dtype, seed=0):
+    args = arguments("block_gru", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")})
+
+
+def reset_after(inputs, hidden, dtype, seed=0):
+    args = arguments("block_gru_reset_after", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}, reset_after=True)
+
+
+def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
+    g = rng("dense", inputs, outputs, activation, seed)
+    w, b = g.uniform(-1, 1, (inputs, outputs)) * 1.5 / np.sqrt(max(inputs, 1)), g.uniform(-1, 1, outputs)
+    if activation == "relu":  # each output on one side of the kink, which differences must not cross
+        b += np.where(np.arange(outputs) % 2, 3, -3)
+    return Dense(w.astype(dtype), b.astype(dtype), activation, **options)
+
+
+LAYERS = {
+    "lstm": lambda I, H, dtype, **more: lstm(I, H, dtype, **more),
+    "lstm without peepholes": lambda I, H, dtype, **more: lstm(I, H, dtype, peephole=False, **more),
+    "lstm ifco": lambda I, H, dtype, **more: lstm(I, H, dtype, gate_order="ifco", **more),
+    "gru": lambda I, H, dtype, **_: gru(I, H, dtype),
+    "gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype),
+    "bidirectional lstm": lambda I, H, dtype, **more: Bidirectional(
+        lstm(I, H, dtype, **more), lstm(I, H, dtype, 1, **more)
+    ),
+    "bidirectional gru": lambda I, H, dtype, **_: Bidirectional(gru(I, H, dtype), gru(I, H, dtype, 1)),
+    "bidirectional gru reset after": lambda I, H, dtype, **_: Bidirectional(
+        reset_after(I, H, dtype), reset_after(I, H, dtype, 1)
+    ),
+    "stack": lambda I, H, dtype, **more: Stack(
+        [
+            lstm(I, H, dtype, **more),
+            Bidirectional(gru(H, H + 1, dtype), lstm(H, H + 1, dtype, 1, **more)),
+            reset_after(2 * H + 2, H + 2, dtype),
+            gru(H + 2, H, dtype, 2),
+        ]
+    ),
+    "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(
+        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), gru(H, 3, dtype, 1)])
+    ),
+    **{
+        f"dense {activation or 'alone'}": lambda I, H, dtype, activation=activation, **_: dense(I, H, dtype, activation)
+        for activation in ACTIVATIONS
+    },
+    "stack with dense": lambda I, H, dtype, **more: Stack(
+        [
+            dense(I, H, dtype, "tanh"),
+            Bidirectional(Stack([gru(H, H, dtype), dense(H, 3, dtype, "sigmoid")]), lstm(H, 3, dtype, **more)),
+            dense(6, H, dtype, "relu", 1),
+            gru(H, H, dtype, 1),
+            dense(H, H, dtype, "softmax", 2),
+        ]
+    ),
+}
+CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru"))]
+SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
+
+
+def draw(layer, T, B, *key):
+    """x, state, lengths and reset. One row has all steps and one none; some resets are at the first or last step."""
+    g = rng("layer", T, B, *key)
+    x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(layer.dtype)
+    state = like(zeros(layer, B), lambda a: g.uniform(-0.7, 0.7, a.shape).astype(layer.dtype))
+    lengths = g.integers(0, T + 1, B)
+    lengths[: 2 if B > 2 else 1] = [T, 0][: min(B, 2) if B > 2 else 1]
+    reset = g.random((T, B)) < 0.3
+    reset[0, ::2] = True
+    reset[T - 1, ::3] = True
+    return x, state, lengths, reset
+
+
+def run_all(layer, x, state, d_y=None, **options):
+    """The results of forward and backward: y and d_x, the states and their gradients, the gradients of the weights."""
+    y, last, tape = layer.forward(x, state, **options)
+    d_y = rng("d_y", y.shape).standard_normal(y.shape).astype(layer.dtype) if d_y is None else d_y
+    d_last = like(last, lambda a: rng("d", a.shape).standard_normal(a.shape).astype(layer.dtype))
+    d_x, d_state, grads = layer.backward(tape, d_y, d_last)
+    return [y, d_x], [*leaves(last), *leaves(d_state)], [*grads.values()]

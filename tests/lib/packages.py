@@ -1,0 +1,232 @@
+"""Wheel, source distribution and editable install, each in a clean environment outside the checkout and tried there.
+
+    python tests/lib/packages.py        (or `make test-packages`)
+
+Builds as a user's pip does, isolated and with every CPU level, and prints sizes and seconds; fails at the first thing
+that is wrong.  The editable install has the oldest CPU level alone, to save time.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = "kernels/test_kernels.py::test_tensorflow"
+MOST_SECONDS = 180  # to install from source
+MOST_BYTES = 6 << 20  # of a wheel
+
+# The installed package is used, whole and under its one version; then the numbers: TensorFlow's stored results and the
+# formulas, at every CPU level.
+INSTALLED = """
+import importlib.metadata, pathlib, sys
+import blockcell
+place = pathlib.Path(blockcell.__file__).resolve()
+assert place.is_relative_to(sys.argv[1]), f"blockcell is imported from {place}, not from {sys.argv[1]}"
+assert blockcell.__version__ == importlib.metadata.version("blockcell")
+info = blockcell.build_info()
+levels = sys.argv[2].split(",")
+assert info["levels"] == tuple(level for level in levels if level in info["supported_levels"]), info
+print(f"    {info['version']} at {place.parent}: levels {', '.join(info['levels'])}, OpenMP {info['openmp']}")
+"""
+TYPED = """
+from typing import Any, assert_type
+
+import numpy as np
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, GRUState, LSTMState, Stack, ops, raw_ops
+from blockcell.layers import Layer
+from blockcell.optable import Array, GRUCellVjp, GRUStates
+
+x, h = np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32)
+w_ru, w_c, b_ru, b_c = (np.zeros(shape, np.float32) for shape in [(7, 8), (7, 4), 8, 4])
+states = raw_ops.GRUBlockCell(x=x, h_prev=h, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, num_threads=1)
+assert_type(states, GRUStates)
+assert_type(states.h, Array)
+grads = ops.gru_block_cell_vjp(
+    x=x, h_prev=h, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, r=states.r, u=states.u, c=states.c, d_h=h
+)
+assert_type(grads, GRUCellVjp)
+assert_type(blockcell.get_num_threads(), int)
+
+lstm, gru = LSTM.init(3, 4), GRU.init(3, 4)
+sequence = np.zeros((5, 2, 3), np.float32)
+y, state = lstm(sequence)
+assert_type(y, Array)
+assert_type(state, LSTMState)
+y, state, tape = lstm.forward(sequence, [state.cs, None], lengths=[5, 3])
+assert_type(lstm.backward(tape, y, state), tuple[Array, LSTMState, dict[str, Array]])
+assert_type(gru(sequence), tuple[Array, GRUState])
+assert_type(lstm.stream().state, LSTMState)
+assert_type(Bidirectional(lstm, gru)(sequence)[1], tuple[LSTMState, GRUState])
+assert_type(Stack([lstm, gru.init(4, 4)])(sequence)[1], tuple[Any, ...])
+
+
+def last(layer: Layer) -> LSTMState | GRUState | tuple[Any, ...]:
+    return layer(sequence)[1]
+
+
+last(Bidirectional(lstm, lstm))
+"""
+MISTYPED = """
+import numpy as np
+
+from blockcell import GRU, raw_ops
+
+raw_ops.GRUBlockCell(x=[[1.0]], h_prev=[[1.0]])  # weights are missing
+raw_ops.GRUBlockCell([[1.0]]).hh  # positional, and no such result
+GRU.init(1, 1)([[[1.0]]])[1].cs  # a state of an LSTM
+GRU.init(1, 1)([[[1.0]]], np.zeros((1, 1)))  # an array that is not a part of a state
+"""
+MISTAKES = (
+    "Missing named argument",
+    'has no attribute "hh"',
+    '"GRUState" has no attribute "cs"',
+    'Argument 2 to "__call__" of "Layer" has incompatible type "ndarray',
+)
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    # What the caller's environment says about Python must not reach the new ones.
+    ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=ours | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{result.stdout}\nexit status {result.returncode}")
+    return result.stdout
+
+
+@contextmanager
+def timed(what: str) -> Iterator[list[float]]:
+    start, seconds = time.perf_counter(), [0.0]
+    print(what, flush=True)
+    yield seconds
+    seconds[0] = time.perf_counter() - start
+    print(f"    {seconds[0]:.0f} s", flush=True)
+
+
+def environment(folder: Path) -> Path:
+    """The Python of a new virtual environment."""
+    venv.create(folder, with_pip=True)
+    return folder / "bin" / "python"
+
+
+def check_sources(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for needed in (
+        "setup.py",
+        "pyx/tile.pxd",
+        "tests/kernels/test_kernels.py",
+        "docs/mathematics.md",
+        "LICENSE",
+        "README.md",
+    ):
+        assert needed in names, f"{needed} is not in {sdist.name}"
+    bad = {name for name in names if re.search(r"\.(so|c|o|pyc)$", name)} - {
+        "tests/lib/malloc_shim.c"
+    }  # no generated code
+    assert not bad, f"{sdist.name} contains {bad}"
+    print(f"    {sdist.name}: {sdist.stat().st_size / 2**20:.2f} MiB, {len(names)} files")
+
+
+def check_wheel(wheel: Path, levels: list[str]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    packages = {name.partition("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
+    assert packages <= {"blockcell", "onnx_export"}, packages
+    wanted = {"_args", "_cpu", "_cyutility", "_stream", "_team"}
+    wanted |= {f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm") for level in levels}
+    assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == wanted
+    assert "blockcell/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    bad = [name for name in names if re.search(r"\.(c|o|pyx|pxd|pyc)$", name)]
+    assert not bad, f"{wheel.name} contains {bad}"
+    size = wheel.stat().st_size
+    assert size < MOST_BYTES, f"{wheel.name} has {size} bytes, more than {MOST_BYTES}"
+    print(f"    {wheel.name}: {size / 2**20:.2f} MiB, {len(wanted)} compiled modules")
+
+
+def check_installed(python: Path, place: Path, levels: list[str], tests: Path, *selection: str) -> None:
+    empty = tests.parent / "elsewhere"
+    empty.mkdir(exist_ok=True)
+    print(run(python, "-c", INSTALLED, place.resolve(), ",".join(levels), cwd=empty), end="", flush=True)
+    command = [python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *(tests / s for s in selection)]
+    print("   ", run(*command, cwd=empty).splitlines()[-1], flush=True)
+
+
+def check_types(python: Path, folder: Path) -> None:
+    run(python, "-m", "pip", "install", "--quiet", "mypy", cwd=folder)
+    (folder / "typed.py").write_text(TYPED)
+    (folder / "mistyped.py").write_text(MISTYPED)
+    run(python, "typed.py", cwd=folder)
+    print("   ", run(python, "-m", "mypy", "--strict", "typed.py", cwd=folder).strip())
+    command = [python, "-m", "mypy", "--strict", "mistyped.py"]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert all(mistake in found.stdout for mistake in MISTAKES), found.stdout
+    print("    mypy sees mistakes too:", found.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    os.environ.pop("BLOCKCELL_LEVELS", None)
+    levels = ["base", "v3", "v4"] if sysconfig.get_platform() == "linux-x86_64" else ["base"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tools = environment(folder / "tools")
+        run(tools, "-m", "pip", "install", "--quiet", "build", cwd=folder)
+        with timed("source distribution, and a wheel from it"):
+            run(tools, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+        sdist, wheel = next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
+        check_sources(sdist)
+        check_wheel(wheel, levels)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder / "source", filter="data")
+        source = next((folder / "source").iterdir())
+        tests = folder / "tests"  # away from source/blockcell, which must not be what they import
+        (source / "tests").rename(tests)
+        (folder / "pyproject.toml").write_text((source / "pyproject.toml").read_text())  # pytest's options
+
+        print("wheel")
+        python = environment(folder / "wheel")
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[test]", cwd=folder)
+        print("   ", run(python.parent / "blockcell", "--version", cwd=folder).strip())
+        files = [
+            f"{what}.py"
+            for what in ("kernels/test_kernels", "kernels/test_formulas", "ops/test_validation", "command/test_cli")
+        ]
+        check_installed(python, folder / "wheel", levels, tests, *files)
+        check_types(python, folder / "elsewhere")
+
+        python = environment(folder / "installed")
+        with timed("pip install of the source distribution") as seconds:
+            run(python, "-m", "pip", "install", "--quiet", sdist, cwd=folder)
+        assert seconds[0] < MOST_SECONDS, f"took more than {MOST_SECONDS} s"
+        run(python, "-m", "pip", "install", "--quiet", "blockcell[test]", cwd=folder)  # only what tests need
+        check_installed(python, folder / "installed", levels, tests, GOLDEN)
+
+        with timed("editable install, one CPU level"):
+            python = environment(folder / "editable")
+            run(python, "-m", "pip", "install", "--quiet", "--editable", f"{source}[test]", cwd=folder,
+                BLOCKCELL_LEVELS="base")  # fmt: skip
+        check_installed(python, source, ["base"], tests, GOLDEN)
+    print("all packages are as they should be")
+
+
+if __name__ == "__main__":
+    main()

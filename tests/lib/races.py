@@ -1,0 +1,161 @@
+"""All that threads do together, in teams of 2, 3 and 8 and in several Python threads at once.
+
+    python tests/lib/races.py [lstm | gru | dense]
+
+Results must have the bits that one thread alone gives; BLOCKCELL_LEVEL says at which CPU level.
+`sanitizers.py threads` runs this where ThreadSanitizer watches, `freethreading.py` where there is no GIL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from bits import leaves
+from cases import arguments
+from kernel_cases import DTYPES, run, same_bits, sizes_of
+from layer_cases import LAYERS, draw, run_all
+
+import blockcell
+from blockcell import _team
+from blockcell.optable import OPS
+
+TEAMS = (2, 3, 8)
+# T, B, I, H by what decides the way: rows or lines split among the threads; one row, several, or more than the input
+# product takes at once; weights packed before a single step, in it, or not at all, and threads without a panel; more
+# rows (t, b) than a weight gradient's block.
+SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64), (1, 3, 400, 50)]
+WIDE = (2, 49, 8, 264)
+LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 5, 300, 600)]
+PYTHON_THREADS = 8
+JOBS = 12  # of each
+done: Counter[str] = Counter()
+wrong: list[str] = []
+
+
+def same(found: Any, expected: Any, what: str) -> None:
+    done[what.split()[0]] += 1
+    if not same_bits(found, expected):
+        wrong.append(what)
+
+
+def ops(family: str) -> None:
+    for name in OPS:
+        if family not in name.lower():
+            continue
+        for dtype in DTYPES:
+            for sizes in [*SIZES, *([WIDE] if dtype == "float32" else [])]:
+                args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+                expected = run(name, args, num_threads=1)
+                for team in TEAMS if sizes is not WIDE else TEAMS[-1:]:
+                    same(run(name, args, num_threads=team), expected, f"ops {name} {dtype} {sizes} {team}")
+
+
+def layers(family: str) -> None:
+    for name in (
+        "lstm",
+        "bidirectional lstm",
+        "gru",
+        "bidirectional gru",
+        "gru reset after",
+        "bidirectional gru reset after",
+        "dense alone",
+        "dense softmax",
+    ):
+        if family not in name:
+            continue
+        for dtype in DTYPES:
+            for T, B, I, H in LAYER_SIZES:  # noqa: E741
+                layer = LAYERS[name](I, H, DTYPES[dtype])
+                x, state, lengths, reset = draw(layer, T, B)
+                for given in ({}, {"lengths": lengths, "reset": reset}):
+                    expected = None
+                    for team in (1, *TEAMS):
+                        blockcell.set_num_threads(team)
+                        found = [layer(x, state)[0], *itertools.chain(*run_all(layer, x, state, **given))]
+                        if team > 1:
+                            same(found, expected, f"layers {name} {dtype} {T, B, I, H} {team}")
+                        expected = found
+
+
+def streams(family: str) -> None:
+    for name in ("lstm", "gru", "gru reset after", "dense softmax"):
+        if family not in name:
+            continue
+        for dtype in DTYPES:
+            for T, B, I, H in LAYER_SIZES:  # noqa: E741
+                layer = LAYERS[name](I, H, DTYPES[dtype])
+                x = draw(layer, T, B)[0]
+                for storage, team in itertools.product([None] + ["int8"] * (dtype == "float32"), TEAMS):
+                    blockcell.set_num_threads(1)
+                    expected, last = (layer.rounded_to(storage) if storage else layer)(x)
+                    blockcell.set_num_threads(team)
+                    stream = layer.stream(B, storage)
+                    found = [stream.step(each) for each in x]
+                    what = f"streams {name} {dtype} {storage} {T, B, I, H} {team}"
+                    same([np.stack(found), *leaves(stream.state)], [expected, *leaves(last)], what)
+                    stream.reset()
+                    found = [stream.run(x[a:b]) for a, b in itertools.pairwise(sorted({0, 1, T // 2, T}))]
+                    same([np.concatenate(found), *leaves(stream.state)], [expected, *leaves(last)], what)
+
+
+def shared(name: str, team: int) -> None:
+    """Python threads share ops, and layers, whose weights one of them replaces all the time; streams are their own."""
+    blockcell.set_num_threads(team)
+    changing, fixed = (LAYERS[name](12, 32, np.float32) for _ in range(2))
+    inputs = [draw(fixed, 2 + k, 3 + 7 * k, name) for k in range(4)]
+    old = changing.weights
+    weights = [old, {key: value * np.float32(0.5) for key, value in old.items()}]
+    possible: list[list[Any]] = [[], []]
+    for one, results in zip(weights, possible, strict=True):
+        changing.set_weights(**one)
+        results += [changing(x, state)[0] for x, state, _, _ in inputs]
+    passes = [run_all(fixed, x, state, lengths=lengths, reset=reset) for x, state, lengths, reset in inputs]
+    ops = [op for op in OPS if name in op.lower()]
+    args = {op: [arguments(op, sizes_of(3, 2 + 9 * k, 12, 32)) for k in range(4)] for op in ops}
+    expected = {op: [run(op, each, num_threads=1) for each in args[op]] for op in ops}
+
+    def swap() -> None:
+        for k in range(8 * JOBS):
+            changing.set_weights(**weights[k % 2])
+
+    def work(seed: int) -> None:
+        for k in np.random.default_rng(seed).integers(0, 4, JOBS):
+            what = f"python-threads {name} {team} {k}"
+            x, state, lengths, reset = inputs[k]
+            y = changing(x, state)[0]
+            same([y], [possible[same_bits([y], [possible[1][k]])][k]], what)
+            for part, one in zip(run_all(fixed, x, state, lengths=lengths, reset=reset), passes[k], strict=True):
+                same(part, one, what)
+            stream = fixed.stream(x.shape[1])
+            stream.state = state
+            same([np.stack([stream.step(each) for each in x])], [fixed(x, state)[0]], what)
+            for op in ops:
+                same(run(op, args[op][k], num_threads=team), expected[op][k], f"{what} {op}")
+
+    with ThreadPoolExecutor(PYTHON_THREADS) as pool:
+        for job in [pool.submit(swap), *(pool.submit(work, seed) for seed in range(1, PYTHON_THREADS))]:
+            job.result()
+
+
+def python_threads(family: str) -> None:
+    for name in ("lstm", "gru", "gru reset after"):
+        for team in (1, 2):
+            if family in name:
+                shared(name, team)
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    _team.adapt(False)  # as many threads as are asked for, also where the machine is busy
+    for part in (ops, layers, streams, python_threads):
+        part(sys.argv[1] if len(sys.argv) > 1 else "")
+    if wrong:
+        sys.exit("not the bits of one thread:\n" + "\n".join(wrong))
+    counts = ", ".join(f"{count} of {kind}" for kind, count in done.items())
+    print(f"comparisons at level {blockcell.build_info()['level']}: {counts}; {time.perf_counter() - start:.0f} s")

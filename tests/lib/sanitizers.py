@@ -1,0 +1,262 @@
+"""The native code under AddressSanitizer and UndefinedBehaviorSanitizer, or under ThreadSanitizer.
+
+    python tests/lib/sanitizers.py memory       (or `make test-asan`: needs gcc)
+    python tests/lib/sanitizers.py threads      (or `make test-tsan`: needs gcc and LLVM's libomp)
+
+A copy of the checkout in build/ is built with the sanitizers, for every CPU level.  Faults are planted there, each of
+which must be found, or nothing would be learned; then the tests run, where nothing may be found.  Every barrier is such
+a fault: ThreadSanitizer must see when any one of them is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ["layers", "layers_rows", "layers_arguments", "layers_weights", "layers_resources"]
+VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
+STREAMS = ["stream", "storage_kernels"]
+TESTS = ["kernels", "activations", *LAYERS, *STREAMS, "torch_layout", *VALIDATION, "guards", "fork", "threads"]
+SKIPPED = "not million_steps and not idle_threads"  # one takes the same ways a million times, one counts memory
+INSTALL = "apt-get install gcc libomp-dev"
+
+# ------------------------------------------------------------------------------------------------------ planted faults
+OVERFLOWING = """
+
+def overflowing(int x):
+    return x + 1
+"""
+MEMORY_FAULTS = {  # calls, and what the sanitizer says of them
+    "a number read past the end of an array": (
+        "kernels.sigmoid(longer(np.ones(1000, np.float32), (1001,)), np.ones(1001, np.float32))",
+        "heap-buffer-overflow",
+    ),
+    "a number written past the end of an array": (
+        "kernels.tanh(np.ones(1001, np.float32), longer(np.ones(1000, np.float32), (1001,)))",
+        "heap-buffer-overflow",
+    ),
+    "a signed overflow": ("kernels.overflowing(2**31 - 1)", "signed integer overflow"),
+}
+MEMORY_FAULT = """
+import importlib
+import numpy as np
+from blockcell import _kernels
+longer = np.lib.stride_tricks.as_strided
+kernels = importlib.import_module("blockcell._activations_{level}")
+{call}
+"""
+BARRIER = re.compile(r"^( +)(barrier\(&team\).*)$", re.MULTILINE)  # those between which a call's threads do something
+# The last one of each driver, after which nothing follows: in a file's function, how many.
+SPARE = {
+    "_lstm.pyx cell_grads": 1,
+    "backward.pxd backward": 1,
+    "forward.pxd forward": 1,
+    "dense.pxd forward": 1,
+    "dense.pxd backward": 1,
+}
+LEFT_OUT = '''"""Whether the environment says to leave out the barrier of this number."""
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    static int number_left_out;
+    __attribute__((constructor)) static void read_number_left_out(void) {
+        const char *value = getenv("BARRIER_LEFT_OUT");
+        number_left_out = value ? atoi(value) : -1;
+    }
+    static inline int left_out(int number) { return number == number_left_out; }
+    """
+    bint left_out(int number) noexcept nogil
+'''
+ONE_OUT = """  # Python threads whose calls write to the same array
+import threading
+import numpy as np
+from cases import arguments
+from kernel_cases import run
+from blockcell import raw_ops
+args = arguments("BlockLSTM", {"T": 20, "B": 16, "I": 32, "H": 32}, use_peephole=False)
+out = tuple(raw_ops.BlockLSTM(**args))
+gate = threading.Barrier(2)
+def calls():
+    gate.wait()
+    for _ in range(50):
+        raw_ops.BlockLSTM(**args, out=out, num_threads=1)
+threads = [threading.Thread(target=calls) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+RACE = "WARNING: ThreadSanitizer: data race"
+
+
+def test_files(checkout: Path, names: list[str]) -> list[str]:
+    """Where they are, whatever folders they are in."""
+    return [str(next(checkout.glob(f"tests/*/test_{name}.py")).relative_to(checkout)) for name in names]
+
+
+# --------------------------------------------------------------------------------------------------------------- build
+def copy_of_checkout(name: str) -> Path:
+    """As it is now, without anything built; it compiles fast, and stacks have line numbers."""
+    folder = ROOT / "build" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__"))
+    setup = folder / "setup.py"
+    text = setup.read_text()
+    for old, new in (('"-O3"', '"-O1"'), ('"-g0"', '"-g1"')):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    setup.write_text(text)
+    return folder
+
+
+def build(folder: Path, flags: str, mark: bytes) -> str:
+    """In place; every module must be compiled with the sanitizers."""
+    start = time.perf_counter()
+    # As part of CC they are there too when setup.py links its probe of OpenMP; nothing in that is of interest.
+    # Where overflow wraps, as Python's own flags say, it is not reported.
+    quiet = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
+    environment = os.environ | quiet | {"CC": f"gcc {flags}", "CFLAGS": "-fno-omit-frame-pointer -fno-wrapv"}
+    environment.pop("BLOCKCELL_LEVELS", None)
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    result = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode:
+        sys.exit(f"{result.stdout}\n{INSTALL}, where these are missing")
+    modules = list((folder / "blockcell").glob("*.so"))
+    assert modules
+    for module in modules:
+        assert mark in module.read_bytes(), f"{module.name} was built without the sanitizer"
+    return f"{len(modules)} modules built with {flags} in {time.perf_counter() - start:.0f} s"
+
+
+def library(name: str) -> Path:
+    """Where gcc has it."""
+    path = Path(subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip())
+    if not path.is_absolute():
+        sys.exit(f"there is no {name}: {INSTALL}")
+    return path.resolve()
+
+
+class Sanitized:
+    """A checkout that was built with sanitizers, and the environment in which its tests run."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.environment = (
+            os.environ | {"PYTHONPATH": f"{folder}:{folder}/tests/lib", "PYTHONMALLOC": "malloc"} | environment
+        )
+        self.environment.pop("BLOCKCELL_LEVEL", None)
+        info = "from blockcell import build_info; print(*build_info()['levels'], build_info()['openmp'])"
+        *self.levels, openmp = self.passes("-c", info).split()
+        assert openmp == "True", "built without OpenMP"
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finds(self, fault: str, words: str, *arguments: str, **environment: str) -> None:
+        """It must."""
+        result = self.run(*arguments, **environment)
+        if result.returncode == 0 or words not in result.stdout:
+            sys.exit(f"{result.stdout[-10000:]}\nnot found: {fault}")
+
+    def passes(self, *arguments: str, **environment: str) -> str:
+        """The last line of what it prints."""
+        result = self.run(*arguments, **environment)
+        if result.returncode:
+            sys.exit(f"{result.stdout}\nexit status {result.returncode}")
+        return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def memory() -> None:
+    folder = copy_of_checkout("asan")
+    kernels = folder / "pyx" / "_activations.pyx"
+    kernels.write_text(kernels.read_text() + OVERFLOWING)
+    print(build(folder, "-fsanitize=address,undefined", b"__asan_init"), flush=True)
+    sanitized = Sanitized(
+        folder,
+        LD_PRELOAD=f"{library('libasan.so')} {library('libstdc++.so')}",
+        # Some versions of gcc align what they keep for use-after-return too little for the widest registers.
+        ASAN_OPTIONS="detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:detect_stack_use_after_return=0",
+        UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
+    )
+    for level in sanitized.levels:
+        for fault, (call, words) in MEMORY_FAULTS.items():
+            sanitized.finds(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
+    print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
+    files = test_files(folder, TESTS)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys"]
+    print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)
+    print(sanitized.passes("-m", "pytest", *options, "-k", SKIPPED, *files))
+
+
+def leave_out_barriers(folder: Path) -> list[str]:
+    """Give every barrier a number by which it can be left out; in which file and function each is."""
+    (folder / "pyx" / "left_out.pxd").write_text(LEFT_OUT)
+    places: list[str] = []
+    for path in sorted((folder / "pyx").iterdir()):
+        source = path.read_text()
+
+        def numbered(match: re.Match[str], path: Path = path, source: str = source) -> str:
+            function = re.findall(r"^cdef .*?(\w+)\(", source[: match.start()], re.MULTILINE)[-1]
+            places.append(f"{path.name} {function}")
+            return f"{match[1]}if not left_out({len(places) - 1}): {match[2]}"
+
+        changed = BARRIER.sub(numbered, source)
+        if changed != source:
+            first = re.compile(r"^(?=from \w+ cimport)", re.MULTILINE)
+            path.write_text(first.sub("from left_out cimport left_out\n", changed, count=1))
+    assert places
+    return places
+
+
+def threads() -> None:
+    folder = copy_of_checkout("tsan")
+    places = leave_out_barriers(folder)
+    print(build(folder, "-fsanitize=thread", b"__tsan_init"), flush=True)
+    # gcc's own OpenMP runtime does not tell the sanitizer where teams of threads begin and end; LLVM's does, by archer.
+    runtime = library("libomp.so.5")
+    archer = runtime.with_name("libarcher.so")
+    if not archer.exists():
+        sys.exit(f"there is no {archer}: {INSTALL}")
+    sanitized = Sanitized(
+        folder,
+        LD_PRELOAD=f"{library('libtsan.so')} {runtime}",
+        OMP_TOOL_LIBRARIES=str(archer),
+        TSAN_OPTIONS="ignore_noninstrumented_modules=1:halt_on_error=1:history_size=7",
+    )
+    missed = Counter()
+    for number, place in enumerate(places):
+        families = [family for family in ("lstm", "dense") if family in place]
+        result = sanitized.run("tests/lib/races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
+        missed[place] += RACE not in result.stdout
+    if +missed != Counter(SPARE):
+        sys.exit(f"barriers that were left out and not missed: {dict(+missed)}; expected {SPARE}")
+    sanitized.finds("two calls that write to the same array", RACE, "-c", ONE_OUT)
+    spare = sum(SPARE.values())
+    print(
+        f"found: each of {len(places)} barriers left out but {spare} spare ones, two calls that write to one array",
+        flush=True,
+    )
+    for level in sanitized.levels:
+        print(sanitized.passes("tests/lib/races.py", BLOCKCELL_LEVEL=level), flush=True)
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    {"memory": memory, "threads": threads}[sys.argv[1]]()
+    print(f"nothing else found; {time.perf_counter() - start:.0f} s in all")

@@ -1,0 +1,119 @@
+"""Eight Python threads call everything at once: ``python soak.py CALLS SEED``, which test_soak.py runs in children."""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import random
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bits import bits, like
+from scenarios import Expected, everything, halved, kinds, uniform
+
+import blockcell
+
+PYTHON_THREADS = 8
+SIZES = [(1, 1), (2, 16), (6, 16), (6, 5), (9, 33), (3, 70)]  # T, B: plans that a layer keeps for the next call
+
+
+class Jobs:
+    """What a thread may do next, and whether the outcome is right."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared, self.files = folder, [], {}
+        self.calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
+        for name, layer in kinds().items():
+            self.files[name] = layer, bits(layer.weights)
+            for T, B in SIZES:
+                x = uniform(T, B, layer.input_size, dtype=layer.dtype)
+                d_y = uniform(T, B, layer.output_size, dtype=layer.dtype, seed=1)
+                state = like(layer(x)[1], np.copy)
+                y, last, tape = layer.forward(x, state)
+                expected = bits((layer(x), layer(x, state), (y, last), layer.backward(tape, d_y)))
+                self.shared.append((name, layer, x, d_y, state, expected))
+        self.changing = kinds()["stack"]
+        self.weights = [self.changing.weights, halved(self.changing)]
+        self.inputs, self.possible = [uniform(T, B, self.changing.input_size) for T, B in SIZES], []
+        for weights in self.weights[::-1]:
+            self.changing.set_weights(**weights)
+            self.possible.append([bits(self.changing(x)) for x in self.inputs])
+
+    def scenario(self, g: random.Random) -> None:
+        """With objects of its own."""
+        _, scenario, expected = g.choice(self.calls)
+        thing = scenario.make()
+        expected.check(thing, False, scenario.act(thing))
+
+    def shared_layer(self, g: random.Random) -> None:
+        name, layer, x, d_y, state, expected = g.choice(self.shared)
+        y, last, tape = layer.forward(x, state)
+        found = layer(x), layer(x, state), (y, last), layer.backward(tape, d_y)
+        assert bits(found) == expected, name
+
+    def stream(self, g: random.Random) -> None:
+        """Its own, of a shared layer, in pieces, through a pickle."""
+        name, layer, x, _, state, expected = g.choice(self.shared)
+        if name != "bidirectional":
+            stream = layer.stream(x.shape[1])
+            stream.state = state
+            cut = g.randint(0, len(x))
+            first = stream.run(x[:cut])
+            stream = pickle.loads(pickle.dumps(stream))
+            rest = [stream.step(row)[None] for row in x[cut:]] if g.random() < 0.5 else [stream.run(x[cut:])]
+            assert bits((np.concatenate([first, *rest]), stream.state)) == expected[1], name
+
+    def file(self, g: random.Random) -> None:
+        name = g.choice(sorted(self.files))
+        layer, expected = self.files[name]
+        path = self.folder / f"{g.choice(['a', 'b'])}{name}{g.choice(['.npz', '.safetensors'])}"
+        layer.save(path)  # others may write the same
+        assert bits(blockcell.load(path).weights) == expected, name
+
+    def changing_weights(self, g: random.Random) -> None:
+        """All of the old ones or all of the new."""
+        if g.random() < 0.3:
+            self.changing.set_weights(**g.choice(self.weights))
+        k = g.randrange(len(self.inputs))
+        found = bits(self.changing(self.inputs[k]))
+        assert any(found == results[k] for results in self.possible)
+
+    def one(self, g: random.Random) -> None:
+        if g.random() < 0.1:
+            blockcell.set_num_threads(g.randint(1, 3))
+        kinds = [self.scenario, self.shared_layer, self.stream, self.file, self.changing_weights]
+        g.choices(kinds, [8, 4, 4, 1, 3])[0](g)
+
+
+def soak(calls: int, seed: int) -> None:
+    print(f"seed {seed}")
+    blockcell.set_num_threads(1)
+    failures: list[BaseException] = []
+
+    def work(jobs: Jobs, k: int) -> None:
+        g: Any = random.Random(f"{seed}, {k}")
+        try:
+            for _ in range(calls // PYTHON_THREADS):
+                if not failures:
+                    jobs.one(g)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = Jobs(Path(folder))
+        threads = [threading.Thread(target=work, args=(jobs, k)) for k in range(PYTHON_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    soak(int(sys.argv[1]), int(sys.argv[2]))

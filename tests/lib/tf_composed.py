@@ -1,0 +1,97 @@
+"""Cells of Keras's and cuDNN's, composed of single nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tf_cells import attributes, looped, real
+from tf_files import graph, node
+
+I, H, T, B = 5, 4, 7, 3  # noqa: E741
+GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_cells.npz"
+
+
+def made(scope, lines):
+    """Nodes of lines: name: (op, inputs..., attributes); "=name" and "x" are names outside of the scope."""
+    nodes = []
+    for name, (op, *given) in lines.items():
+        if op == "Const":
+            value = given[0]
+            nodes.append(real(f"{scope}/{name}", value if isinstance(value, float) else np.asarray(value)))
+            continue
+        attrs = given.pop() if given and isinstance(given[-1], dict) else {}
+        inputs = [each[1:] if each[0] == "=" else each if each == "x" else f"{scope}/{each}" for each in given]
+        more = {key: value if isinstance(value, bytes) else attributes(k=value)["k"] for key, value in attrs.items()}
+        nodes.append(node(f"{scope}/{name}", op, inputs, **more))
+    return nodes
+
+
+def cudnn_gru(**change):
+    lines = {
+        "axis": ("Const", np.int32(1)),
+        "concat": ("ConcatV2", "x", "h_prev", "axis"),
+        "product": ("MatMul", "concat", "w_ru"),
+        "bar": ("BiasAdd", "product", "b_ru"),
+        "gates": ("Sigmoid", "bar"),
+        "split": ("Split", "axis", "gates", {"num_split": 2}),
+        "from_h": ("MatMul", "h_prev", "w_ch"),
+        "from_h_b": ("BiasAdd", "from_h", "b_hc"),
+        "reset": ("Mul", "from_h_b", "split"),
+        "from_x": ("MatMul", "x", "w_cx"),
+        "from_x_b": ("BiasAdd", "from_x", "b_c"),
+        "c_bar": ("AddV2", "reset", "from_x_b"),
+        "c": ("Tanh", "c_bar"),
+        "one": ("Const", 1.0),
+        "rest": ("Sub", "one", "split:1"),
+        "new": ("Mul", "rest", "c"),
+        "keep": ("Mul", "split:1", "h_prev"),
+        "h": ("AddV2", "new", "keep"),
+    }
+    return lines | change
+
+
+def gru_weights():
+    g = np.random.default_rng(2)
+    shapes = {"w_ru": (I + H, 2 * H), "b_ru": (2 * H,), "w_cx": (I, H), "w_ch": (H, H), "b_c": (H,), "b_hc": (H,)}
+    return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def keras_lstm(bias="one", order=(0, 1, 2, 3), **change):
+    """Its parts by StridedSlice, of the product or of the kernel; H is given twice to be sure of the masks."""
+    lines: dict = {"ones": ("Const", np.int32([1, 1])), "zero": ("Const", np.int32(0))}
+    lines |= {"from_x": ("MatMul", "x", "kernel"), "from_h": ("MatMul", "h_prev", "recurrent"),
+              "sum": ("AddV2", "from_x", "from_h"), "z": ("BiasAdd", "sum", "bias")}  # fmt: skip
+    if bias == "none":
+        lines["z"] = ("Identity", "sum")
+    if bias == "two rows":
+        lines |= {"halves": ("Split", "zero", "bias", {"num_split": 2}), "row": ("Squeeze", "halves:1"),
+                  "rows": ("Unpack", "bias", {"num": 2, "axis": 0}), "z_1": ("BiasAdd", "sum", "row"),
+                  "z": ("AddV2", "z_1", "rows")}  # fmt: skip
+    for k, part in enumerate(order):
+        lines |= {f"begin_{k}": ("Const", np.int32([0, part * H])), f"end_{k}": ("Const", np.int32([0, part * H + H])),
+                  f"part_{k}": ("StridedSlice", "z", f"begin_{k}", f"end_{k}", "ones",
+                                {"begin_mask": 1, "end_mask": 1})}  # fmt: skip
+    lines |= {"i": ("Sigmoid", "part_0"), "f": ("Sigmoid", "part_1"), "g": ("Tanh", "part_2"),
+              "o": ("Sigmoid", "part_3"), "keep": ("Mul", "f", "c_prev"), "new": ("Mul", "i", "g"),
+              "c": ("AddV2", "keep", "new"), "t": ("Tanh", "c"), "h": ("Mul", "o", "t")}  # fmt: skip
+    return lines | change
+
+
+def lstm_weights(inputs=I, rows=0):
+    g = np.random.default_rng(3)
+    shapes = {"kernel": (inputs, 4 * H), "recurrent": (H, 4 * H), "bias": (rows, 4 * H) if rows else (4 * H,)}
+    return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def of_other_kinds():
+    """A graph with three cells, one of them refused, for fuzz_tensorflow.py, too."""
+    parts = [node("x", "Placeholder")]
+    coupled = {"one": ("Const", 1.0), "i": ("Sub", "one", "f")}
+    for scope, lines, weights in (
+        ("a", cudnn_gru() | looped("h"), gru_weights()),
+        ("b", keras_lstm("two rows", (3, 1, 0, 2)) | looped("c", "h"), lstm_weights(rows=2)),
+        ("c", keras_lstm(**coupled) | looped("c", "h"), lstm_weights()),
+    ):
+        parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *made(scope, lines)]
+    return graph(*parts)

@@ -1,0 +1,144 @@
+"""The tests of WebGPU, with both packages that have the provider, on every GPU that is found here.
+
+    python tests/lib/webgpu.py     (or `make test-webgpu`)
+
+Two drivers that compute on the CPU count as GPUs: SwiftShader, of Chromium or Chrome, and llvmpipe, of Mesa.  If
+VK_DRIVER_FILES or VK_ICD_FILENAMES names a driver, that is the only one.  The packages go to build/webgpu and leave the
+environment as it is; from there onnxruntime-webgpu hides the onnxruntime that is installed.  Fails if a test does, if
+pytest ends in any other way, or if nothing was compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from glob import glob
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "webgpu" / str(sys.implementation.cache_tag)
+PACKAGES = ["onnxruntime-ep-webgpu", "onnxruntime-webgpu"]  # the plugin, and the one with the provider built in
+VARIABLES = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]
+DRIVERS = {
+    "SwiftShader": [
+        "/usr/lib/chromium/vk_swiftshader_icd.json",
+        "/usr/lib/chromium-browser/vk_swiftshader_icd.json",
+        "/opt/google/chrome/vk_swiftshader_icd.json",
+    ],
+    "llvmpipe": ["/usr/share/vulkan/icd.d/lvp_icd*.json", "/usr/local/share/vulkan/icd.d/lvp_icd*.json"],
+}
+SOFTWARE = {"ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}  # without it the plugin takes no such driver
+TRIAL = """
+import sys
+import numpy as np
+from onnx import parser
+from onnx_export.runtime import ANY, Running, why_not
+if why_not("webgpu"):
+    sys.exit(why_not("webgpu"))
+Running(parser.parse_model(ANY), "webgpu").run({"a": np.ones(1, np.float32)})
+"""
+NO_GPU = """No GPU was found that runs WebGPU. One that computes on the CPU is enough:
+Debian: apt-get install chromium-common libvulkan1; Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1"""
+
+Environment = Mapping[str, str]
+
+
+def install(package: str) -> Path:
+    """Where the package is, which is fetched if need be."""
+    folder = BUILD / package
+    if not list(metadata.distributions(name=package, path=[str(folder)])):
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), package]
+        if subprocess.run(command).returncode:
+            sys.exit(f"{package} could not be installed")
+    return folder
+
+
+def with_package(package: str, environment: Environment) -> dict[str, str]:
+    path = [str(BUILD / package), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def candidates() -> Iterator[tuple[str, Environment]]:
+    """The GPUs that there may be, by name, and how to choose them."""
+    if named := [os.environ[variable] for variable in VARIABLES if os.environ.get(variable)]:
+        yield named[0], os.environ | SOFTWARE
+        return
+    ours = {key: value for key, value in os.environ.items() if key not in (*VARIABLES, *SOFTWARE)}
+    yield "the system's GPU", ours
+    for name, places in DRIVERS.items():
+        for driver in (found for place in places for found in sorted(glob(place))):
+            yield name, ours | SOFTWARE | {"VK_ICD_FILENAMES": driver}
+
+
+def gpus() -> dict[str, Environment]:
+    """Those that run a model with one of the packages at least."""
+    found: dict[str, Environment] = {}
+    for name, environment in candidates():
+        if name in found:
+            continue
+        for package in PACKAGES[:1] if name == "the system's GPU" else PACKAGES:  # the plugin knows software from a GPU
+            trial = run(["-c", TRIAL], with_package(package, environment))
+            if trial.returncode == 0:
+                found[name] = environment
+                break
+            driver = environment.get("VK_ICD_FILENAMES", name)
+            print(f"{package} is not tried on {driver}: {trial.stdout.strip().rpartition(chr(10))[2]}", flush=True)
+    return found
+
+
+def run(arguments: list[str], environment: Environment) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def passes(package: str, name: str, environment: Environment) -> bool:
+    """Runs the tests; prints a line about them, and what pytest said unless they pass."""
+    (distribution,) = metadata.distributions(name=package, path=[str(BUILD / package)])
+    report, start = BUILD / "report.xml", time.perf_counter()
+    report.unlink(missing_ok=True)
+    options = ["-v", "-W", "error", "-p", "no:cacheprovider", "-m", "webgpu", f"--junitxml={report}"]
+    ended = run(["-m", "pytest", *options, "tests/onnx/test_onnx_webgpu.py"], with_package(package, environment))
+    seconds = time.perf_counter() - start
+    told, ran = {}, {"tests": 0, "skipped": 0}
+    if report.exists():
+        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+        told = {each.get("name"): each.get("value") for each in suite.iter("property")}
+        ran = {key: int(suite.get(key, 0)) for key in ran}
+    compared = int(told.get("compared") or 0)
+    verdict = "passed" if compared else "FAILED: nothing was compared"
+    if ended.returncode:
+        status = ended.returncode
+        verdict = f"FAILED: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+    if verdict != "passed":
+        print(*ended.stdout.splitlines()[-200:], sep="\n")
+    tests = f"{ran['tests'] - ran['skipped']} tests, {compared} outputs, {seconds:.0f} s"
+    worst = f"; worst: {told['worst']}" if told.get("worst") else ""
+    print(f"{package} {distribution.version} on {name}: {verdict}; {tests}{worst}", flush=True)
+    return verdict == "passed"
+
+
+def main() -> None:
+    for package in PACKAGES:
+        install(package)
+    found = gpus()
+    if not found:
+        try:
+            ctypes.CDLL("libvulkan.so.1")
+        except OSError:
+            print("libvulkan.so.1, the Vulkan loader, is missing.")
+        sys.exit(NO_GPU)
+    results = [passes(package, name, environment) for name, environment in found.items() for package in PACKAGES]
+    sys.exit(not all(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The graphs on onnxruntime's CUDA provider: no node is left to the CPU, which needs no GPU to tell; and, marked cuda,
+the results, which do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from cases import SIZES, arguments, rng
+from graphs import CELLS, SEQUENCES, attributes, attributes_of, bound, compare, converted, exact, tells_placement
+from onnx import helper
+from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_graphs, sizes_left
+
+import onnx_export
+from blockcell.optable import OPS
+
+LOOPS = ["scan", "unroll", "loop"]
+FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
+DTYPES = ["float64", "float32", "float16"]
+CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after"]  # as ONNX's own LSTM or GRU
+
+
+def models(op, loop, dtype, **options):
+    for attrs in attributes_of(op):
+        for functions in (True, False):
+            yield onnx_export.build(op, dtype=dtype, loop=loop, attrs=attrs, functions=functions, **options)
+
+
+# ------------------------------------------------------------------------------------------- placement, without a GPU
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op", "loop"), FORMS)
+def test_no_node_falls_back(op, loop, dtype):
+    """With sizes that are fixed, as in a session on CUDA, there is not even arithmetic of sizes."""
+    for model in models(op, loop, dtype, sizes=SIZES, static=True):
+        assert fallbacks(model) == []
+        assert sizes_left(model) == []
+    for model in models(op, loop, dtype, sizes={"T": SIZES["T"]} if loop == "unroll" else {}):
+        assert fallbacks(model) == []
+
+
+@tells_placement
+@pytest.mark.parametrize(("op", "loop"), FORMS)
+def test_onnxruntime_folds_what_is_taken_for_folded(op, loop):
+    """Its CPU provider shows what is left before nodes are given to providers."""
+    for model in models(op, loop, "float32", sizes=SIZES, static=True):
+        placed = Counter(entry.op_type for entry in onnx_export.Session(model).placement)
+        expected = Counter(left(model))
+        assert (placed - expected).keys() <= {"Gemm", "Reshape"}  # of a MatMul and an Add on arrays of rank 3
+        assert (expected - placed).keys() <= {"MatMul", "Add", "Identity"}
+        assert {"Gemm", "Reshape"} <= KERNELS.keys()
+
+
+@pytest.mark.parametrize("opset", range(15, 21))
+@pytest.mark.parametrize(("op", "loop"), FORMS)
+def test_opsets(op, loop, opset):
+    for model in models(op, loop, "float32", sizes=SIZES, opset=opset, static=True):
+        assert fallbacks(model) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_graphs_take_cells_and_steps_written_out(op, dtype):
+    for model in models(op, "unroll", dtype, sizes=SIZES):
+        assert refused_by_cuda_graphs(model) == []
+
+
+@pytest.mark.parametrize("loop", ["scan", "loop"])
+def test_cuda_graphs_take_no_loops(loop):
+    for model in models("BlockLSTM", loop, "float32", sizes=SIZES, static=True):
+        assert [entry.split()[0] for entry in refused_by_cuda_graphs(model)] == [loop.capitalize()]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("op", CUDNNS)
+def test_onnx_own_nodes_are_cudnns(op, dtype):
+    """Without peephole, and with the reset after the product. Of these a GRU never has a loop."""
+    *_, attrs = attributes_of(op)
+    for functions in (True, False):
+        options = {"dtype": dtype, "attrs": attrs, "sizes": SIZES, "loop": "native", "functions": functions}
+        static, plain = (onnx_export.build(op, static=static, **options) for static in (True, False))
+        assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
+        assert fallbacks(plain) == sizes_left(plain) == []
+        assert bool(refused_by_cuda_graphs(plain)) == (op != "block_gru_reset_after")
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "reason"),
+    [
+        ("BlockLSTM", {"cell_clip": 0.0, "use_peephole": True}, "cuDNN has no peephole"),
+        ("BlockLSTMV2", {"use_peephole": True}, "cuDNN has no peephole"),
+        ("block_gru", {}, "cuDNN resets after the product"),
+    ],
+)
+def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
+    """They stay on the GPU in the other loops only."""
+    (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
+    assert ("GRU" if op == "block_gru" else "LSTM") in found and reason in found
+
+
+@pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
+def test_linked_models(op):
+    model = converted(op, arguments(op))
+    assert fallbacks(onnx_export.link(model)) == []
+    assert fallbacks(model) == [f"{op} cell: no kernel for it is known"]
+
+
+# ------------------------------------------------------------------------------------------------ the test of the test
+def steps(model):
+    """The nodes of the Scan's body."""
+    (loop,) = (each for each in model.graph.node if each.op_type == "Scan")
+    return next(attribute.g for attribute in loop.attribute if attribute.name == "body").node
+
+
+def changed(change, **options):
+    """What is found in a Scan where a node of the body was changed."""
+    model = onnx_export.build("block_gru", functions=False, sizes=SIZES, static=True, **options)
+    assert fallbacks(model) == []
+    change(model)
+    return fallbacks(model)
+
+
+def test_an_op_without_a_kernel_is_found_within_a_loop():
+    def change(model):
+        (tanh,) = (each for each in steps(model) if each.op_type == "Tanh")
+        tanh.op_type = "Softsign"
+
+    (found,) = changed(change)
+    assert found.startswith("Softsign") and found.endswith("no kernel for it is known")
+
+
+def test_a_type_without_a_kernel_is_found_within_a_loop():
+    def change(model):
+        step = steps(model)
+        step.append(helper.make_node("Constant", [], ["ints"], value=helper.make_tensor("ints", 7, [1], [1])))
+        step.append(helper.make_node("Cast", [next(each.output[0] for each in step if each.op_type == "Tanh")],
+                                     ["whole"], to=onnx.TensorProto.INT64))  # fmt: skip
+        step.append(helper.make_node("Sum", ["whole", "ints"], ["summed"], name="odd"))
+
+    assert changed(change) == ["Sum odd: no kernel for whole of type int64"]
+
+
+def test_a_version_without_a_kernel_is_found():
+    """onnxruntime takes "19+" for 19 alone once ONNX has a newer version of the op: 21 of Scan."""
+    assert "19+" in KERNELS["Scan"] and onnx.defs.get_schema("Scan", 21, "").since_version == 21
+    model = onnx_export.build("block_gru", sizes=SIZES, static=True, opset=21)
+    assert any("Scan" in found and "no kernel for version 21" in found for found in fallbacks(model))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attrs", "peephole", "expected"),
+    [
+        ("GRU", {}, False, "cuDNN resets after the product"),
+        ("GRU", {"linear_before_reset": 0}, False, "cuDNN resets after the product"),
+        ("GRU", {"linear_before_reset": 1}, False, ""),
+        ("GRU", {"linear_before_reset": 1, "clip": 3.0}, False, "cuDNN has no clip"),
+        ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}, False, "cuDNN has no activations but"),
+        ("LSTM", {}, False, ""),
+        ("LSTM", {}, True, "cuDNN has no peephole"),
+        ("LSTM", {"clip": 3.0}, False, "cuDNN has no clip"),
+        ("LSTM", {"input_forget": 1}, False, "cuDNN has no input_forget"),
+        ("LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]}, False, ""),
+        ("LSTM", {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, False, "cuDNN has no activations but"),
+        ("LSTM", {"activation_alpha": [0.1]}, False, "cuDNN has no activation_alpha"),
+    ],
+)
+def test_rules_for_onnx_own(op_type, attrs, peephole, expected):
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * rank)
+              for name, rank in (("x", 3), ("w", 3), ("r", 3), ("p", 2))]  # fmt: skip
+    names = ["x", "w", "r", "", "", "", "", "p"] if peephole else ["x", "w", "r"]
+    node = helper.make_node(op_type, names, ["y"], name="n", hidden_size=3, **attrs)
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * 4)
+    graph = helper.make_graph([node], "g", inputs, [result])
+    found = fallbacks(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    assert len(found) == bool(expected) and all(expected in entry for entry in found)
+
+
+def test_sizes_at_run_time_are_found():
+    assert sizes_left(onnx_export.build("BlockLSTM"))
+    assert sizes_left(onnx_export.build("BlockLSTM", sizes={**SIZES, "T": None}))
+
+
+def test_the_list_knows_control_flow():
+    assert CONTROL_FLOW <= KERNELS.keys()
+
+
+# ------------------------------------------------------------------------------------------------------- with a GPU
+AVAILABLE = onnxruntime.get_available_providers()
+on_cuda = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        "CUDAExecutionProvider" not in AVAILABLE,
+        reason=f"onnxruntime {onnxruntime.__version__} has only {', '.join(AVAILABLE)}; onnxruntime-gpu has CUDA",
+    ),
+]
+FLOAT64_ON_CUDA = 1e-12
+
+
+class TestOnAGPU:
+    """Through sessions, which make a node on the CPU an error."""
+
+    pytestmark = on_cuda
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(("op", "loop"), FORMS)
+    def test_results(self, op, loop, dtype):
+        g = rng("cuda", op, loop, dtype)
+        for attrs in attributes_of(op):
+            sizes = {letter: int(g.integers(1, most)) for letter, most in {"T": 9, "B": 6, "I": 8, "H": 10}.items()}
+            print(sizes, attrs)
+            lengths = range(sizes["T"] + 1) if OPS[op].sequence else [None]
+            fixed = {"sizes": {"T": sizes["T"]}} if loop == "unroll" else {}
+            session = onnx_export.Session(op, provider="cuda", dtype=dtype, loop=loop, attrs=attrs, **fixed)
+            for n in lengths:
+                args = arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=n, **{"use_peephole": False, **attrs})
+                limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
+                compare(op, session(**args), exact(op, args), limit)
+            assert {placed.provider for placed in session.placement} == {"CUDAExecutionProvider"}
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    @pytest.mark.parametrize("op", CUDNNS)
+    def test_onnx_own_nodes(self, op, dtype):
+        args = arguments(op, dtype=np.dtype(dtype), cell_clip=0.0, use_peephole=False)
+        session = onnx_export.Session(op, provider="cuda", dtype=dtype, loop="native", attrs=attributes(op, args),
+                                      sizes={"H": SIZES["H"]})  # fmt: skip
+        limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
+        compare(op, session(**args), exact(op, args), limit)
+
+    def test_onnx_own_gru_is_refused(self):
+        session = onnx_export.Session("block_gru", provider="cuda", loop="native", sizes={"H": SIZES["H"]})
+        with pytest.raises(Exception, match="fallback to CPU EP"):
+            session(**arguments("block_gru"))

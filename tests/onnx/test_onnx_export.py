@@ -1,0 +1,358 @@
+"""A layer's ONNX model gives, on onnxruntime and onnx.reference, the layer's results and, row by row, the formulas'.
+
+What a model is made of, sessions, and what `export` refuses have files of their own: `test_onnx_export_*.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from cases import rng
+from export_cases import (
+    DEPTH,
+    DTYPES,
+    LAYERS,
+    LENGTHS,
+    LOOPS,
+    STREAMING,
+    B,
+    Case,
+    I,
+    T,
+    dense,
+    drawn,
+    exported,
+    flat,
+    gru,
+    lstm,
+    random_state,
+)
+from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
+from runtimes import RUNTIMES
+
+import onnx_export
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.formulas import FORMULAS
+
+# ------------------------------------------------------------------------------------------------------------- results
+FORMS = [
+    {"lengths": True},
+    {"lengths": True, "reset": True},
+    {"lengths": False, "state": False},
+    {"lengths": False, "reset": True},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_the_layer(name, loop, form):
+    layer = LAYERS[name]("float64")
+    case = Case(layer, **form)
+    case.check(exported(layer, case, loop=loop))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_equal_the_layer(name, form):
+    layer = LAYERS[name]("float64")
+    case = Case(layer, train=True, **form)
+    case.check(exported(layer, case))
+
+
+@pytest.mark.parametrize("loop", ["unroll", "loop"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_in_other_loops(name, loop):
+    layer = LAYERS[name]("float64")
+    case = Case(layer, train=True, reset=True)
+    case.check(exported(layer, case, loop=loop))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_reference(name, train):
+    """Without functions, with lengths and resets, and with neither lengths nor states."""
+    layer = LAYERS[name]("float64")
+    for form in FORMS[1:3]:
+        case = Case(layer, train=train, **form)
+        case.check(exported(layer, case, functions=False), on_reference)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_other_dtypes(name, train, dtype):
+    """Against float64, with the same inputs and weights. Every layer of a stack adds its own error."""
+    layer = LAYERS[name](dtype)
+    case = Case(layer, reset=True, train=train)
+    limit = (24 if dtype == "float32" else 8) * EPS[np.dtype(dtype)] * DEPTH.get(name, 1)
+    case.check(exported(layer, case), limit=limit, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_dtype_than_the_layers(dtype):
+    """The weights are converted to it."""
+    layer = LAYERS["Bidirectional"]("float32")
+    model = exported(layer, dtype=dtype)
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    assert weights.keys() == layer.weights.keys()
+    for name, array in layer.weights.items():
+        np.testing.assert_array_equal(weights[name], array.astype(dtype), strict=True)
+    if dtype == "float64":
+        Case(Case.exactly(layer)).check(model)
+
+
+@pytest.mark.parametrize("fixed", [{}, {"T": T}, {"B": B}, {"T": T, "B": B}])
+@pytest.mark.parametrize("train", [False, True])
+def test_sizes(train, fixed):
+    layer = LAYERS["Bidirectional"]("float64")
+    case = Case(layer, train=train, reset=True)
+    model = exported(layer, case, sizes=fixed)
+    case.check(model)
+    x = model.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value or dim.dim_param for dim in x] == [fixed.get("T", "T"), fixed.get("B", "B"), I]
+
+
+@pytest.mark.parametrize(("inputs", "cells", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("kind", "options"), [(LSTM, {}), (GRU, {}), (GRU, {"reset_after": True})])
+def test_sizes_of_zero(kind, options, train, inputs, cells, batch):
+    both = Bidirectional(*(kind.init(inputs, cells, seed=seed, dtype="float64", **options) for seed in (1, 2)))
+    layer = Stack([both, kind.init(2 * cells, cells, seed=3, dtype="float64", **options)])
+    x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
+    y, state, tape = layer.forward(x, lengths=lengths)
+    d_x, _, grads = layer.backward(tape, np.ones_like(y))
+    expected = {"y": y, **flat(layer, state)}
+    feeds = {"x": x, "lengths": lengths}
+    if train:
+        expected |= {"d_x": d_x} | {f"d_{name}": grad for name, grad in grads.items()}
+        feeds |= layer.weights | {"d_y": np.ones_like(y)}
+    for sizes in ({}, {"T": 2, "B": batch or None}):
+        model = exported(layer, train=train, state=False, sizes=sizes)
+        for (name, right), result in zip(expected.items(), on_onnxruntime(model, feeds), strict=True):
+            assert result.shape == right.shape, name
+            np.testing.assert_allclose(result, right, rtol=0, atol=1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("last", [False, True, "ends"])
+def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
+    layer = Stack(
+        [
+            gru(2, "float64", inputs),
+            dense(inputs, "float64", 2, activation="sigmoid"),
+            gru(2, "float64", inputs),
+            dense(outputs, "float64", 2, activation="tanh", last=last),
+        ]
+    )
+    x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
+    y, state, tape = layer.forward(x, lengths=lengths)
+    d_x, _, grads = layer.backward(tape, np.ones_like(y))
+    expected = {"y": y, **flat(layer, state)}
+    feeds = {"x": x, "lengths": lengths}
+    if train:
+        expected |= {"d_x": d_x} | {f"d_{name}": grad for name, grad in grads.items()}
+        feeds |= layer.weights | {"d_y": np.ones_like(y)}
+    for sizes in ({}, {"T": 2, "B": batch or None}):
+        model = exported(layer, train=train, state=False, sizes=sizes)
+        for (name, right), result in zip(expected.items(), on_onnxruntime(model, feeds), strict=True):
+            assert result.shape == right.shape, name
+            np.testing.assert_allclose(result, right, rtol=0, atol=1e-14, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------- the formulas, row by row
+def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
+    """Results and gradients of one row, [n, 1, ...], from the formulas of the ops."""
+    n, peephole = len(x), {"use_peephole": "wci" in weights} if forward == "BlockLSTM" else {}
+    arguments = {"seq_len_max": n, "x": x, **weights, **{f"{name}_prev": value for name, value in state.items()}}
+    if peephole and "wci" not in weights:
+        arguments |= dict.fromkeys(("wci", "wcf", "wco"), np.zeros(0))
+    steps = FORMULAS[forward](**arguments, **attrs, **peephole)._asdict()
+    incoming = {f"{name}_grad": np.zeros_like(steps[name]) for name in state}
+    incoming["h_grad"] = d_y.copy()
+    for name, value in d_state.items():
+        incoming[f"{name}_grad"][-1] += value
+    grads = FORMULAS[gradient](**arguments, **steps, **incoming, **peephole)._asdict()
+    return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "options"),
+    [
+        (LSTM, "BlockLSTM", {}),
+        (LSTM, "BlockLSTM", {"use_peephole": True}),
+        (GRU, "block_gru", {}),
+        (GRU, "block_gru_reset_after", {"reset_after": True}),
+    ],
+)
+def test_equals_the_formulas(kind, forward, options):
+    """Both directions of a layer, row by row, since the formulas know no lengths."""
+    gradient = "BlockLSTMGrad" if kind is LSTM else f"{forward}_grad"
+    attrs = {"forget_bias": 0.7, "cell_clip": 0.5} if kind is LSTM else {}
+    options = attrs | options
+    layer = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, dtype="float64", **options)) for seed in (1, 2)))
+    case = Case(layer, train=True)
+    expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
+    for way in ("fw", "bw"):
+        cell = getattr(layer, way)
+        states = cell._state._fields
+        half = slice(0, 4) if way == "fw" else slice(4, 8)
+        for b, n in enumerate(LENGTHS):
+            state = {s: case.feeds[f"{way}.{s}_prev"][b : b + 1] for s in states}
+            d_state = {s: case.feeds[f"d_{way}.{s}"][b : b + 1] for s in states}
+            order = np.arange(n) if way == "fw" else np.arange(n)[::-1]
+            if n == 0:
+                for s in states:
+                    expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
+                continue
+            x, d_y = case.feeds["x"][order, b : b + 1], case.feeds["d_y"][order, b : b + 1, half]
+            steps, grads = by_formula(forward, gradient, cell.weights, x, state, d_y, d_state, attrs)
+            expected["y"][order, b, half] = steps["h"][:, 0]
+            expected["d_x"][order, b] += grads["x"][:, 0]
+            for s in states:
+                expected[f"{way}.{s}"][b] = steps[s][-1, 0]
+                expected[f"d_{way}.{s}_prev"][b] = grads[f"{s}_prev"][0]
+            for key in cell.weights:
+                expected[f"d_{way}.{key}"] += grads[key]
+    case.expected = expected
+    case.check(exported(layer, case))
+
+
+# ------------------------------------------------------------------------------------------------------------ streaming
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", STREAMING)
+def test_steps_make_the_sequence(name, dtype):
+    layer = STREAMING[name](dtype)
+    g = rng("streaming", name, dtype)
+    x = g.uniform(-1, 1, (20, B, I)).astype(dtype)
+    first = random_state(layer, g)
+    model = exported(layer, streaming=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs = [value.name for value in session.get_outputs()]
+    exact = Case.exactly(layer).stream(B)
+    double_x, exact.state = Case.double(x, first)
+    right, last = exact.run(double_x), exact.state
+    limit = FLOAT64 if dtype == "float64" else 8 * EPS[np.dtype(dtype)]
+    state = flat(layer, first)
+    assert outputs == ["y", *state]
+    assert [value.name for value in session.get_inputs()] == ["x", *(f"{part}_prev" for part in state)]
+    for t, x_t in enumerate(x):
+        results = dict(
+            zip(outputs, session.run(None, {"x": x_t, **{f"{k}_prev": v for k, v in state.items()}}), strict=True)
+        )
+        state = {part: results[part] for part in state}
+        assert np.abs(results["y"] - right[t]).max() <= limit * np.abs(right).max()
+    for part, value in flat(layer, last).items():
+        assert np.abs(state[part] - value).max() <= limit * np.abs(value).max(), part
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", [name for name in STREAMING if name != "Dense"])
+def test_a_step_has_no_loop(name, loop):
+    """So every form is the same, and needs no number of steps."""
+    layer = STREAMING[name]("float32")
+    model = onnx_export.export(layer, None, streaming=True, loop=loop)
+    assert model.graph == onnx_export.export(layer, None, streaming=True).graph
+    kinds = {node.op_type for made in model.functions for node in made.node}
+    assert "Gemm" in kinds and not {"Scan", "Loop", "If"} & kinds
+    where = {"Stack": "0: ", "Classifier": "1: "}.get(name, "")
+    with pytest.raises(ValueError, match=f"^export: {where}loop='native' is not possible: a cell has no loop"):
+        onnx_export.export(layer, None, streaming=True, loop="native")
+
+
+def test_a_step_on_the_reference():
+    layer = STREAMING["Stack"]("float64")
+    state = random_state(layer, rng("step"))
+    x = rng("x").uniform(-1, 1, (1, B, I))
+    feeds = {"x": x[0], **{f"{name}_prev": value for name, value in flat(layer, state).items()}}
+    y, last = layer(x, state)
+    expected = [y[0], *flat(layer, last).values()]
+    for result, right in zip(on_reference(exported(layer, streaming=True), feeds), expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=0, atol=1e-14)
+
+
+# ---------------------------------------------------------------------------------------------------- ONNX's own nodes
+NATIVE = {
+    **{name: LAYERS[name] for name in ("LSTM", "GRU", "GRU after", "Bidirectional")},
+    "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
+    "without peepholes": lambda dtype: Bidirectional(
+        Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
+        Stack([lstm(3, dtype, gate_order="ifco"), gru(3, dtype, 3, reset_after=True)]),
+    ),
+    **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
+}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("name", NATIVE)
+def test_native(name, lengths, state, sizes):
+    """One node for a cell, in the graph itself, and no loop."""
+    layer = NATIVE[name]("float32")
+    case = Case(layer, lengths=lengths, state=state)
+    model = exported(layer, case, loop="native", sizes=sizes)
+    assert not model.functions and all(node.domain == "" for node in model.graph.node)
+    kinds = [node.op_type for node in model.graph.node]
+    assert not {"Scan", "Loop"} & set(kinds)
+    assert kinds.count("LSTM") + kinds.count("GRU") == sum(not isinstance(c, Dense) for c in layer._cells().values())
+    limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
+    case.check(model, limit=limit, dtype=np.float32)
+    session = onnx_export.Session(model)
+    found = case.by_name(session(**case.arguments))
+    case.check(model, lambda *_: found.values(), limit=limit, dtype=np.float32)
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_in_float64(name, state):
+    """On onnx.reference, because onnxruntime has no such kernel.
+
+    Its nodes ignore lengths. The model of a GRU is right all the same; the others are tried without lengths.
+    """
+    gru_alone = name.startswith("GRU")
+    if ONNX < (1, 23) and not gru_alone:
+        pytest.skip("onnx.reference's LSTM gives its cell state since onnx 1.23")
+    layer = NATIVE[name]("float64")
+    case = Case(layer, lengths=gru_alone, state=state)
+    case.check(exported(layer, case, loop="native"), on_reference)
+
+
+# ------------------------------------------------------------------------------------------------------- other runtimes
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("runtime", "form"),
+    [
+        ("OpenVINO", {"loop": "loop"}),
+        ("OpenVINO", {"loop": "unroll"}),
+        ("tract", {"loop": "scan", "static": True}),
+        ("tract", {"loop": "unroll"}),
+    ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
+)
+@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within"])
+def test_other_runtimes(name, runtime, form, train, tmp_path):
+    """In the forms that docs/onnx/layers.md names for them."""
+    pytest.importorskip(runtime.lower())
+    layer = LAYERS[name]("float32")
+    case = Case(layer, train=train, reset=True)
+    model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, **form)
+    limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 1)
+    run = RUNTIMES[runtime]
+    case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize(
+    ("runtime", "lengths"), [("OpenVINO", True), ("OpenVINO", False), ("tract", False)], ids=["lengths", "", ""]
+)
+def test_native_on_other_runtimes(runtime, lengths, state, tmp_path):
+    pytest.importorskip(runtime.lower())
+    layer = NATIVE["without peepholes"]("float32")
+    case = Case(layer, lengths=lengths, state=state)
+    model = exported(layer, case, functions=False, sizes={"T": T, "B": B}, loop="native")
+    limit, run = 24 * EPS[np.dtype(np.float32)] * 2, RUNTIMES[runtime]  # a stack of two
+    case.check(model, lambda model, given: run(model, given, tmp_path / "layer.onnx"), limit=limit, dtype=np.float32)

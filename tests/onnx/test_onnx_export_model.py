@@ -1,0 +1,248 @@
+"""What a layer's ONNX model is made of: names, nodes and functions, and where its nodes run on CUDA."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import onnx
+import onnxruntime
+import pytest
+from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
+from graphs import NATIVE
+from placement import fallbacks, refused_by_cuda_graphs, sizes_left
+
+import onnx_export
+from blockcell import Bidirectional, Stack, __version__
+from blockcell.optable import OPS
+from onnx_export.link import bodies, graphs
+
+
+def test_names():
+    layer = Stack([Bidirectional(lstm(2, "float32"), gru(2, "float32")), gru(3, "float32", 4, reset_after=True)])
+    model = exported(layer, train=True, reset=True)
+    states = ["0.fw.cs", "0.fw.h", "0.bw.h", "1.h"]
+    weights = ["0.fw.w", "0.fw.b", *(f"{p}.{w}" for p in ("0.bw", "1") for w in ("w_ru", "w_c", "b_ru", "b_c"))]
+    weights.append("1.b_hc")
+    first = [f"{name}_prev" for name in states]
+    d_last = [f"d_{name}" for name in states]
+    inputs = ["x", "lengths", "reset", *first, *weights, "d_y", *d_last]
+    outputs = ["y", *states, "d_x", *(f"d_{name}" for name in first), *(f"d_{name}" for name in weights)]
+    assert [value.name for value in model.graph.input] == inputs
+    assert [value.name for value in model.graph.output] == outputs
+    assert list(layer.weights) == weights and not model.graph.initializer
+    shapes = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+        )
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    kind = onnx.TensorProto
+    assert shapes["x"] == shapes["d_x"] == (kind.FLOAT, ["T", "B", 3])
+    assert shapes["y"] == shapes["d_y"] == (kind.FLOAT, ["T", "B", 3])
+    assert shapes["lengths"] == (kind.INT64, ["B"])
+    assert shapes["reset"] == (kind.BOOL, ["T", "B"])
+    assert shapes["0.fw.cs_prev"] == shapes["d_0.fw.cs"] == (kind.FLOAT, ["B", 2])
+    assert shapes["1.w_c"] == shapes["d_1.w_c"] == (kind.FLOAT, [7, 3])
+    assert shapes["1.b_hc"] == shapes["d_1.b_hc"] == (kind.FLOAT, [3])
+
+
+def test_the_file_is_the_model(tmp_path):
+    layer = LAYERS["Stack"]("float32")
+    model = onnx_export.export(layer, tmp_path / "layer.onnx")
+    assert onnx.load(tmp_path / "layer.onnx") == model
+    assert [path.name for path in tmp_path.iterdir()] == ["layer.onnx"]
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert facts["blockcell.version"] == model.producer_version == __version__
+    assert json.loads(facts["blockcell.layer"])["type"] == "Stack"
+    assert facts["blockcell.loop"] == "scan"
+    assert model.ir_version == 8
+    assert {(entry.domain, entry.version) for entry in model.opset_import} == {("", 18), ("blockcell", 1)}
+
+
+def test_cells_that_are_alike_share_a_function():
+    same, other = lstm(4, "float32", 4), lstm(4, "float32", 4, cell_clip=0.5)
+    grus = [gru(4, "float32", 4, reset_after=after) for after in (False, True, False, True)]
+    model = exported(Stack([same, same, other, *grus]))
+    assert [made.name for made in model.functions] == ["LSTM", "LSTM_2", "GRU", "GRU_2"]
+    calls = [node.op_type for node in model.graph.node if node.domain == "blockcell"]
+    assert calls == ["LSTM", "LSTM", "LSTM_2", "GRU", "GRU_2", "GRU", "GRU_2"]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_nodes_alone(train):
+    layer = LAYERS["Stack"]("float64")
+    case = Case(layer, train=train)
+    model = exported(layer, case, functions=False)
+    assert not model.functions
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
+    case.check(model)
+
+
+@pytest.mark.parametrize("opset", [15, 17, 19, 21])
+def test_opsets(opset):
+    layer = LAYERS["Bidirectional"]("float64")
+    case = Case(layer, train=True, reset=True)
+    case.check(exported(layer, case, opset=opset))
+
+
+def test_inference_hands_out_no_more_than_it_must():
+    """Of all steps the loop keeps h alone, and with lengths also cs; it never keeps the gates."""
+    for lengths, collected in ((False, 1), (True, 2)):
+        model = exported(lstm(4, "float32"), lengths=lengths, functions=False)
+        (scan,) = (node for node in model.graph.node if node.op_type == "Scan")
+        assert len(scan.output) == 2 + collected
+
+
+@pytest.mark.parametrize(("lengths", "turn"), [(False, "Slice"), (True, "Gather")])
+def test_layers_of_a_backward_direction_are_turned_once(lengths, turn):
+    """x is reversed before the first layer and y after the last; nothing is reversed in between."""
+    tower = Stack([gru(4, "float32"), gru(4, "float32", 4), gru(4, "float32", 4)])
+    model = exported(Bidirectional(gru(4, "float32"), tower), lengths=lengths)
+    turns = [node for node in model.graph.node if node.op_type == turn]
+    assert len(turns) == 2 + (4 if lengths else 0)  # and, with lengths, each cell's final state
+
+
+def test_nothing_is_left_of_what_is_not_asked_for():
+    kinds = {node.op_type for node in exported(lstm(4, "float32"), lengths=False).graph.node}
+    assert kinds == {"LSTM"}
+
+
+# ------------------------------------------------------------------------------------------------- ONNX's own LSTM, GRU
+SHAPES = {"LSTM": [[1, 16, 3], [1, 16, 4], [1, 32]], "GRU": [[1, 12, 3], [1, 12, 4], [1, 24]]}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}])
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_no_node_of_native_reads_constants_alone(lengths, state, sizes):
+    """Weights are stored as ONNX's nodes read them, and nothing is left to compute of them or of other constants."""
+    peepholes = lstm(4, "float32", use_peephole=True, forget_bias=1.0)
+    grus = (gru(4, "float32", reset_after=after) for after in (False, True))
+    for layer in (Bidirectional(peepholes, lstm(4, "float32")), *grus):
+        model = exported(layer, loop="native", functions=False, lengths=lengths, state=state, sizes=sizes)
+        stored = {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+        known = {*stored, *(node.output[0] for node in model.graph.node if node.op_type == "Constant")}
+        cells = []
+        for node in model.graph.node:
+            assert node.op_type == "Constant" or not known.issuperset(filter(None, node.input)), node
+            if stored.keys() & set(node.input):
+                cells.append(node)
+                assert [stored[name] for name in node.input[1:4]] == SHAPES[node.op_type]
+        assert [len(node.input) == 8 for node in cells] == ["wci" in cell.weights for cell in layer._cells().values()]
+
+
+def test_the_nodes_of_native():
+    layer = Bidirectional(lstm(4, "float32"), lstm(4, "float32"))
+    kinds = {"LSTM": 2, "Slice": 2, "Squeeze": 6, "Concat": 1}  # x and y are turned; all results lose an axis
+    for sizes, more in (({"B": B}, {}), ({}, {"Shape": 1, "Concat": 2, "Expand": 1})):
+        model = exported(layer, loop="native", functions=False, lengths=False, state=False, sizes=sizes)
+        assert Counter(n.op_type for n in model.graph.node if n.op_type != "Constant") == kinds | more
+
+
+@pytest.mark.parametrize("functions", [True, False])
+def test_native_cells_that_are_alike_have_weights_of_their_own(functions):
+    layer = Stack([gru(3, "float32"), gru(3, "float32"), gru(3, "float32")])
+    model = exported(layer, loop="native", functions=functions)
+    assert not model.functions
+    assert [tensor.name for tensor in model.graph.initializer] == [f"{k}.{name}" for k in range(3) for name in "WRB"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+def check_names(model):
+    """Every node has one, in functions and bodies too."""
+    waiting = [*model.graph.node, *(node for made in model.functions for node in made.node)]
+    while waiting:
+        node = waiting.pop()
+        assert node.name, node
+        waiting += [inner for body in bodies(node) for inner in body.node]
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize(
+    "form",
+    [*({"loop": loop, "reset": True, "train": train} for loop in LOOPS for train in (False, True)), {"loop": "native"}],
+    ids=lambda form: " ".join(map(str, form.values())),
+)
+def test_every_node_of_a_layer_has_a_name(form, functions):
+    check_names(exported(Bidirectional(lstm(3, "float32"), gru(3, "float32")), functions=functions, **form))
+    check_names(exported(lstm(3, "float32"), functions=functions, streaming=True))
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    ("op", "loop"),
+    [*itertools.product(OPS, LOOPS), *itertools.product(NATIVE, ["native"])],
+)
+def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
+    known = {attribute.name for attribute in OPS[op].attributes}
+    attrs = {name: value for name, value in {"cell_clip": -1.0, "use_peephole": True}.items() if name in known}
+    check_names(
+        onnx_export.build(op, attrs=attrs, loop=loop, static=static, functions=functions, sizes={"T": T, "H": 2})
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ on WebGPU
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_bools_are_gathered(name, train, loop):
+    """onnxruntime-webgpu 1.27 gathers bools by fours; at the end of their indices it reads on, and what is found there
+    tells where to read the bools. Where SwiftShader is the GPU, this model ends the process, if its buffers held large
+    numbers before: g (bool[15,1] x, int64[15] i) => (bool[15,1] y) { y = Gather (x, i) }
+    """
+    model = exported(LAYERS[name]("float32"), train=train, loop=loop, reset=True, functions=False, static=True)
+    kinds = [
+        types[node.input[0]]
+        for graph, types in graphs(onnx.shape_inference.infer_shapes(model).graph)
+        for node in graph.node
+        if node.op_type == "Gather"
+    ]
+    assert onnx.TensorProto.BOOL not in kinds
+    assert onnx.TensorProto.FLOAT in kinds or name == "Dense"  # which has no Gather
+
+
+# -------------------------------------------------------------------------------------------------------------- on CUDA
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_node_falls_back(name, train, loop):
+    layer = LAYERS[name]("float16" if loop == "scan" else "float32")
+    options = {"train": train, "loop": loop, "reset": True}
+    model = exported(layer, sizes={"T": T, "B": B}, **options)
+    assert fallbacks(model) == []
+    assert sizes_left(model) == []
+    if loop == "unroll":
+        assert refused_by_cuda_graphs(model) == []
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_no_node_of_a_step_falls_back(name):
+    model = exported(STREAMING[name]("float32"), streaming=True, sizes={"B": B})
+    assert refused_by_cuda_graphs(model) == []
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("layer", [lstm(4, "float32"), gru(4, "float32", reset_after=True)], ids=repr)
+def test_onnx_own_nodes_are_on_the_gpu(layer, lengths):
+    model = exported(layer, loop="native", sizes={"T": T, "B": B}, lengths=lengths)
+    assert refused_by_cuda_graphs(model) == []
+    (found,) = fallbacks(exported(gru(4, "float32"), loop="native", sizes={"T": T, "B": B}, lengths=lengths))
+    assert "cuDNN resets after the product" in found
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu and a GPU"
+)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_a_gpu(name, train):
+    layer = LAYERS[name]("float64")
+    case = Case(layer, train=train, reset=True)
+    session = onnx_export.Session(exported(layer, case), provider="cuda")
+    running = session._running_for({"T": T, "B": B})
+    case.check(session.model, lambda model, feeds: running.run(feeds), limit=1e-12)

@@ -1,0 +1,134 @@
+"""A layer's model as an `onnx_export.Session`: it is called like the layer, and refuses wrong arguments."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from cases import rng
+from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, gru, lstm, random_state
+from onnxruntime.quantization import quantize_dynamic
+
+import onnx_export
+from blockcell import Bidirectional, LSTMState, Stack
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_session_is_called_like_the_layer(name, tmp_path):
+    layer = LAYERS[name]("float64")
+    onnx_export.export(layer, tmp_path / "layer.onnx", reset=True)
+    g = rng("session", name)
+    x, state, reset = g.uniform(-1, 1, (T, B, I)), random_state(layer, g), g.random((T, B)) < 0.3
+    session = onnx_export.Session(str(tmp_path / "layer.onnx"))
+    for given in ({}, {"state": state}, {"state": None, "lengths": LENGTHS.tolist(), "reset": reset}):
+        result = session(x=x, **given)
+        y, last = layer(x, given.get("state"), lengths=given.get("lengths"), reset=given.get("reset"))
+        np.testing.assert_allclose(result.y, y, rtol=0, atol=1e-14)
+        found = flat(layer, result.state)
+        for part, right in flat(layer, last).items():
+            np.testing.assert_allclose(found[part], right, rtol=0, atol=1e-14, err_msg=part)
+
+
+QUANTIZED = {
+    "LSTM": lambda: lstm(16, "float32", use_peephole=True),
+    "Reverse": lambda: lstm(16, "float32", reverse=True),
+    "Bidirectional": lambda: Bidirectional(lstm(16, "float32"), lstm(16, "float32")),
+    "Classifier": lambda: Stack([lstm(16, "float32"), gru(8, "float32", 16), dense(4, "float32", 8, last=True)]),
+}
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantize_dynamic(name, lengths, functions, tmp_path):
+    """onnxruntime's tool finds the LSTMs of "native" and dense layers' products. A session calls what it makes."""
+    layer = QUANTIZED[name]()
+    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
+    onnx_export.export(layer, before, loop="native", lengths=lengths, functions=functions)
+    quantize_dynamic(before, after)
+    kinds = [node.op_type for node in onnx.load(after).graph.node]
+    cells = [type(cell).__name__ for cell in layer._cells().values()]
+    assert kinds.count("DynamicQuantizeLSTM") == cells.count("LSTM") and "LSTM" not in kinds
+    assert kinds.count("MatMulInteger") == cells.count("Dense") and "MatMul" not in kinds
+    assert kinds.count("GRU") == cells.count("GRU")  # onnxruntime has nothing for it
+    x = rng("quantized", name).uniform(-1, 1, (T, B, I)).astype(np.float32)
+    given = {"lengths": LENGTHS} if lengths else {}
+    y, right = onnx_export.Session(after)(x=x, **given).y, layer(x, **given)[0]
+    # Weights, x and h have steps of 1/127 of their largest entries; errors of half a step each add up, over steps too.
+    assert 1e-4 < np.abs(y - right).max() < 4 / 127 * np.abs(right).max()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_session_that_trains(name):
+    layer = LAYERS[name]("float64")
+    g = rng("training", name)
+    x, state, d_last = g.uniform(-1, 1, (T, B, I)), random_state(layer, g), random_state(layer, g)
+    session = onnx_export.Session(onnx_export.export(layer, None, train=True))
+    y, _, tape = layer.forward(x, state)
+    d_y = g.uniform(-1, 1, y.shape)
+    result = session(x=x, state=state, weights=layer.weights, d_y=d_y, d_state=d_last)
+    assert result._fields == ("y", "state", "d_x", "d_state", "grads")
+    d_x, d_first, grads = layer.backward(tape, d_y, d_last)
+    np.testing.assert_allclose(result.d_x, d_x, rtol=0, atol=1e-13)
+    assert list(result.grads) == list(grads)
+    found = flat(layer, result.d_state) | result.grads
+    for part, right in (flat(layer, d_first) | grads).items():
+        np.testing.assert_allclose(found[part], right, rtol=0, atol=1e-13, err_msg=part)
+
+
+def test_a_session_takes_a_step():
+    layer = lstm(4, "float32")
+    session = onnx_export.Session(onnx_export.export(layer, None, streaming=True))
+    x = rng("step").uniform(-1, 1, (T, B, I)).astype(np.float32)
+    state = None
+    for x_t in x:
+        y, state = session(x=x_t, state=state)
+    right, last = layer(x)
+    assert type(state) is LSTMState
+    np.testing.assert_allclose(y, right[-1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(state.cs, last.cs, rtol=0, atol=1e-6)
+
+
+X = np.zeros((4, 2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "exception", "message"),
+    [
+        ({}, TypeError, "Bidirectional: x missing; expected x, state, lengths"),
+        ({"x": X, "inputs": X}, TypeError, "Bidirectional: inputs unknown; expected x, state, lengths"),
+        ({"x": X, "reset": X}, TypeError, "Bidirectional: reset unknown; expected x, state, lengths"),
+        ({"x": X[0]}, ValueError, "x has shape (2, 3); expected (T, B, 3)"),
+        ({"x": X[:, :, :2]}, ValueError, "x has shape (4, 2, 2); expected (T, B, 3)"),
+        ({"x": X[:0]}, ValueError, "x has no steps; expected at least one"),
+        ({"x": X.astype(np.float64)}, TypeError, "x has dtype float64; expected float32"),
+        ({"x": X, "lengths": [1]}, ValueError, "lengths has shape (1,); expected (2,), with B=2 from x"),
+        ({"x": X, "lengths": [1, 5]}, ValueError, "lengths is [1 5]; expected 0 to T = 4"),
+        ({"x": X, "lengths": [-1, 4]}, ValueError, "lengths is [-1  4]; expected 0 to T = 4"),
+        ({"x": X, "lengths": [1.0, 2.0]}, TypeError, "lengths has dtype float64; expected int64"),
+        ({"x": X, "state": X}, TypeError, "state is of type ndarray; expected (fw, bw) or None"),
+        ({"x": X, "state": (None,)}, ValueError, "state has 1 parts; expected (fw, bw)"),
+        ({"x": X, "state": (None, (X[0],))}, ValueError, "state.bw.h has shape (2, 3); expected (2, 5), with B=2"),
+    ],
+)  # fmt: skip
+def test_bad_calls(given, exception, message):
+    session = onnx_export.Session(onnx_export.export(LAYERS["Bidirectional"]("float32"), None))
+    with pytest.raises(exception, match=re.escape(message)):
+        session(**given)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (None, "LSTM: weights missing; expected x, state, lengths, weights, d_y, d_state"),
+        ([1], "LSTM: weights is of type list; expected a dict with w, b"),
+        ({"w": X}, "LSTM: weights has no b; expected w, b"),
+        ({"w": X, "b": X, "c": X}, "LSTM: weights has c; expected w, b"),
+    ],
+)
+def test_bad_weights(weights, message):
+    session = onnx_export.Session(onnx_export.export(lstm(4, "float32"), None, train=True))
+    with pytest.raises(TypeError, match=re.escape(message)):
+        session(x=X, weights=weights)

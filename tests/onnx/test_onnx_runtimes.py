@@ -1,0 +1,141 @@
+"""Which runtime runs which op in which form: the table in docs/onnx/runtimes.md is what is found here.
+
+All in float32, inlined, with fixed sizes, as compilers want them. "yes" is within the error bound, with NaN past
+seq_len_max; "wrong" is not, without an error; "no" is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import arguments
+from graphs import NATIVE, attributes, bound, compare, exact, poisoned
+from runtimes import RUNTIMES
+
+import onnx_export
+from blockcell.optable import OPS
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "onnx" / "runtimes.md"
+TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
+SIZES = {"T": 3, "B": 2, "I": 3, "H": 4}
+FORMS = {  # what build is told
+    "scan": {"loop": "scan"},
+    "scan, static": {"loop": "scan", "static": True},
+    "unroll": {"loop": "unroll"},
+    "loop": {"loop": "loop"},
+    "native": {"loop": "native"},
+}
+
+
+def verdict(op, form, runtime, path):
+    """ "yes", "no" or "wrong": the worst with and without peephole."""
+    found = []
+    for use_peephole in (True, False) if form == "native" and OPS[op].attributes else (True,):
+        clip = {"cell_clip": 0.0} if form == "native" else {}
+        n = 2 if OPS[op].sequence else None
+        args = arguments(op, SIZES, seq_len_max=n, use_peephole=use_peephole, **clip)
+        options = FORMS[form] | {"sizes": SIZES, "functions": False}
+        model = onnx_export.build(op, attrs=attributes(op, args), **options)
+        given = poisoned(op, args) if OPS[op].sequence else args
+        try:
+            results = RUNTIMES[runtime](model, given, path)
+        except Exception:
+            found.append("no")
+            continue
+        try:
+            compare(op, results, exact(op, args), bound(op, np.float32))
+        except AssertionError:
+            found.append("wrong")
+        else:
+            found.append("yes")
+    return max(found, key=["yes", "no", "wrong"].index)
+
+
+def forms(op):
+    if not OPS[op].sequence:
+        return ["scan"]
+    return [form for form in FORMS if form != "native" or op in NATIVE]
+
+
+def rows():
+    """Those of the table, in its order: cells, then form by form."""
+    found = [row(op, form) for form in FORMS for op in OPS if form in forms(op)]
+    return list(dict.fromkeys(found))
+
+
+def version(runtime):
+    """Of the runtime that is installed, as far as the table tells it."""
+    package = {"onnx.reference": "onnx"}.get(runtime, runtime.lower())
+    try:
+        return ".".join(metadata.version(package).split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def documented():
+    """The runtimes' versions; and of every row of the table, what stands under each runtime."""
+    found = TABLE.search(DOCUMENT.read_text())
+    assert found is not None
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].strip().splitlines()]
+    versions = dict(head.rsplit(" ", 1) for head in lines[0][1:])
+    return versions, {row[0]: dict(zip(RUNTIMES, row[1:], strict=True)) for row in lines[2:]}
+
+
+def row(op, form):
+    """The row of the table that an op's form belongs to: ops for which runtimes do the same share one."""
+    if not OPS[op].sequence:
+        return "cells and their gradients"
+    if form == "native":
+        return f"native, {'GRU' if 'gru' in op else 'LSTM'}"
+    return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("op", OPS)
+def test_table(op, runtime, tmp_path):
+    versions, rows = documented()
+    if version(runtime) != versions[runtime]:
+        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    for form in forms(op):
+        found = verdict(op, form, runtime, tmp_path / "model.onnx")
+        message = f"{form}: {found}; PYTHONPATH=tests/lib python tests/onnx/test_onnx_runtimes.py writes the table anew"
+        assert rows[row(op, form)][runtime] == found, message
+
+
+def test_table_is_complete():
+    assert list(documented()[1]) == rows()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_op_runs_somehow(runtime):
+    for op in OPS:
+        assert "yes" in {documented()[1][row(op, form)][runtime] for form in forms(op)}, op
+
+
+def table(path: Path) -> str:
+    heads = [f"{runtime} {version(runtime)}" for runtime in RUNTIMES]
+    lines = [f"| form | {' | '.join(heads)} |", "|---" * (1 + len(RUNTIMES)) + "|"]
+    for name in rows():
+        found = {
+            tuple(verdict(op, form, runtime, path) for runtime in RUNTIMES)
+            for op in OPS
+            for form in forms(op)
+            if row(op, form) == name
+        }
+        assert len(found) == 1, f"{name}: runtimes tell its ops apart, {found}"
+        lines.append(f"| {' | '.join([name, *found.pop()])} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = table(Path(folder) / "model.onnx")
+    DOCUMENT.write_text(TABLE.sub(lambda _: written, DOCUMENT.read_text()))

@@ -1,0 +1,21 @@
+"""Eight Python threads call everything at once, on one to three threads of the kernels: each result has its bits.
+
+What a result should be was computed before by one thread alone. `make test-soak` makes many more calls. soak.py runs
+in a child, so that a crash is a failed test.
+"""
+
+from pathlib import Path
+
+import pytest
+from fresh import script
+
+SOAK = Path(__file__).parents[1] / "lib" / "soak.py"
+
+
+@pytest.mark.parametrize(
+    ("calls", "seed"), [(300, 0), *(pytest.param(20_000, seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
+def test_everything_at_once(calls, seed):
+    result = script(SOAK, str(calls), str(seed), minutes=30, OMP_WAIT_POLICY="passive")
+    print(result.stdout)
+    assert result.returncode == 0, result.stderr[-5000:]

@@ -1,0 +1,378 @@
+"""How benchmarks measure on a machine that is disturbed, and what they make of it, which needs no times to test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+PATHS = [*sys.path]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import bench  # noqa: E402
+import candidates  # noqa: E402
+import ceiling  # noqa: E402
+import report  # noqa: E402
+import shares  # noqa: E402
+import turns  # noqa: E402
+
+sys.path[:] = PATHS  # to which they add this checkout, which need not be where the package is
+
+SIZES = {"T": 20, "B": 4, "I": 16, "H": 16}
+
+
+class Machine:
+    """Has cores of the same speed; ``shared`` says whether two of them are one."""
+
+    def __init__(self, speed=100.0, shared=False):
+        self.speed, self.shared = speed, shared
+
+    def rate(self, threads):
+        return self.speed * (1 if self.shared else threads)
+
+
+# ------------------------------------------------------------------------------------------------------------ the marks
+@pytest.mark.parametrize(
+    "threads, speed, gain, disturbed",
+    [
+        (1, 100, 2.0, False),
+        (1, 100, 1.0, False),  # what two threads reach does not matter to one
+        (1, 76, 2.0, False),
+        (1, 74, 2.0, True),
+        (2, 100, 1.61, False),
+        (2, 100, 1.59, True),
+        (2, 80, 1.99, False),
+        (2, 74, 2.0, True),
+    ],
+)
+def test_disturbed(threads, speed, gain, disturbed):
+    rates = {1: 100.0, 2: 200.0}
+    watch = turns.Watch([], rates.__getitem__)
+    rates |= {1: speed, 2: gain * speed}
+    assert watch.disturbed(threads) is disturbed
+
+
+def test_the_best_rate_is_the_best_seen():
+    machine = Machine(speed=60)
+    watch = turns.Watch([], machine.rate)
+    machine.speed = 100
+    assert not watch.disturbed(1)
+    machine.speed = 60
+    assert watch.disturbed(1)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after", "never"])
+def test_a_round_is_marked(when):
+    machine, worker = Machine(), SimpleNamespace(waited=0.5)  # in another round
+    watch = turns.Watch([worker], machine.rate)
+    machine.shared = when == "before"
+
+    def measure():
+        worker.waited = 0.06 if when == "meanwhile" else 0.04
+        machine.shared = when == "after"
+        return "times"
+
+    assert watch.round(2, measure) == ("times", when != "never")
+
+
+def test_marked_rounds_are_repeated_but_not_for_ever(seed=3):
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        machine, wanted, marks = Machine(), int(rng.integers(1, 7)), []
+        watch = turns.Watch([], machine.rate)
+
+        def measure(machine=machine, marks=marks):
+            marks.append(bool(rng.integers(2)))
+            machine.shared = marks[-1]
+
+        found = watch.rounds(2, measure, wanted)
+        # one that is disturbed at its end disturbs the next one's beginning
+        expected = [one or two for one, two in zip(marks, [False, *marks], strict=False)]
+        assert [mark for _, mark in found] == expected
+        assert expected.count(False) == wanted or len(found) == 2 * wanted
+        assert expected[:-1].count(False) < wanted
+
+
+@pytest.mark.parametrize(
+    "marks, expected",
+    [("000", [0, 1, 2]), ("01010", [0, 2, 4]), ("0011", [0, 1, 2, 3]), ("11", [0, 1]), ("0", [0])],
+)
+def test_marked_rounds_count_only_where_others_are_few(marks, expected):
+    assert turns.counted([(k, mark == "1") for k, mark in enumerate(marks)]) == expected
+
+
+def test_spread():
+    assert turns.spread([5.0, 1.0, 4.0, 2.0, 3.0]) == (3, 2, 4)
+    assert turns.spread([1.0, 2.0]) == (1.5, 1.25, 1.75)
+    assert turns.spread([7.0]) == (7, 7, 7)
+
+
+def test_time_and_waiting_of_calls(monkeypatch):
+    now, queued = 0.0, 10.0
+    durations = iter([3.0, 1.0, 2.0, 9.0, 1.0])
+
+    def call():
+        nonlocal now, queued
+        now += next(durations)
+        queued += 0.5
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(turns, "waiting", lambda: queued)
+    assert turns.seconds(call, budget=10.0) == 2.5  # the median of the first four, which take 15
+    assert turns.waited == pytest.approx(4 * 0.5 / 15)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_ceiling_has_a_cpu_for_each_thread(threads):
+    cpus, seen = os.sched_getaffinity(0), []
+    ceiling.together(lambda k: seen.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
+    assert sorted(k for k, _ in seen) == sorted([*range(threads)] * 3)
+    expected = {frozenset(cpus)} if threads == 1 else {frozenset([cpu]) for cpu in sorted(cpus)[:threads]}
+    assert {mine for _, mine in seen} == expected
+    assert os.sched_getaffinity(0) == cpus
+
+
+# ----------------------------------------------------------------------------------------------------------- the points
+class Worker:
+    """Answers with times in order; ends where one is None."""
+
+    def __init__(self, *times):
+        self.times, self.waited, self.started = list(times), 0.0, 0
+
+    def ask(self, question):
+        time = self.times.pop(0)
+        if time is None:
+            raise RuntimeError("ended")
+        return time
+
+    def start(self):
+        self.started += 1
+
+
+def measured(workers, teams, marks):
+    point = bench.Point("LSTM inference", "float32", SIZES, teams)
+    for mark in marks:
+        point.rounds.append((point.ask(workers, 0.1), mark))
+    return point
+
+
+def figures(row):
+    return [row[name] for name in ("candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked")]
+
+
+def test_a_point_counts_unmarked_rounds_and_the_better_number_of_threads():
+    workers = {
+        ("blockcell", 1): Worker(1.0, 1.0, 9.0, 1.0),
+        ("blockcell", 2): Worker(2.0, 2.0, 0.1, 2.0),
+        ("torch", 1): Worker(4.0, 4.0, 9.0, 4.0),
+        ("torch", 2): Worker(1.5, 2.5, 9.0, 1.0),
+    }
+    rows = measured(workers, [1, 2], [False, False, True, False]).rows()
+    assert [figures(row) for row in rows] == [
+        ["blockcell", 1, 1e6, 1.0, 1.0, 1.0, 4, 1],
+        ["torch", 2, 1.5e6, 1.5, 1.25, 2.0, 4, 1],
+    ]
+
+
+def test_a_point_asks_those_with_its_number_of_threads():
+    workers = {
+        ("blockcell", 1): Worker(),
+        ("blockcell", 2): Worker(2.0),
+        ("torch", 1): Worker(),
+        ("torch", 2): Worker(5),
+    }
+    rows = measured(workers, [2], [False]).rows()
+    assert [figures(row)[:4] for row in rows] == [["blockcell", 2, 2e6, 1.0], ["torch", 2, 5e6, 2.5]]
+
+
+def test_a_peer_whose_process_ends_is_left_out(capsys):
+    peer, other = Worker(3.0, None, 3.0), Worker(6.0, 6.0, 6.0)
+    workers = {("blockcell", 1): Worker(2.0, 2.0, 2.0), ("torch", 1): peer, ("openvino", 1): other}
+    rows = measured(workers, [1], [False] * 3).rows()
+    assert [figures(row)[:4] for row in rows] == [["blockcell", 1, 2e6, 1.0], ["openvino", 1, 6e6, 3.0]]
+    assert (peer.started, peer.times) == (1, [3.0]) and "torch with 1 thread(s) is left out" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="ended"):
+        measured({("blockcell", 1): Worker(None)}, [1], [False])
+
+
+def test_all_points_take_turns_and_marked_ones_some_more(seed=4):
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        rounds, more = rng.integers([1, 0], 6).tolist()
+        points = [[] for _ in range(rng.integers(1, 5))]
+        chance, order = rng.uniform(size=len(points)), []
+        for k in turns.in_turn(points, rounds, more):
+            order.append(k)
+            points[k].append((None, bool(rng.uniform() < chance[k])))
+        assert order[: rounds * len(points)] == [*range(len(points))] * rounds
+        for found in points:
+            clean = sum(not marked for _, marked in found)
+            assert clean == rounds or (len(found) == rounds + more and clean < rounds)
+
+
+# ------------------------------------------------------------------------------------------------------------ the files
+def row(
+    candidate, threads=1, H=16, ratio=1.0, low=None, high=None, us=100.0, rounds=5, marked=0, task="LSTM inference"
+):
+    sizes = SIZES | {"I": H, "H": H}
+    spread = [ratio if value is None else value for value in (low, high)]
+    line = [task, "float32", *sizes.values(), candidate, threads, us, ratio, *spread, rounds, marked]
+    return dict(zip(bench.COLUMNS, line, strict=True))
+
+
+def test_files_are_read_as_they_were_written(tmp_path):
+    rows, about = [row("blockcell"), row("torch", 2, ratio=1.2, low=1.1, high=1.3, marked=2)], {"cpu": "any"}
+    bench.write(tmp_path / "a.csv", rows, about)
+    assert bench.read(tmp_path / "a.csv") == (rows, about)
+
+
+def test_files_without_spread_are_read(tmp_path):
+    """Those of earlier versions."""
+    text = (
+        "task,dtype,T,B,I,H,candidate,threads,microseconds,ratio\nLSTM inference,float32,20,4,16,16,torch,2,5.5,0.9\n"
+    )
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "a.json").write_text("{}")
+    assert bench.read(tmp_path / "a.csv")[0] == [row("torch", 2, ratio=0.9, us=5.5, rounds=0)]
+
+
+def test_short_means_three_of_four_rounds():
+    assert bench.short(row("torch", ratio=0.95, low=0.9, high=0.999))
+    assert not bench.short(row("torch", ratio=0.95, low=0.9, high=1.0))
+
+
+POINTS = [  # with one and two threads, the first is short with two, the second with one
+    *(row("blockcell", threads, H) for H in (16, 40) for threads in (1, 2)),
+    *(row("torch", threads, H, ratio=1.5) for H in (16, 40) for threads in (1, 2)),
+    row("onnxruntime", 1, 16, ratio=1.1),
+    row("onnxruntime", 2, 16, ratio=0.8, low=0.7, high=0.9),
+    row("onnxruntime", 1, 40, ratio=0.9),
+    row("onnxruntime", 2, 40, ratio=0.99, low=0.9, high=1.02),
+]
+
+
+def test_again_measures_what_is_short():
+    found = bench.short_points(POINTS, same_threads=True)
+    assert sorted((point.sizes["H"], point.teams) for point in found) == [(16, [2]), (40, [1])]
+    found = bench.short_points(POINTS, same_threads=False)
+    assert sorted((point.sizes["H"], point.teams) for point in found) == [
+        (16, bench.ONE_AND_ALL),
+        (40, bench.ONE_AND_ALL),
+    ]
+
+
+def test_merging_replaces_points():
+    new = [row("blockcell", 2, rounds=15), row("torch", 2, ratio=1.4, rounds=15)]
+    key = lambda row: (row["H"], row["threads"], row["candidate"])  # noqa: E731
+    found = bench.merged(POINTS, new, same_threads=True)
+    kept = [row for row in POINTS if (row["H"], row["threads"]) != (16, 2)]
+    assert sorted(found, key=key) == sorted(kept + new, key=key)
+    found = bench.merged(POINTS, new, same_threads=False)  # there a point has both numbers of threads
+    assert sorted(found, key=key) == sorted([row for row in POINTS if row["H"] != 16] + new, key=key)
+
+
+def test_again_from_file_to_file(tmp_path, monkeypatch):
+    """Only what is short is measured, with the file's level, in rounds that are repeated where they are marked."""
+    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "same_threads": True}
+    bench.write(tmp_path / "grid.csv", POINTS, about)
+    asked, machine = [], Machine()
+
+    class Candidate:
+        missing, waited = None, 0.0
+
+        def __init__(self, script, name, threads, **environment):
+            self.name, self.threads, self.environment = name, int(threads), environment
+
+        def ask(self, question):
+            machine.shared = len(asked) < 3  # in the first round
+            asked.append((question["sizes"]["H"], self.threads, self.name, self.environment["BLOCKCELL_LEVEL"]))
+            return {"blockcell": 2e-6, "torch": 3e-6, "onnxruntime": 2.5e-6}[self.name]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(bench, "Worker", Candidate)
+    monkeypatch.setattr(bench, "watch", lambda workers: turns.Watch(workers, machine.rate))
+    monkeypatch.setattr(bench, "machine", lambda level, dtype, names: about | {"date": "now"})
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
+    bench.main()
+    found, new = bench.read(tmp_path / "grid.csv")
+    assert new == about | {"again": "now"}
+    names = ("blockcell", "torch", "onnxruntime")
+    assert sorted(asked) == sorted(
+        (*point, name, "v3") for point, rounds in (((16, 2), 5), ((40, 1), 4)) for name in names for _ in range(rounds)
+    )
+    for each in found:
+        point = each["H"], each["threads"]
+        if point in ((16, 2), (40, 1)):
+            ratio, more = {"blockcell": 1.0, "torch": 1.5, "onnxruntime": 1.25}[each["candidate"]], point == (16, 2)
+            times = {"blockcell": 2.0, "torch": 3.0, "onnxruntime": 2.5}[each["candidate"]]
+            assert figures(each)[2:] == [times, ratio, ratio, ratio, 4 + more, int(more)]
+        else:
+            assert each in POINTS
+    assert len(found) == len(POINTS)
+
+
+def test_again_leaves_a_file_alone_where_nothing_is_short(tmp_path, monkeypatch):
+    bench.write(tmp_path / "a.csv", [row("blockcell"), row("torch", ratio=1.1)], {"level": "v3", "dtype": "float32"})
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "a.csv")])
+    with pytest.raises(SystemExit, match="falls short"):
+        bench.main()
+    assert "again" not in bench.read(tmp_path / "a.csv")[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ the pages
+def test_the_page_says_what_holds(tmp_path):
+    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "threads": "2", "ceiling": 100.0}
+    about |= {"compiler": "gcc", "numpy": "2", "torch": "2.14+cpu", "onnxruntime": "1.31", "same_threads": True}
+    path, disturbed = tmp_path / "grid-v3.csv", row("onnxruntime", 2, 64, ratio=2.0, rounds=10, marked=8)
+    bench.write(path, [*POINTS, disturbed], about)
+    text = report.page([path])
+    at = "T = 20, B = 4, I = 16, H = 16"
+    for line in (
+        f"| LSTM inference | PyTorch | 1 | 1.50x | 0 of 2 | 0 | 1.50x | {at} |",
+        "| LSTM inference | onnxruntime | 1 | 0.99x | 1 of 2 | 0 | 0.90x | T = 20, B = 4, I = 40, H = 40 |",
+        f"| LSTM inference | onnxruntime | 2 | 1.17x | 1 of 3 | 1 | 0.80x (0.70 to 0.90) | {at} |",
+        f"| LSTM inference | onnxruntime | 2 | {at} | 0.80x (0.70 to 0.90) | 5 |",
+        "| LSTM inference | onnxruntime | 1 | T = 20, B = 4, I = 40, H = 40 | 0.90x | 5 |",
+    ):
+        assert line in text.splitlines()
+    assert json.loads(path.with_suffix(".json").read_text()) == about
+
+
+def test_shares_of_builds_with_a_star_where_marked_rounds_count():
+    rounds = [([0.5, 0.61], False), ([0.7, 0.8], True), ([0.52, 0.6], False), ([0.51, 0.62], False)]
+    assert shares.cell(rounds) == "51 / 61"
+    assert shares.cell(rounds[:3]) == "52 / 61*"
+
+
+# ------------------------------------------------------------------------------------------------------------ the peers
+@pytest.mark.parametrize("level", ["v3", "v4"])
+def test_onnxruntime_is_limited_to_avx2(level, tmp_path, monkeypatch):
+    """Where its library tests for AVX-512 and then for the registers, nowhere else."""
+    other, tests = b"\xf7\xc7\x00\x00\x01\x00\x90" + bytes(20), b"\x41\xf7\xc2%b\x74\x05\xa8\xe0\x75"
+    library = tmp_path / "onnxruntime" / "capi" / "onnxruntime_pybind11_state.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(other + 2 * (tests % b"\x00\x00\x01\x00"))
+    spec = SimpleNamespace(origin=str(tmp_path / "onnxruntime" / "__init__.py"))
+    monkeypatch.setattr(candidates.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setenv("BLOCKCELL_LEVEL", level)
+    monkeypatch.setattr(sys, "path", ["here"])
+    with candidates.without_avx512():
+        if level == "v3":
+            copy = Path(sys.path[0], *library.parts[-3:])
+            assert copy.read_bytes() == other + 2 * (tests % bytes(4))
+        else:
+            assert sys.path == ["here"]
+    assert library.read_bytes() == other + 2 * (tests % b"\x00\x00\x01\x00") and sys.path == ["here"]
+    library.write_bytes(other)
+    if level == "v3":
+        with pytest.raises(ImportError, match="cannot be limited"), candidates.without_avx512():
+            pass

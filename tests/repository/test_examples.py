@@ -1,0 +1,106 @@
+"""The examples run, at reduced size, and learn; the sunspots' forecasts know nothing of what comes after."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from fresh import run
+
+from blockcell import GRU, Dense, Stack, loss
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines_of(name, *arguments, by=(), **environment):
+    """What an example prints in a process of its own, where it may start others."""
+    done = run([*by, str(EXAMPLES / f"{name}.py"), *arguments], 5, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_adding():
+    adding = example("adding")
+    x, target = adding.sequences(np.random.default_rng(0), 20, 50)
+    halves = x.reshape(2, 10, 50, 2)
+    assert (halves[..., 1].sum(axis=1) == 1).all()
+    np.testing.assert_array_equal(target[:, 0], halves.prod(axis=-1).sum(axis=(0, 1)))
+    lines = []
+    mse = adding.train(T=10, steps=500, seed=0, report=lines.append)
+    assert mse < 0.02  # always predicting 1 gives 0.167
+    assert len(lines) == 10 and lines[-1].endswith(f"{mse:.5f}")
+
+
+def test_sunspots(tmp_path):
+    sunspots, lines = example("sunspots"), []
+    errors = sunspots.main(tmp_path / "sunspots.png", seed=0, report=lines.append)
+    numbers = sunspots.sunspots.load_pandas().data["SUNACTIVITY"].to_numpy()
+    for lead in (1, 11):
+        changes = numbers[249 + lead : 298 + lead] - numbers[249:298]  # 1949 is number 249
+        assert errors["persistence"][lead - 1] == pytest.approx(np.sqrt(np.mean(changes**2)), rel=1e-5)
+    assert 15 < errors["LSTM"][0] < 18 < errors["autoregression"][0] + 1 < 20
+    assert errors["LSTM"].mean() < 0.9 * errors["autoregression"].mean()
+    assert any(line.startswith("LSTM ") and f"{errors['LSTM'][0]:.1f}" in line for line in lines)
+    assert matplotlib.image.imread(tmp_path / "sunspots.png").std() > 0.1
+
+
+def test_sunspots_forecasts_do_not_look_ahead():
+    sunspots = example("sunspots")
+    network, rng = sunspots.new_network(0), np.random.default_rng(0)
+    series = rng.standard_normal((60, 1)).astype(np.float32)
+    sunspots.train(network, series, np.float32(-2), 2, rng, lambda line: None)
+    whole = sunspots.forecasts(network, series, 30, 5)
+    assert whole.shape == (60 - 5 - 29, 5)
+    changed = np.concatenate([series[:40], series[40:] + 1])
+    known = 40 - 29  # forecasts of years up to the 40th
+    np.testing.assert_array_equal(sunspots.forecasts(network, changed, 30, 5)[:known], whole[:known])
+    assert not (sunspots.forecasts(network, changed, 30, 5)[known:] == whole[known:]).any()
+    change, _ = network(series[:, None])  # and one call over all years says the same of the next
+    expected = (series + change[:, 0])[29:55, 0]
+    np.testing.assert_allclose(whole[:, 0], expected, rtol=1e-6)
+
+
+def test_scoring():
+    *rates, last = lines_of("scoring", "300", by=["-W", "error"])
+    found = [re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates]
+    assert [who[1] for who in found] == ["this", "this", found[1][2]]  # as many processes as threads
+    assert re.fullmatch(r"\d\.\d\d bits per character. All scores equal, bit for bit", last)
+
+
+def test_scores_are_those_of_one_line_alone(set_num_threads):
+    scoring, texts = example("scoring"), ["ab", "import numpy as np", "~" * 40]
+    net = Stack([GRU.init(128, 16, seed=0), Dense.init(16, 128, seed=1)])
+    scoring.start(net)
+    for text, bits in zip(texts, scoring.score(texts), strict=True):
+        codes = np.frombuffer(text.encode(), np.uint8).astype(int)
+        logits, _ = net(np.eye(128, dtype=np.float32)[codes[:-1], None])
+        mean, _ = loss.softmax_cross_entropy(logits[:, 0], codes[1:])
+        assert bits == pytest.approx(mean / np.log(2), rel=1e-6)
+
+
+@pytest.mark.peers
+def test_ddp():
+    """Two processes train as one does, but for rounding."""
+    pytest.importorskip("torch")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    runs = []
+    for processes, by in ((1, []), (1, [*torchrun, "1"]), (2, [*torchrun, "2"])):
+        compared, *epochs = lines_of("ddp", "3", by=by, OMP_NUM_THREADS="1")  # PyTorch's wait busily for a free CPU
+        count, difference, largest = re.fullmatch(
+            r"processes: (\d);.* by (\S+), largest entry (\S+)", compared
+        ).groups()
+        assert int(count) == processes and float(difference) <= 1e-6 * float(largest)
+        pattern = r"epoch +\d, +\S+ s: loss (\S+), accuracy on new digits (\S+)"
+        runs.append(np.array([re.fullmatch(pattern, line).groups() for line in epochs], float))
+        np.testing.assert_allclose(runs[-1], runs[0], atol=0.01)
+    losses, accuracies = runs[0].T
+    assert len(losses) == 3 and losses[-1] < 0.7 * losses[0] and accuracies[-1] > 0.6

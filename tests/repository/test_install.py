@@ -1,0 +1,64 @@
+"""What is said to those who have not installed or built what they need."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from fresh import run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("module", ["blockcell", "blockcell.layers.shared", "blockcell.torch", "onnx_export"])
+def test_a_checkout_that_is_not_built(tmp_path, monkeypatch, module):
+    """Whoever imports from it is told so, whether or not blockcell is installed elsewhere."""
+    for package in ("blockcell", "onnx_export"):
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    monkeypatch.chdir(tmp_path)
+    result = run(["-c", f"import {module}"], 1, {"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 1
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: {tmp_path / 'blockcell'} is blockcell's source without native code for ")
+    assert "run Python in another folder" in said and said.endswith("or build it here with `pip install -e .`")
+    assert "circular" not in result.stderr
+
+
+def test_another_error_of_native_code_is_not_taken_for_that(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "blockcell", tmp_path / "blockcell", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / "blockcell" / "_cpu.py").write_text("import no_such_library")
+    monkeypatch.chdir(tmp_path)
+    assert run(["-c", "import blockcell"], 1, {}).stderr.endswith("No module named 'no_such_library'\n")
+
+
+def test_nobody_is_told_to_install_what_is_not_published():
+    """No package index has blockcell, so what one got by that name would be somebody else's."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    wrong = re.compile(r"pip install[^`\n]*(?<!checkout of)[\s\"']blockcell\b|[\"'`]blockcell\[")
+    extras = {
+        "pyproject.toml",
+        "tests/lib/packages.py",
+        "tests/repository/test_install.py",
+    }  # of the package that is there already
+    found = []
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if name not in extras and path.is_file() and path.suffix in {".md", ".py", ".pyx", ".pxd", ".yml", ".toml", ""}:
+            found += [f"{name}: {line.strip()}" for line in path.read_text().splitlines() if wrong.search(line)]
+    assert not found
+    assert wrong.search('pip install "blockcell[onnx]"') and wrong.search("`pip install blockcell onnx`")
+
+
+def test_extras_that_messages_name():
+    """Each is one of pyproject.toml's."""
+
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path.read_text() for path in ROOT.glob("blockcell/**/*.py")]
+    sources += [path.read_text() for path in ROOT.glob("onnx_export/**/*.py")]
+    named = {name for text in sources for name in re.findall(r"how_to_install\(['\"](\w+)['\"]\)", text)}
+    assert {"onnx", "torch", "demo", "webgpu"} <= named <= known.keys()

@@ -1,0 +1,146 @@
+"""What the parts of the project may know of each other."""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from fresh import printed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_import_loads_numpy_and_the_standard_library_alone():
+    new = printed(
+        "import sys, numpy; before = set(sys.modules); import blockcell; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    others = set(new.split()) - set(sys.stdlib_module_names) - {"numpy", "blockcell"}
+    # compiled modules bring cython_runtime, _cython_3_3_1 and _cyutility
+    assert not {name for name in others if "cython" not in name and name != "_cyutility"}
+
+
+# -------------------------------------------------------------------------------------------------------------- imports
+PURE = sorted([*ROOT.glob("blockcell/**/*.py"), *ROOT.glob("onnx_export/**/*.py")])
+COMPILED = sorted(ROOT.glob("pyx/_*.pyx"))
+
+
+def _name(source: Path) -> str:
+    """The name of a source file's module."""
+    if source in COMPILED:
+        return f"blockcell.{source.stem}"
+    return ".".join(part for part in source.relative_to(ROOT).with_suffix("").parts if part != "__init__")
+
+
+def _imported(source: Path) -> set[tuple[str, str]]:
+    """The imports of a source file, wherever they stand: ("a.b", "c") for ``from a.b import c``, else ("a.b", "")."""
+    if source in COMPILED:  # ast does not know Cython
+        return {(name, "") for name in re.findall(r"^\s*(?:from|import) ([\w.]+)", source.read_text(), re.MULTILINE)}
+    package = _name(source).split(".")[: None if source.name == "__init__.py" else -1]
+    imported = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            imported |= {(module, alias.name) for alias in node.names}
+    return imported
+
+
+def test_imports_point_one_way():
+    """No module needs itself by way of others, not even for an import in a function or for types."""
+    modules = {_name(source): source for source in [*PURE, *COMPILED]}
+    graph: dict[str, set[str]] = {}
+    for name, source in modules.items():
+        imported = {f"{a}.{b}" if f"{a}.{b}" in modules else a for a, b in _imported(source)} & modules.keys()
+        packages = {module[:k] for module in imported for k, letter in enumerate(module) if letter == "."}
+        graph[name] = imported | {package for package in packages if not f"{name}.".startswith(f"{package}.")}
+    assert {"blockcell.layers", "blockcell.layers.loading"} <= graph["blockcell"]
+    assert "blockcell._team" in graph["blockcell._stream"] and "blockcell.files" in graph["blockcell.layers.base"]
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules
+
+
+@pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
+def test_blockcell_needs_numpy_alone(source):
+    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX,
+    and type checkers come with typing_extensions."""
+    needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
+    more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
+    if _name(source).startswith("blockcell.command."):
+        assert needed <= {"blockcell", "numpy"} | more
+    elif f"{_name(source)}.".startswith("blockcell.torch."):
+        assert needed <= {"blockcell", "numpy", "torch"}
+    else:
+        others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
+        others["blockcell.layers.shared"] = "typing_extensions"
+        assert needed <= {"blockcell", "numpy", others.get(_name(source))}
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)
+def test_onnx_export_imports_no_kernels(source):
+    """It knows the ops from the table; and one module alone needs onnxruntime."""
+    imported = {f"{module}.{name}" for module, name in _imported(source)}
+    private = {name for name in imported if name.startswith("blockcell._") and name != "blockcell.__version__"}
+    assert not {name for name in private if not name.startswith("blockcell._read")}
+    assert source.name == "runtime.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
+
+
+# ---------------------------------------------------------------------------------------------------------- other rules
+@pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/*.p[yx][xd]")), ids=lambda path: path.name)
+def test_kernels_use_no_c_interface_of_numpy(source):
+    """Arrays come in through the buffer protocol.  Only what leads to the kernels is built against numpy, for speed: it
+    looks at every array of every call and makes the results."""
+    assert source.name in ("_args.pyx", "_stream.pyx", "arrays.pxd") or not re.search(
+        r"^\s*cimport numpy|^\s*from numpy\S* cimport", source.read_text(), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("tests/*/test_*.py")), ids=lambda path: path.name)
+def test_no_test_takes_the_time(source):
+    """A test that compares times fails on a busy machine; that is what benchmarks are for."""
+    imported = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert not imported & {"time", "timeit"}
+
+
+def test_every_test_is_in_a_folder():
+    """That of its room, so that a part can be moved or run alone. `lib` has what tests share, and no tests."""
+    assert [path.name for path in ROOT.glob("tests/*.py")] == ["conftest.py"]
+    assert not [*ROOT.glob("tests/lib/test_*.py")]
+
+
+def test_classifiers_name_the_versions_that_are_tested():
+    """Those that ci.yml tests with and wheels are built for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = [line.split()[-1] for line in project["project"]["classifiers"] if "Python :: 3." in line]
+    tested = re.search(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert named == re.findall(r"[\d.]+", tested[1])
+    assert [f"cp{name.replace('.', '')}-*" for name in named] == project["tool"]["cibuildwheel"]["build"].split()
+
+
+def test_source_distribution_can_be_built_from(tmp_path):
+    pytest.importorskip("setuptools")
+    pytest.importorskip("Cython")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = [
+        *ROOT.glob("pyx/*.p*"),
+        *ROOT.glob("blockcell/*.py*"),
+        *ROOT.glob("blockcell/*/*.py"),
+        *ROOT.glob("tests/**/*.py"),
+        ROOT / "LICENSE",
+    ]
+    assert {path.relative_to(ROOT).as_posix() for path in wanted} <= packed
+    assert not {name for name in packed if name.endswith((".so", ".pyc", ".c"))} - {"tests/lib/malloc_shim.c"}

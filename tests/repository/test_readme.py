@@ -1,0 +1,260 @@
+"""The documents are true: their code runs and prints what it says, their tables are those of the code and of the
+benchmarks' files, their links lead somewhere.
+
+    python tests/repository/test_readme.py        writes the README's tables anew
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blockcell
+from blockcell.formulas import FORMULAS
+from blockcell.optable import OPS, Op
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
+
+
+# ------------------------------------------------------------------------------------------------------------- the code
+def code_blocks():
+    """Every block of Python in the documents, with the line that it begins at; one with PyTorch is for `peers`."""
+    for document, name in zip(DOCUMENTS, NAMES, strict=True):
+        text = document.read_text()
+        if CONSOLE.search(text):
+            continue  # its blocks are run one after the other
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, block.start(1))
+            marks = [pytest.mark.peers] if TORCH.search(block[1]) else []
+            yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}", marks=marks)
+
+
+@pytest.mark.parametrize("code, document", list(code_blocks()))
+def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
+    """As a reader would run it: each block by itself. It prints what it says."""
+    if TORCH.search(code):
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, document, "exec"), {})
+    printed = capsys.readouterr().out
+    for line in re.findall(r"# prints (.*)", code):
+        assert line in printed.splitlines()
+
+
+def run_page(document, folder, capsys):
+    """Run what a page has of commands and code, in order and in one folder: of each command, output and what it says.
+
+    Commands are run by themselves, blocks of code as by `test_code_runs`.
+    """
+    (folder / "tests").symlink_to(ROOT / "tests")
+    text, found = document.read_text(), []
+    for block in re.finditer(r"^```(console|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if block[1] == "python":
+            code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
+            exec(compile(code, document, "exec"), {})
+            printed = capsys.readouterr().out
+            for line in re.findall(r"# prints (.*)", code):
+                assert line in [each.rstrip() for each in printed.splitlines()], printed
+            continue
+        for command, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block[2], re.MULTILINE):
+            words = shlex.split(command)
+            python = {"python": [sys.executable], "blockcell": [sys.executable, "-m", "blockcell"]}
+            result = subprocess.run(python.get(words[0], words[:1]) + words[1:], capture_output=True, text=True)
+            found.append((command, result.stdout + result.stderr, said))
+    return found
+
+
+def close(printed: str, said: str) -> bool:
+    """Word for word, but for errors in eps, which differ from one CPU level to another."""
+    figure = re.compile(r"\b\d+\.\d\d\b")
+    pairs = zip(figure.findall(printed), figure.findall(said), strict=False)
+    return figure.sub("#", printed) == figure.sub("#", said) and all(abs(float(a) - float(b)) <= 4 for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, DOCUMENTS, strict=True)
+                                  if CONSOLE.search(path.read_text())])  # fmt: skip
+def test_page_runs(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command, printed, said in run_page(ROOT / name, tmp_path, capsys):
+        assert close(printed.rstrip(), said.rstrip()), f"{command}\n{printed}"
+
+
+NO_REASONS = {  # but names, hints in parentheses, what a weight is called, and the end of reasons
+    "...: the node ... is a ...",
+    "GRU that resets after",
+    "TensorFlow's cells have 1.0 by default",
+    "0 if it had none",
+    "zeros: it has no bias",
+}
+FINDING = "blocks cells composed evaluate found named patterns refusals sums trace"
+READING = "checkpoint graphs mapped model slices table tensors text wire"
+
+
+def texts(modules):
+    """Every text of several words, but for docstrings; "..." is what is filled in."""
+    for name in modules.split():
+        tree = ast.parse((ROOT / "blockcell" / "tensorflow" / f"{name}.py").read_text())
+        parts = {id(part) for each in ast.walk(tree) if isinstance(each, ast.JoinedStr) for part in each.values}
+        parts |= {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.JoinedStr):
+                text = "".join(part.value if isinstance(part, ast.Constant) else "..." for part in each.values)
+            elif isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in parts:
+                text = each.value
+            else:
+                continue
+            if len(text.replace("...", "").split()) > 3 and text not in NO_REASONS:
+                yield text
+
+
+def test_every_reason_to_refuse_a_cell_is_explained():
+    """The page on it has some words of each, and no words that no reason has; of files', the words that are there."""
+    _, _, page = (ROOT / "docs" / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
+    pages = page.split("## When a file is refused\n")
+    columns = [" ".join(re.findall(r"^\| (`.*?`) \|", part, re.MULTILINE)) for part in pages]
+    cells, files = (re.findall("`(.*?)`", column) for column in columns)
+    reasons = [*texts(FINDING)]
+    assert not [text for text in reasons if not any(words in text for words in cells)]
+    assert not [words for words in cells if not any(words in text for text in reasons)]
+    given = [*texts(READING)]
+    assert not [words for words in files if not any(words in text for text in given)]
+
+
+def test_example_of_the_ops():
+    [code] = [
+        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "raw_ops" in block
+    ]
+    names: dict = {}
+    exec(code, names)
+    inputs, states, grads = names["inputs"], names["states"], names["grads"]
+    for name, value in FORMULAS["BlockLSTM"](**inputs)._asdict().items():
+        np.testing.assert_allclose(getattr(states, name), value, rtol=0, atol=2e-6, err_msg=name)
+    expected = FORMULAS["BlockLSTMGrad"](**inputs, **states._asdict(), **names["incoming"], use_peephole=False)
+    for name, value in expected._asdict().items():
+        bound = 1e-5 * max(1, np.abs(value).max(initial=0))
+        np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------- the tables
+def row(op: Op) -> str:
+    """What the op computes is the first line of its help; the equations stand under the heading of its cell."""
+    function = getattr(getattr(blockcell, op.module), op.name)
+    computes = (inspect.getdoc(function) or "").splitlines()[0].replace("`blockcell.raw_ops.", "`")
+    cell = "gru" if "gru" in op.kernel else "lstm"
+    place = (
+        "gru-that-resets-after-the-product"
+        if "reset_after" in op.name
+        else f"{cell}-over-time"
+        if op.sequence
+        else f"{cell}-cell"
+    )
+    return f"| `{op.module}.{op.name}` | {computes} | [{cell.upper()}](docs/mathematics.md#{place}) |\n"
+
+
+def table_of_ops() -> str:
+    return "| op | what it computes | equations |\n|---|---|---|\n" + "".join(map(row, OPS.values()))
+
+
+def report():
+    """benchmarks/report.py, whose neighbours it imports by their bare names."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    return importlib.import_module("report")
+
+
+def table_of_speed() -> str:
+    return "\n".join(report().summary(report().FILES[0]))
+
+
+def table_of_torch() -> str:
+    return "\n".join(report().torch_summary(report().TORCH))
+
+
+def table_of_storage() -> str:
+    return "\n".join(report().storage_summary(report().STORAGE))
+
+
+def table_of_errors() -> str:
+    return "\n".join(report().storage_errors(report().STORAGE.with_name("storage-errors.csv")))
+
+
+TABLES = {
+    "ops": (README, table_of_ops),
+    "speed": (README, table_of_speed),
+    "torch": (ROOT / "docs" / "torch.md", table_of_torch),
+    "storage": (ROOT / "docs" / "storage.md", table_of_storage),
+    "errors": (ROOT / "docs" / "storage.md", table_of_errors),
+}
+
+
+def written(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table(name):
+    document, table = TABLES[name]
+    assert written(name).findall(document.read_text()) == [table()], (
+        "python tests/repository/test_readme.py writes it anew"
+    )
+
+
+def test_figures_are_those_of_the_benchmarks():
+    pages = ROOT / "docs" / "benchmarks"
+    assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
+    assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
+    assert (pages / "storage.md").read_text() == report().storage_page(report().STORAGE), "and this one"
+
+
+# ------------------------------------------------------------------------------------------------------------ the links
+def targets(document: Path) -> list[str]:
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text())
+
+
+def anchors(document: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    found = [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
+    assert len(found) == len(set(found)), f"{document.name} has a heading twice"
+    return set(found)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_links_lead_somewhere(document):
+    if document.name != "CHANGELOG.md":  # where every release has the same headings
+        anchors(document)
+    for target in targets(document):
+        path, _, heading = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{document.name} refers to {target}"
+        assert not heading or heading in anchors(file), f"{document.name} refers to {target}"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, found = set(), {README}
+    while found:
+        reached |= found
+        found = {
+            (document.parent / target.partition("#")[0]).resolve()
+            for document in found
+            for target in targets(document)
+            if target.partition("#")[0].endswith(".md")
+        } - reached
+    assert set(DOCUMENTS) - reached <= {ROOT / "CHANGELOG.md"}
+
+
+if __name__ == "__main__":
+    for name, (document, table) in TABLES.items():
+        document.write_text(written(name).sub(lambda _, table=table: table(), document.read_text()))

@@ -1,0 +1,626 @@
+"""Cells that are found in graphs and checkpoints: what they are, that their layers compute it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tf_cells import (
+    BLOCKS,
+    LSTM_BIASES,
+    NAMES,
+    PEEPHOLES,
+    B,
+    H,
+    I,
+    T,
+    V,
+    W,
+    X,
+    agrees,
+    block,
+    called,
+    checkpoint_of,
+    composed_gru,
+    composed_lstm,
+    drawn,
+    exact,
+    function,
+    inputs,
+    kind_of,
+    library,
+    lstm_consts,
+    number,
+    of_all_kinds,
+    real,
+    write,
+    write_variables,
+)
+from tf_files import field, graph, node, shape
+
+import blockcell
+from blockcell import formulas
+from blockcell.command import main
+from blockcell.tensorflow import Found
+from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.sums import squeezed
+from blockcell.tensorflow.trace import Tracer, Unknown
+
+# -------------------------------------------------------------------------------------------------------- block nodes
+
+
+OPTIONS = [
+    ("LSTMBlockCell", {}),
+    ("LSTMBlockCell", {"forget_bias": 0.5, "cell_clip": 0.75, "use_peephole": True}),
+    ("BlockLSTM", {"forget_bias": 0.0, "cell_clip": -1.0}),
+    ("BlockLSTM", {"use_peephole": True}),
+    ("BlockLSTMV2", {}),
+    ("BlockLSTMV2", {"cell_clip": 0.5, "use_peephole": True}),
+    ("GRUBlockCell", {}),
+]
+
+
+@pytest.mark.parametrize("where", ["plain", "frame", "function"])
+@pytest.mark.parametrize(("op", "options"), OPTIONS)
+def test_block_nodes(tmp_path, op, options, where):
+    roles = [role for role in BLOCKS[op] if role in NAMES and (options.get("use_peephole") or role not in PEEPHOLES)]
+    weights = drawn(*roles)
+    scope = NAMES[roles[0]].removesuffix("/kernel").removesuffix("/gates")
+    parts = [*inputs(), *(real(NAMES[role], value) for role, value in weights.items())]
+    parts += [node(f"{NAMES[role]}/read", "Identity", [NAMES[role]]) for role in roles]
+    names = {role: f"{NAMES[role]}/read" for role in roles}
+    more = b""
+    if where == "plain":
+        parts.append(block(op, "cell", names, **options))
+    elif where == "frame":
+        parts += [node(f"while/{role}", "Enter", [name]) for role, name in names.items()]
+        for role in roles:  # a weight that goes around the loop
+            parts.append(node(f"while/{role}/merge", "Merge", [f"while/{role}", f"while/{role}/next"]))
+            parts.append(node(f"while/{role}/switch", "Switch", [f"while/{role}/merge", "steps"]))
+            parts.append(node(f"while/{role}/next", "NextIteration", [f"while/{role}/switch:1"]))
+        parts.append(block(op, "while/cell", {role: f"while/{role}/switch:1" for role in roles}, **options))
+    else:
+        inner = block(op, "cell", {role: f"{role}_read:output:0" for role in roles}, **options)
+        arguments = ["x", "zeros", "steps", *roles]
+        reads = [node(f"{role}_read", "Identity", [role]) for role in roles]
+        body = function("body", arguments, arguments, *reads, inner)
+        cond = function("cond", arguments, ["steps"])
+        outer = function("outer", arguments, ["x"], node("loop", "StatelessWhile", arguments, body=called("body"),
+                                                         cond=called("cond")))  # fmt: skip
+        given = ["x", "zeros", "steps", *names.values()]
+        parts.append(node("call", "PartitionedCall", given, f=called("outer")))
+        more = library(body, cond, outer)
+    model = write(tmp_path, *parts, more=more)
+    (found,) = model.cells.values()
+    assert (found.name, found.kind, found.refused) == (scope, op, None)
+    assert (found.input_size, found.hidden_size, found.dtype) == (I, H, "float32")
+    assert found.weights == {role: NAMES[role] for role in roles}
+    expected = {}
+    if op != "GRUBlockCell":
+        default = (
+            {"forget_bias": 0.0, "cell_clip": 0.0} if op.endswith("V2") else {"forget_bias": 1.0, "cell_clip": 3.0}
+        )
+        expected = default | {"use_peephole": False} | options
+        assert found.attributes == expected | {"gate_order": "ifco" if op.endswith("V2") else "icfo"}
+        if op.endswith("V2"):
+            del expected["forget_bias"]
+    agrees(found.layer(), exact(op, weights, X, **expected), X)
+    assert found.check() <= 8 < found.bound
+    assert repr(found) in repr(model) and op in repr(found)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_put_together_and_converted(tmp_path, dtype):
+    """Parts of a partitioned variable, a split of two kernels in one variable, and a conversion."""
+    w, b = drawn("w", "b", dtype=dtype).values()
+    parts = [real("k/part_0", w[:3]), real("k/part_1", w[3:]), number("axis", 0)]
+    parts += [node("k", "ConcatV2", ["k/part_0", "k/part_1", "axis"])]
+    parts += [real("both", np.concatenate([b + 1, b]).astype(dtype)), node("halves", "Split", ["axis", "both"],
+                                                                          num_split=field(3, 2))]  # fmt: skip
+    names = {}
+    for name, role in (("k", "w"), ("halves:1", "b")):
+        parts.append(node(f"to/{role}", "Cast", [name], SrcT=kind_of(dtype), DstT=kind_of("float64")))
+        names[role] = f"to/{role}"
+    (found,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
+    assert found.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and found.dtype == "float64"
+    layer = found.layer()
+    np.testing.assert_array_equal(layer.weights["w"], w.astype(np.float64), strict=True)
+    np.testing.assert_array_equal(layer.weights["b"], b.astype(np.float64), strict=True)
+    assert found.check() <= found.bound
+
+
+def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
+    w, b = drawn("w", "b").values()
+    names = {"w": "rnn/lstm_cell/kernel", "b": "rnn/lstm_cell/bias"}
+    nodes = [block("LSTMBlockCell", name, names) for name in ("fw/cell", "fw/cell_1", "fw/cell_2", "bw/cell")]
+    nodes += [block("LSTMBlockCell", "fw/cell_3", names, cell_clip=1.0)]
+    model = write(tmp_path, *inputs(), real(names["w"], w), real(names["b"], b), *nodes)
+    found = {name: (each.nodes, each.attributes["cell_clip"]) for name, each in model.cells.items()}
+    assert found == {
+        "fw": (("fw/cell", "fw/cell_1", "fw/cell_2"), 3.0),
+        "bw": (("bw/cell",), 3.0),
+        "fw (2)": (("fw/cell_3",), 1.0),
+    }
+
+
+def test_the_gradient_of_a_cell_is_no_cell(tmp_path):
+    """It multiplies with the same kernel."""
+    name = "rnn/lstm_cell/kernel"
+    parts = [*inputs(), real(name, W), real("b", drawn("b")["b"]), block("LSTMBlockCell", "a", {"w": name, "b": "b"})]
+    parts += [node("grad", "MatMul", ["x", name], transpose_b=field(5, 1))]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert (found.name, found.nodes, found.refused) == ("rnn/lstm_cell", ("a",), None)
+
+
+REFUSED = {
+    "a cycle": ([node("w", "Identity", ["v"]), node("v", "Identity", ["w"])], "nothing but itself"),
+    "nowhere": ([node("w", "Identity", ["gone"])], "'gone', which is not in the graph"),
+    "an input": ([node("w", "Placeholder")], "'w', which is a Placeholder"),
+    "computed": ([real("v", W), node("w", "Mul", ["v", "v"])], "'w', which is a Mul"),
+    "integers": ([real("w", W.astype(np.int32))], "is of int32; expected float32"),
+    "another dtype": ([real("w", W.astype(np.float64))], "b is of float32, and w of float64"),
+    "a shape": ([real("w", W[:, :-1])], "expected (I+H, 4H)"),
+    "no inputs": ([real("w", W[:H])], "expected (I+H, 4H)"),
+    "another shape": ([real("w", np.zeros((I + H, 8 * H), np.float32) + W[0, 0])], "b, which is b, has shape (16,)"),
+    "two": ([real("u", W), real("v", V), node("w", "Merge", ["u", "v"])], "u or v: not one weight"),
+    "itself": (
+        [real("v", W), number("axis", 0), node("w", "ConcatV2", ["v", "v", "axis"])],
+        "joins a variable with itself",
+    ),
+    "parts": (
+        [real("u", W), real("v", V[:, :-1]), number("axis", 0), node("w", "ConcatV2", ["u", "v", "axis"])],
+        "do not fit together",
+    ),
+    "axis": (
+        [real("u", W), real("v", V), number("axis", 2), node("w", "ConcatV2", ["u", "v", "axis"])],
+        "an axis that they do not have",
+    ),
+    "split": (
+        [real("v", W), number("axis", 0), node("w", "Split", ["axis", "v"], num_split=field(3, 2))],
+        "splits v of shape (9, 16) in 2",
+    ),
+    "call": ([node("w", "PartitionedCall", ["x"], f=called("gone"))], "a function that is not in the graph"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_weights(tmp_path, case):
+    nodes, said = REFUSED[case]
+    names = {"w": "w", "b": "b"}
+    parts = [*inputs(), *nodes, real("b", drawn("b")["b"]), block("BlockLSTM", "cell", names)]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert said in found.refused
+    assert found.refused in repr(found)
+    for call in (found.layer, found.check):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            call()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_function_that_is_called_twice(tmp_path, same):
+    """With the same weights it is one cell; with others it is none that is known."""
+    b = drawn("b")["b"]
+    body = function("body", ["x", "zeros", "steps", "w", "b"], ["x"], block("BlockLSTM", "cell", {"w": "w", "b": "b"}))
+    calls = [
+        node(name, "StatefulPartitionedCall", ["x", "zeros", "steps", w, "b"], f=called("body"))
+        for name, w in (("one", "w"), ("two", "w" if same else "v"))
+    ]
+    parts = [*inputs(), real("w", W), real("v", V), real("b", b), *calls]
+    (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
+    assert (found.refused is None) == same
+    assert same or "v or w: not one weight" in found.refused
+
+
+def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
+    path = tmp_path / "few.pb"
+    path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
+    read = opened(path).graphs[0]
+    given = Tracer(read, None).inputs("", read.nodes["zeros"])
+    assert [place.name for place in given] == ["x"] and given[:1] == given
+    with pytest.raises(Unknown, match="the node has too few inputs"):
+        given[1]
+
+
+def test_deep_and_entangled_graphs_end(tmp_path):
+    """A chain of 5,000 nodes, functions that call themselves, and joins of joins; no recursion, no explosion."""
+    chain = [node(f"n{k}", "Identity", [f"n{k + 1}"]) for k in range(5000)] + [real("n5000", W)]
+    names = {"w": "n0", "b": "b"}
+    parts = [*inputs(), real("b", drawn("b")["b"]), *chain, block("BlockLSTM", "cell", names)]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.refused is None and found.weights["w"] == "n5000"
+    itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
+    parts[-1] = block("BlockLSTM", "cell", {"w": "call", "b": "b"})
+    model = write(tmp_path, *parts, node("call", "PartitionedCall", ["n0"], f=called("f")), more=library(itself))
+    (found,) = model.cells.values()
+    assert "nothing but itself" in found.refused
+    joins = [node(f"j{k}", "ConcatV2", [f"j{k + 1}"] * 50 + ["axis"]) for k in range(20)] + [real("j20", W)]
+    parts = [*inputs(), real("b", drawn("b")["b"]), number("axis", 0), *joins]
+    (found,) = write(tmp_path, *parts, block("BlockLSTM", "cell", {"w": "j0", "b": "b"})).cells.values()
+    assert "beyond" in found.refused
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1, True])
+def test_refused_attributes(tmp_path, value):
+    parts = [*inputs(), real("w", W), real("b", drawn("b")["b"])]
+    nodes = block("BlockLSTM", "cell", {"w": "w", "b": "b"}, cell_clip=value)
+    (found,) = write(tmp_path, *parts, nodes).cells.values()
+    assert "the attribute cell_clip is" in found.refused
+
+
+# ---------------------------------------------------------------------------------------------- cells of many nodes
+
+
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize("order", ["icfo", "ifco"])
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("peephole", [True, False])
+def test_composed_lstm(tmp_path, peephole, clip, order, loop):
+    weights, consts = lstm_consts(peephole)
+    nodes = composed_lstm(peephole, clip, order=order, loop=loop)
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert (found.name, found.kind, found.refused) == ("rnn/lstm_cell", "LSTMCell", None)
+    expected = {"forget_bias": 0.5, "cell_clip": 0.25 if clip else 0.0, "use_peephole": peephole}
+    assert found.attributes == expected | {"gate_order": order}
+    if order == "ifco":
+        columns = np.arange(4 * H).reshape(4, H)[[0, 2, 1, 3]].ravel()
+        weights |= {"w": weights["w"][:, columns], "b": weights["b"][columns]}
+    agrees(found.layer(), exact("BlockLSTM", weights, X, **expected), X)
+    assert found.check() <= 8 < found.bound
+
+
+def test_composed_gru(tmp_path):
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    consts = [real(NAMES[role], value) for role, value in weights.items()]
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
+    assert (found.name, found.kind, found.refused, found.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
+    agrees(found.layer(), exact("GRUBlockCell", weights, X), X)
+    assert found.check() <= 8 < found.bound
+
+
+PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
+CHANGES = {
+    "relu": {"j": ("Relu", "split:1")},
+    "relu of the state": {"co": ("Relu", "c")},
+    "hard sigmoid": {"o": ("HardSigmoid", "split:3")},
+    "coupled": {"one": ("Const", 1.0), "i": ("Sub", "one", "f")},
+    "bias on i": {"more": ("Const", 1.0), "plus": ("Add", "split", "more"), "i": ("Sigmoid", "plus")},
+    "gate twice": {"o": ("Sigmoid", "split")},
+    "another split": {"other": ("Split", "axis", "MatMul"), "o": ("Sigmoid", "other:3")},
+    "one peephole": {"times": ("Mul", "=rnn/lstm_cell/w_o_diag", "c"), "plus": ("Add", "split:3", "times"),
+                     "o": ("Sigmoid", "plus")},
+    "one-sided clip": {"below": ("Minimum", "total", "top"), "c": ("Identity", "below")},
+    "uneven clip": {"bottom": ("Const", -0.5), "c": ("Identity", "clipped")},
+    "normalized": {"normal": ("FusedBatchNorm", "BiasAdd"), "split": ("Split", "axis", "normal")},
+    "projection": PROJECTED,
+    "another state": {"h_next": ("NextIteration", "co")},
+    "dropout of the state": {"mask": ("Placeholder",), "dropped": ("Mul", "h", "mask"),
+                             "h_next": ("NextIteration", "dropped")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_lstms_are_refused(tmp_path, change):
+    """Each node has its meaning: with any other there is no layer."""
+    _, consts = lstm_consts(True)
+    consts.append(real("rnn/lstm_cell/projection/kernel", drawn("w")["w"][:H, :H]))
+    parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change=CHANGES[change])]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.name == "rnn/lstm_cell" and found.refused is not None
+    assert change != "projection" or "projection" in found.refused
+    with pytest.raises(ValueError, match="refused"):
+        found.layer()
+
+
+@pytest.mark.parametrize("line", [("concat", "ConcatV2", "x", "h", "axis"), ("keep", "Mul", "f", "c")])
+def test_a_step_that_reads_its_own_state_is_refused(tmp_path, line):
+    """There is a cycle in the graph, and not around the loop."""
+    _, consts = lstm_consts(False)
+    nodes = composed_lstm(False, False, change={line[0]: line[1:]})
+    found = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    assert found and all(each.refused is not None for each in found.values())
+
+
+GRU_CHANGES = {
+    "relu": {"c": ("Relu", "BiasAdd_1")},
+    "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),
+                    "c": ("Tanh", "c_bar")},
+    "one gate": {"reset": ("Mul", "split:1", "h_prev")},
+    "two": {"one": ("Const", 2.0)},
+    "another rest": {"rest": ("Sub", "one", "split")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", GRU_CHANGES)
+def test_changed_grus_are_refused(tmp_path, change):
+    consts = [real(NAMES[role], value) for role, value in drawn("w_ru", "w_c", "b_ru", "b_c").items()]
+    parts = [node("x", "Placeholder"), *consts, *composed_gru(GRU_CHANGES[change])]
+    (found,) = write(tmp_path, *parts).cells.values()
+    assert found.name == "rnn/gru_cell" and found.refused is not None
+
+
+def test_other_products_are_no_cells(tmp_path):
+    dense = [
+        node("x", "Placeholder"),
+        real("after_lstm/dense/kernel", W),
+        node("y", "MatMul", ["x", "after_lstm/dense/kernel"]),
+    ]
+    model = write(tmp_path, *dense)
+    assert len(model.cells) == 0 and "<0 cells>" in repr(model)
+    with pytest.raises(KeyError, match="there are none"):
+        model.cells["lstm"]
+
+
+def test_kinds_beside_each_other(tmp_path):
+    (tmp_path / "graph.pb").write_bytes(of_all_kinds())
+    found = {name: (each.kind, each.refused) for name, each in opened(tmp_path / "graph.pb").cells.items()}
+    assert {kind for kind, _ in found.values()} == {"LSTMCell", "GRUCell", "BlockLSTM", "LSTMBlockCell"}
+    assert not any(refused for _, refused in found.values()) and len(found) == 4
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoint_asks(tmp_path):
+    values = checkpoint_of()
+    slots = {f"{name}/{slot}": value + 1 for name, value in values.items() for slot in ("Adam", "Adam_1")}
+    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in values.items()}
+    model = write_variables(tmp_path, values | slots | averages | {"global_step": np.int64(3).reshape(())})
+    (found,) = model.cells.values()
+    assert (
+        found.name == "rnn/lstm_cell"
+        and found.unsaid == ["forget_bias", "cell_clip"]
+        and "forget_bias=?" in repr(found)
+    )
+    with pytest.raises(ValueError, match="does not say its forget_bias; pass forget_bias="):
+        found.layer(cell_clip=0)
+    with pytest.raises(ValueError, match="does not say its cell_clip; pass cell_clip="):
+        found.check(forget_bias=1.0)
+    weights = drawn("w", "b", *PEEPHOLES)
+    expected = exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True)
+    agrees(found.layer(**LSTM_BIASES), expected, X)
+    assert found.check(**LSTM_BIASES) <= 8
+    doubled = {role: value * 2 for role, value in weights.items()}
+    agrees(
+        found.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X
+    )
+
+
+def test_checkpoint_classes(tmp_path):
+    values = checkpoint_of("a/basic_lstm_cell", ("w", "b")) | checkpoint_of("a/cudnn_compatible_lstm_cell", ("w", "b"))
+    values |= {name: value for name, value in checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")).items()}
+    values |= checkpoint_of("a/lstm_v2", ("w", "b")) | checkpoint_of("dense", ("w", "b"))
+    values |= checkpoint_of("a/coupled_input_forget_gate_lstm_cell", ("w", "b"))
+    values |= checkpoint_of("p/lstm_cell", ("w", "b")) | {"p/lstm_cell/projection/kernel": W}
+    values |= checkpoint_of("n/layer_norm_basic_lstm_cell", ("w", "b")) | {
+        "n/layer_norm_basic_lstm_cell/input/gamma": W[0]
+    }
+    cells = write_variables(tmp_path, values).cells
+    open_ = ["forget_bias", "cell_clip"]
+    said = {name: (each.kind, each.unsaid, (each.refused or "")[:22]) for name, each in cells.items()}
+    assert said == {
+        "a/basic_lstm_cell": ("BasicLSTMCell", ["forget_bias"], ""),
+        "a/cudnn_compatible_lstm_cell": ("CudnnCompatibleLSTMCell", [], ""),
+        "rnn/gru_cell": ("GRUCell", [], ""),
+        "a/lstm_v2": ("LSTMCell", open_, "the order of its gates"),
+        "a/coupled_input_forget_gate_lstm_cell": ("LSTMCell", open_, "its input gate is coup"),
+        "p/lstm_cell": ("LSTMBlockCell", open_, "it has a projection, p"),
+        "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
+    }
+    assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0
+    weights = drawn("w_ru", "w_c", "b_ru", "b_c")
+    agrees(cells["rnn/gru_cell"].layer(), exact("GRUBlockCell", weights, X), X)
+    with pytest.raises(ValueError, match="is a GRU, which has no forget_bias"):
+        cells["rnn/gru_cell"].layer(forget_bias=1)
+    with pytest.raises(ValueError, match="there is no moving average of w_ru"):
+        cells["rnn/gru_cell"].layer(average=True)
+
+
+def test_swapped_names_are_told_by_shape(tmp_path):
+    values = checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c"))
+    names = [NAMES[role] for role in ("w_ru", "w_c", "b_ru", "b_c")]
+    swapped = dict(zip([names[1], names[0], names[3], names[2]], values.values(), strict=True))
+    (found,) = write_variables(tmp_path, swapped).cells.values()
+    agrees(found.layer(), exact("GRUBlockCell", drawn("w_ru", "w_c", "b_ru", "b_c"), X), X)
+
+
+def test_graph_beside_a_checkpoint(tmp_path):
+    """Variables, one of them in parts, and attributes from the .meta; what it says is not changed."""
+    values = checkpoint_of("s", ("w", "b"))
+    write_variables(tmp_path, values | {"s/kernel/ExponentialMovingAverage": values["s/kernel"] + 1})
+    rows = (4, I + H - 4)
+    parts = [node(f"s/kernel/part_{k}", "VariableV2", shape=field(7, shape(n, 4 * H)), dtype=kind_of("float32"))
+             for k, n in enumerate(rows)]  # fmt: skip
+    parts += [number("axis", 0), node("s/kernel", "ConcatV2", ["s/kernel/part_0", "s/kernel/part_1", "axis"])]
+    parts += [node("s/bias", "VarHandleOp", shared_name=field(2, "s/bias")), node("read", "ReadVariableOp", ["s/bias"])]
+    parts += [*inputs(), block("BlockLSTM", "s/cell", {"w": "s/kernel", "b": "read"}, **LSTM_BIASES)]
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.unsaid == []
+    agrees(found.layer(), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    agrees(found.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    with pytest.raises(ValueError, match=r"forget_bias is 1\.0, but the graph has 0\.5"):
+        found.layer(forget_bias=1.0)
+    with pytest.raises(ValueError, match="no moving average of b: s/bias/ExponentialMovingAverage"):
+        found.layer(average=True)
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts[1:])))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert "part_0', which is not in the graph" in found.refused
+
+
+def test_variables_that_are_gone(tmp_path):
+    write_variables(tmp_path, checkpoint_of("s", ("b",)))
+    parts = [node("w", "VariableV2", shape=field(7, shape(I + H, 4 * H)), dtype=kind_of("float32"))]
+    parts += [node("s/bias", "VariableV2"), *inputs(), block("BlockLSTM", "s/cell", {"w": "w", "b": "s/bias"})]
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
+    (found,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert found.refused == "w is the variable 'w', which is not in the checkpoint"
+
+
+def test_large_cells_are_checked_in_part(tmp_path):
+    """A wrong order of gates shows in the first units, too; here the layer is right, and the error small."""
+    inputs_, cells = 300, 1000
+    g = np.random.default_rng(3)
+    w = (g.standard_normal((inputs_ + cells, 4 * cells)) / 30).astype(np.float32)
+    b = g.standard_normal(4 * cells).astype(np.float32)
+    (found,) = write(
+        tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
+    ).cells.values()
+    assert (found.input_size, found.hidden_size) == (inputs_, cells)
+    arrays = found._arrays(units=64)
+    columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
+    rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
+    np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
+    np.testing.assert_array_equal(arrays["b"], b[columns])
+    assert found.check() <= 8
+
+
+def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
+    """What `check` is for."""
+    _, consts = lstm_consts(False)
+    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
+    for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(found.attributes, name, value)
+            assert found.check() > 1000 > found.bound
+
+
+# -------------------------------------------------------------------------------------------------------- commands
+def two_cells(tmp_path):
+    weights, consts = lstm_consts(False)
+    parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change={"j": ("Relu", "split:1")})]
+    names = {"w": NAMES["w"], "b": NAMES["b"]}
+    parts += [*inputs()[1:], block("BlockLSTM", "fused/cell", names, **LSTM_BIASES)]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts))
+    return path, weights
+
+
+def test_inspect(tmp_path, capsys):
+    path, _ = two_cells(tmp_path)
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "BlockLSTM" in out and "cell_clip=0.75" in out and " ok" in out and f"w is {NAMES['w']}" in out
+    assert main(["inspect", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
+    assert "is a Relu, where the block cells have" in other["refused"] and other["error_eps"] is None
+    assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
+
+
+def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
+    write_variables(tmp_path, checkpoint_of() | checkpoint_of("p/coupled_input_forget_gate_lstm_cell", ("w", "b")))
+    assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
+    out = capsys.readouterr().out
+    assert "not in the file: forget_bias, cell_clip" in out and "refused: its input gate is coupled" in out
+    assert main(["inspect", str(tmp_path / "model.ckpt"), "--json"]) == 0
+    cells = {cell["cell"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
+
+
+def test_inspect_escapes_what_a_terminal_would_obey(tmp_path, capsys):
+    name = "a\x1b[2Jb\x07/lstm_cell"
+    parts = [*inputs(), real(f"{name}/kernel", W), real("b", drawn("b")["b"])]
+    parts += [block("BlockLSTM", "cell", {"w": f"{name}/kernel", "b": "b"})]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph(*parts))
+    assert main(["inspect", str(path)]) == 0
+    assert main(["extract", str(path), str(tmp_path / "layer.npz"), "--cell", "\x1b"]) == 1
+    out, err = capsys.readouterr()
+    assert r"a\x1b[2Jb\x07/lstm_cell" in out and r"\x07" in err
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+
+
+def test_inspect_without_cells(tmp_path, capsys):
+    write_variables(tmp_path, {"dense/kernel": W})
+    assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
+    assert "There is no LSTM and no GRU in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_extract(tmp_path, capsys, ending):
+    path, weights = two_cells(tmp_path)
+    out = tmp_path / f"layer{ending}"
+    assert main(["extract", str(path), str(out)]) == 0
+    assert "off by" in capsys.readouterr().out
+    agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES), X)
+
+
+def test_extract_asks(tmp_path, capsys):
+    model, out = str(tmp_path / "model.ckpt"), tmp_path / "layer.npz"
+    one, two = checkpoint_of(), checkpoint_of("b/lstm_cell", seed=1)
+    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in two.items()}
+    write_variables(tmp_path, one | two | averages)
+    given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
+    for arguments, said in (
+        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell. Not all: the file does not tell"),
+        (["--cell", "c"], "has no cell c; there are: b/lstm_cell"),
+        (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
+        (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
+        (["--cell", "rnn/lstm_cell", "--average", *given], "no moving average"),
+    ):
+        assert main(["extract", model, str(out), *arguments]) == 1
+        assert said in capsys.readouterr().err and not out.exists()
+    assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *given]) == 0
+    assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["b/lstm_cell"]
+    weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
+    agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
+
+
+def test_commands_on_a_trained_model(tmp_path, capsys, monkeypatch):
+    """Two cells on top of each other, that TensorFlow trained; its results are in test_readme.py's page."""
+    zipfile.ZipFile(Path(__file__).parents[1] / "golden" / "digits.zip").extractall(tmp_path)
+    model, out = str(tmp_path / "digits"), tmp_path / "layer.npz"
+    names = [f"rnn/multi_rnn_cell/cell_{k}" for k in ("0/lstm_cell", "1/gru_cell")]
+    assert main(["inspect", model, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["one_layer"] and document["ok"]
+    said = [(each["cell"], each["input"], each["input_from"], each["reverse"]) for each in document["cells"]]
+    assert said == [(names[0], "x", [], False), (names[1], None, names[:1], False)]
+    for name in names:
+        assert main(["extract", model, str(tmp_path / f"{name[-8:]}.npz"), "--cell", name, "--json"]) == 0
+        assert [each["cell"] for each in json.loads(capsys.readouterr().out)["cells"]] == [name]
+    assert main(["extract", model, str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["cell"] for each in document["cells"]] == names and document["layer"].startswith("Stack([LSTM(")
+    stack = blockcell.load(out)
+    lstm, gru = (blockcell.load(tmp_path / f"{name[-8:]}.npz") for name in names)
+    x = np.load(tmp_path / "digits" / "tf.npz")["x"]
+    np.testing.assert_array_equal(stack(x)[0], gru(lstm(x)[0])[0])
+    out.unlink()
+    monkeypatch.setattr(Found, "check", lambda *_, **__: 25.0)
+    assert main(["inspect", model]) == 1 and "FAILED" in capsys.readouterr().out
+    assert main(["extract", model, str(out)]) == 1 and "25 eps, and 24 are allowed" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_extract_to_onnx(tmp_path, capsys, streaming):
+    runtime = pytest.importorskip("onnxruntime")
+    path, weights = two_cells(tmp_path)
+    out = tmp_path / "layer.onnx"
+    assert main(["extract", str(path), str(out), *["--streaming"] * streaming]) == 0
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    names = {each.name: each for each in session.get_inputs()}
+    zeros = {name: np.zeros((B, H), np.float32) for name in names if name.endswith("_prev")}
+    if "lengths" in names:
+        zeros["lengths"] = np.full(B, T)
+    x = X[0] if len(names["x"].shape) == 2 else X[:1] if streaming else X
+    y = session.run(["y"], {"x": x, **zeros})[0].reshape(-1, B, H)
+    expected = exact("BlockLSTM", weights, X, **LSTM_BIASES)[: len(y)]
+    assert formulas.error_in_eps(y, expected, float(np.finfo(np.float32).eps)) <= 16
+
+
+@pytest.mark.parametrize("axes", [[1], [-2], [1, 1], [-2, 1]])
+def test_axes_that_a_squeeze_drops(tmp_path, axes):
+    listed = field(1, b"".join(field(3, axis) for axis in axes))
+    model = write(tmp_path, node("x", "Placeholder"), node("s", "Squeeze", ["x"], squeeze_dims=listed))
+    assert squeezed(model.graphs[0].nodes["s"], (2, 1, 3)) == [1]
+    for wrong in ([3], [-4], [1.5]):
+        listed = field(1, b"".join(field(3, axis) if isinstance(axis, int) else field(4, axis) for axis in wrong))
+        model = write(tmp_path, node("s", "Squeeze", ["x"], squeeze_dims=listed))
+        with pytest.raises(Unknown, match="which drops"):
+            squeezed(model.graphs[0].nodes["s"], (2, 1, 3))

@@ -1,0 +1,336 @@
+"""Cells of many nodes, as TensorFlow and Keras wrote them and with nodes changed: right, or refused for a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tf_cells import drawn, kind_of, looped, real, write, write_variables
+from tf_composed import GOLDEN, B, H, I, T, cudnn_gru, gru_weights, keras_lstm, lstm_weights, made, of_other_kinds
+from tf_files import field, graph, node
+
+from blockcell import formulas
+from blockcell.tensorflow import open as opened
+
+EPS = float(np.finfo(np.float32).eps)
+KINDS = {
+    "keras lstm": "Keras LSTM",
+    "keras gru": "Keras GRU",
+    "cudnn_gru": "CudnnCompatibleGRUCell",
+    "keras_lstm": "Keras LSTM",
+    "keras_gru": "Keras GRU",
+    "other_lstm": "LSTM",
+    "apart_lstm": "LSTM",
+}
+REASONS = {
+    "keras lstm of relu": "is a Relu",
+    "keras lstm of hard sigmoid": "is a Relu6",
+    "keras gru of softsign": "is a Softsign",
+    "keras gru of hard sigmoid": "is a Relu6",
+    "layer_norm": "layer normalization, which the block cells do not have: the node",
+    "coupled": "its input gate is coupled to its forget gate by the node",
+    "projection": "it has a projection, net/thing/out: its output goes through the product",
+    "relu": "is a Relu",
+    "hard_sigmoid": "it clips what the block cells do not clip, as a hard sigmoid does: the node",
+    "ugrnn": "it has no reset gate: the state goes into the node",
+    "zoneout": "is not that of the step before, but comes from",
+    "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
+    "minimal": "is neither an LSTM nor a GRU",
+}
+
+
+def names():
+    with np.load(GOLDEN) as golden:
+        return [name.removeprefix("graph/") for name in golden.files if name.startswith("graph/")]
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_tensorflow_wrote(tmp_path, name):
+    with np.load(GOLDEN) as golden:
+        definition, x, y = (golden[f"{kind}/{name}"] for kind in ("graph", "x", "y"))
+    path = tmp_path / "graph.pb"
+    path.write_bytes(definition.tobytes())
+    found = opened(path).cells
+    if name == "keras simple rnn":
+        assert not found
+        return
+    (one,) = found.values()
+    if name in REASONS:
+        assert one.refused is not None and any(reason in one.refused for reason in REASONS[name].split("|"))
+        assert "node '" in one.refused or "from '" in one.refused or "product '" in one.refused
+        return
+    assert one.refused is None and one.kind == next(kind for key, kind in KINDS.items() if name.startswith(key))
+    assert (one.input_size, one.hidden_size) == (x.shape[2], y.shape[2])
+    after = name.startswith("cudnn") or ("gru" in name and "before" not in name)
+    assert one.attributes == ({"reset_after": True} if after else one.attributes if "lstm" in name else {})
+    assert one.check() <= 8 < one.bound
+    assert formulas.error_in_eps(one.layer()(x)[0], y.astype(np.float64), EPS) <= 8
+
+
+def test_what_keras_exported(tmp_path):
+    with np.load(GOLDEN) as golden:
+        for name in golden.files:
+            if name.startswith("saved/"):
+                path = tmp_path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(golden[name].tobytes())
+        x, y = golden["x/saved"], golden["y/saved"]
+    cells = opened(tmp_path / "saved").cells
+    expected = [("Keras GRU", False), ("Keras GRU", True), ("Keras LSTM", False)]
+    assert sorted((one.kind, one.reverse) for one in cells.values()) == expected
+    assert all(one.check() <= 8 for one in cells.values())
+    result, _ = cells.layer()(x, batch_first=True)
+    assert formulas.error_in_eps(result, y.astype(np.float64), EPS) <= 8
+
+
+# ------------------------------------------------------------------------------------------------------ node by node
+X = np.random.default_rng(7).standard_normal((T, B, I)).astype(np.float32)
+
+
+def cells_of(tmp_path, lines, *states, scope="net/thing", **weights):
+    consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
+    around = looped(*states) if states else {}
+    model = write(tmp_path, node("x", "Placeholder"), *consts, *made(scope, lines | around))
+    return model.cells
+
+
+def test_a_gru_that_resets_after(tmp_path):
+    weights = gru_weights()
+    (one,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
+    assert (one.kind, one.refused, one.attributes) == ("CudnnCompatibleGRUCell", None, {"reset_after": True})
+    assert one.weights["w_c"] == "net/thing/w_cx + net/thing/w_ch" and one.weights["b_hc"] == "net/thing/b_hc"
+    w_c = np.concatenate([weights.pop("w_cx"), weights.pop("w_ch")])
+    exact = formulas.FORMULAS["block_gru_reset_after"](
+        seq_len_max=T, x=X, h_prev=np.zeros((B, H)), w_c=w_c, **weights
+    ).h
+    assert formulas.error_in_eps(one.layer()(X)[0], exact, EPS) <= 4
+    assert one.check() <= 8
+
+
+NAMES = {"w_ru": "gates/kernel", "b_ru": "gates/bias", "w_cx": "candidate/input_projection/kernel",
+         "b_c": "candidate/input_projection/bias", "w_ch": "candidate/hidden_projection/kernel",
+         "b_hc": "candidate/hidden_projection/bias"}  # fmt: skip
+
+
+def test_a_gru_that_resets_after_in_a_checkpoint(tmp_path):
+    """By its names alone it has the weights that it has in a graph."""
+    weights = gru_weights()
+    (other,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
+    values = {f"rnn/cudnn_compatible_gru_cell/{NAMES[name]}": value for name, value in weights.items()}
+    (one,) = write_variables(tmp_path, values).cells.values()
+    assert (one.kind, one.refused, one.attributes) == (other.kind, None, other.attributes)
+    for role, value in other.layer().weights.items():
+        np.testing.assert_array_equal(one.layer().weights[role], value)
+    assert one.check() <= 8
+    values["rnn/cudnn_compatible_gru_cell/candidate/hidden_projection/kernel"] = weights["w_ch"][:, :-1].copy()
+    (one,) = write_variables(tmp_path, values).cells.values()
+    assert one.refused == "the kernels of its candidate have the shapes (5, 4) and (4, 3); expected (I, H) and (H, H)"
+
+
+GRU_CHANGES = {
+    "another activation": ({"c": ("Relu", "c_bar")}, "'net/thing/c' is a Relu"),
+    "no sigmoid": ({"gates": ("Softplus", "bar")}, "'net/thing/gates' is a Softplus"),
+    "a part of another sigmoid": ({"other": ("Sigmoid", "product"),
+                                   "parts": ("Split", "axis", "other", {"num_split": 2}),
+                                   "reset": ("Mul", "from_h_b", "parts")}, "only some of its gates have a bias"),
+    "the same part": ({"reset": ("Mul", "from_h_b", "split:1")}, "two of its gates have the same weights"),
+    "reset twice": ({"c_bar": ("AddV2", "reset", "reset")}, "is not what a GRU has there"),
+    "a number": ({"three": ("Const", 3.0), "more": ("AddV2", "bar", "three"), "gates": ("Sigmoid", "more")},
+                 "a number, 3, is added to r"),
+    "something else added": ({"other": ("Exp", "x"), "sum": ("AddV2", "from_x_b", "other"),
+                              "c_bar": ("AddV2", "reset", "sum")}, "is not what a GRU has there"),
+    "no reset": ({"reset": ("Identity", "from_h_b")}, "it has no reset gate: the state goes into the node"),
+    "another input": ({"other": ("Exp", "x"), "from_x": ("MatMul", "other", "w_cx")},
+                      "its gate r is not computed from the input and the state"),
+    "another state": ({"other": ("Exp", "h_prev"), "from_h": ("MatMul", "other", "w_ch")},
+                      "'net/thing/other' is a Exp"),
+    "twice as much": ({"two": ("Const", 2.0), "rest": ("Sub", "two", "split:1")}, "neither an LSTM nor a GRU"),
+    "another update": ({"rest": ("Sub", "one", "split")}, "neither an LSTM nor a GRU"),
+    "transposed": ({"from_h": ("MatMul", "h_prev", "w_ch", {"transpose_a": True})}, "neither an LSTM nor a GRU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", GRU_CHANGES)
+def test_changed_grus_are_refused(tmp_path, change):
+    lines, said = GRU_CHANGES[change]
+    (one,) = cells_of(tmp_path, cudnn_gru(**lines), "h", **gru_weights()).values()
+    assert one.refused is not None and said in one.refused
+
+
+@pytest.mark.parametrize("bias", ["one", "none", "two rows"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 1, 0, 2)])
+@pytest.mark.parametrize("inputs", [I, H])
+def test_an_lstm_of_two_kernels(tmp_path, bias, order, inputs):
+    """Gates in any order, with as many inputs as cells, too: the loop shows which kernel is for the state."""
+    weights = lstm_weights(inputs, rows=2 if bias == "two rows" else 0)
+    (one,) = cells_of(tmp_path, keras_lstm(bias, order), "c", "h", **weights).values()
+    assert one.refused is None and (one.input_size, one.hidden_size) == (inputs, H)
+    assert one.attributes["gate_order"] == {(0, 1, 2, 3): "ifco", (0, 2, 1, 3): "icfo"}.get(order, "icfo")
+    columns = np.concatenate([np.arange(4 * H).reshape(4, H)[order[k]] for k in (0, 2, 1, 3)])
+    w = np.concatenate([weights["kernel"], weights["recurrent"]])[:, columns]
+    b = weights["bias"].reshape(-1, 4 * H).sum(0)[columns] * (bias != "none")
+    given = X[..., :inputs]
+    zeros = np.zeros((B, H))
+    exact = formulas.FORMULAS["BlockLSTM"](seq_len_max=T, x=given, cs_prev=zeros, h_prev=zeros, w=w, b=b,
+                                           forget_bias=0.0, cell_clip=0.0, use_peephole=False).h  # fmt: skip
+    assert formulas.error_in_eps(one.layer()(given)[0], exact, EPS) <= 4
+    assert one.check() <= 8
+
+
+def test_kernels_that_are_not_told_apart(tmp_path):
+    """Without a loop, and with as many inputs as cells, x might be the state."""
+    ends = {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}
+    cells = cells_of(tmp_path, keras_lstm(**ends), **lstm_weights())
+    assert [one.refused for one in cells.values()] == [None]
+    (one,) = cells_of(tmp_path, keras_lstm(**ends), scope="net/lstm_cell", **lstm_weights(H)).values()
+    assert "it cannot be told which of its kernels, net/lstm_cell/kernel and net/lstm_cell/recurrent, is" in one.refused
+
+
+LSTM_CHANGES = {
+    "one gate of another size": ({"end_1": ("Const", np.int32([0, 2 * H - 1]))}, "of different sizes"),
+    "rows": ({"begin_1": ("Const", np.int32([1, H])),
+              "part_1": ("StridedSlice", "z", "begin_1", "end_1", "ones", {"end_mask": 1})},
+             "the node 'net/thing/part_1', which is a StridedSlice, is added to a gate"),
+    "a stride": ({"part_1": ("StridedSlice", "z", "begin_1", "end_1", "twos", {"begin_mask": 1, "end_mask": 1}),
+                  "twos": ("Const", np.int32([1, 2]))}, "neither an LSTM nor a GRU"),
+    "past the end": ({"begin_1": ("Const", np.int32([0, 4 * H])), "end_1": ("Const", np.int32([0, 5 * H]))},
+                     "neither an LSTM nor a GRU"),
+    "the same part": ({"begin_1": ("Const", np.int32([0, 0])), "end_1": ("Const", np.int32([0, H]))}, "same weights"),
+    "a mask of states": ({"mask": ("Placeholder",), "kept": ("Mul", "h", "mask"),
+                          "h_next": ("NextIteration", "kept")}, "but comes from 'net/thing/kept'"),
+    "a mask of cell states": ({"mask": ("Placeholder",), "kept": ("Mul", "c", "mask"),
+                               "c_next": ("NextIteration", "kept")},
+                              "its cell state is not that of the step before, but comes from 'net/thing/kept'"),
+    "a random choice": ({"size": ("Const", np.int32([B, H])), "random": ("RandomUniform", "size"),
+                         "half": ("Const", 0.5), "mask": ("Less", "random", "half"),
+                         "kept": ("SelectV2", "mask", "h_prev", "h"), "h_next": ("NextIteration", "kept")},
+                        "its state is kept at random, by the node 'net/thing/random'"),
+    "coupled": ({"one": ("Const", 1.0), "i": ("Sub", "one", "f")},
+                "coupled to its forget gate by the node 'net/thing/i'"),
+    "relu": ({"g": ("Relu", "part_2")}, "the node 'net/thing/g' is a Relu"),
+    "relu of the state": ({"t": ("Relu", "c")}, "the node 'net/thing/t' is a Relu"),
+    "unknown": ({"t": ("Mystery", "c")}, "'net/thing/t', which is a Mystery, is in none of the cells"),
+    "a Sub of one": ({"i": ("Sub", "f")}, "neither an LSTM nor a GRU"),
+    "one-sided clip": ({"top": ("Const", 1.0), "low": ("Const", -2.0), "clip": ("ClipByValue", "c", "low", "top"),
+                        "t": ("Tanh", "clip"), "c_next": ("NextIteration", "clip")}, "clips to -2 to 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", LSTM_CHANGES)
+def test_changed_lstms_are_refused(tmp_path, change):
+    """Under a name that says nothing."""
+    lines, said = LSTM_CHANGES[change]
+    weights = lstm_weights()
+    consts = [real(f"net/thing/{name}", value) for name, value in weights.items()]
+    nodes = made("net/thing", keras_lstm() | looped("c", "h") | lines)
+    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert one.refused is not None and said in one.refused
+    assert one.name == "net/thing"
+
+
+def test_selection_by_lengths_is_understood(tmp_path):
+    """As dynamic_rnn and masks do it."""
+    chosen = {}
+    for state in ("c", "h"):
+        chosen |= {f"{state}_kept": ("SelectV2", "mask", state, f"{state}_prev"),
+                   f"{state}_next": ("NextIteration", f"{state}_kept")}  # fmt: skip
+    lines = keras_lstm() | looped("c", "h") | {"mask": ("Placeholder",)} | chosen
+    consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
+    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *made("net/thing", lines)).cells.values()
+    assert one.refused is None and one.check() <= 8
+
+
+def dense(scope, given, steps=1):
+    """Layers of [x, h], with a gate, one behind the other."""
+    lines = {"axis": ("Const", np.int32(1)), "other": ("Placeholder",)}
+    for k in range(steps):
+        lines |= {f"concat{k}": ("ConcatV2", given if k == 0 else f"y{k - 1}", "other", "axis"),
+                  f"product{k}": ("MatMul", f"concat{k}", f"kernel{k}"),
+                  f"sum{k}": ("BiasAdd", f"product{k}", f"bias{k}"),
+                  f"split{k}": ("Split", "axis", f"sum{k}", {"num_split": 2}),
+                  f"gate{k}": ("Sigmoid", f"split{k}"), f"value{k}": ("Tanh", f"split{k}:1"),
+                  f"y{k}": ("Mul", f"gate{k}", f"value{k}")}  # fmt: skip
+    weights = {f"{name}{k}": np.ones(shape, np.float32) for k in range(steps)
+               for name, shape in {"kernel": (I + H, 2 * H), "bias": (2 * H,)}.items()}  # fmt: skip
+    consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
+    return [*consts, *made(scope, lines)]
+
+
+@pytest.mark.parametrize("where", ["outside", "behind a loop's step"])
+def test_dense_layers_are_no_cells(tmp_path, where):
+    cells = [] if where == "outside" else made("net/thing", keras_lstm() | looped("c", "h"))
+    consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
+    parts = [node("x", "Placeholder"), *consts, *cells, *dense("mlp", "x" if not cells else "=net/thing/h", 3)]
+    assert [*write(tmp_path, *parts).cells] == ["net/thing"][: bool(cells)]
+
+
+def test_gradients_are_no_cells(tmp_path):
+    """A loop that goes back through a cell, and adds up what its kernel gets."""
+    lines = {"times": ("MatMul", "d_prev", "kernel", {"transpose_b": True}), "sigmoid": ("SigmoidGrad", "x", "times"),
+             "scaled": ("Mul", "sigmoid", "x"), "tanh": ("Tanh", "scaled"),
+             "d": ("MatMul", "tanh", "kernel")}  # fmt: skip
+    assert not cells_of(tmp_path, lines, "d", kernel=np.ones((H, H), np.float32))
+
+
+def test_a_decoder_that_reads_what_it_wrote(tmp_path):
+    """Its output layer is on the way around the loop, and no cell."""
+    lines = keras_lstm() | {"from_x": ("MatMul", "y_prev", "kernel"), "y_bar": ("MatMul", "h", "out"),
+                            "scaled": ("Mul", "y_bar", "=x"), "y": ("Tanh", "scaled")}  # fmt: skip
+    weights = lstm_weights() | {"out": drawn("w")["w"][:H, :I]}
+    consts = [real(f"net/thing/{name}", value) for name, value in weights.items() if name != "out"]
+    consts.append(real("decoder/out", weights["out"]))
+    lines["y_bar"] = ("MatMul", "h", "=decoder/out")
+    nodes = made("net/thing", lines | looped("c", "h", "y"))
+    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert one.refused is None and one.name == "net/thing" and one.check() <= 8
+
+
+def test_hostile_views_end(tmp_path):
+    """Parts of parts of parts, a thousand times, and sums without end."""
+    weights = lstm_weights()
+    lines = {"kernel_0": ("Identity", "kernel"), "zero": ("Const", np.int32(0))}
+    for k in range(1000):
+        lines[f"kernel_{k + 1}"] = ("Split", "zero", f"kernel_{k}", {"num_split": 1})
+        lines[f"sum_{k}"] = ("AddV2", f"sum_{(k + 1) % 1000}", f"sum_{(k + 7) % 1000}")
+    lines |= keras_lstm(from_x=("MatMul", "x", "kernel_1000"), z=("AddV2", "sum", "sum_0"))
+    found = cells_of(tmp_path, lines, "c", "h", **weights)
+    assert all(one.refused is not None for one in found.values())
+
+
+def test_averages_are_checked_as_averages(tmp_path):
+    """The check reads the variables that the layer reads; what is a constant in the graph stays as it is."""
+    weights = lstm_weights()
+    values = {f"net/thing/{name}": value for name, value in weights.items()}
+    averages = {f"{name}/ExponentialMovingAverage": value / 2 for name, value in values.items()}
+    write_variables(tmp_path, values | averages)
+    variables = [node(name, "VariableV2", dtype=kind_of("float32")) for name in values]
+    nodes = made("net/thing", keras_lstm() | looped("c", "h"))
+    (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(node("x", "Placeholder"), *variables, *nodes)))
+    (one,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert one.check() <= 8 and one.check(average=True) <= 8
+    half = np.concatenate([weights["kernel"], weights["recurrent"]]) / 2
+    np.testing.assert_array_equal(one.layer(average=True).weights["w"], half)
+
+
+def test_a_large_cell_is_checked_in_part(tmp_path):
+    """Its nodes take parts at places that depend on the number of cells."""
+    inputs, size = 300, 700
+    g = np.random.default_rng(5)
+    weights = {"kernel": g.standard_normal((inputs, 4 * size)), "recurrent": g.standard_normal((size, 4 * size))}
+    weights = {name: (value / 30).astype(np.float32) for name, value in weights.items()}
+    weights["bias"] = g.standard_normal(4 * size).astype(np.float32)
+    lines = keras_lstm()
+    for k in range(4):
+        lines |= {f"begin_{k}": ("Const", np.int32([0, k * size])),
+                  f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
+    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert (one.input_size, one.hidden_size) == (inputs, size) and one.check() <= 8
+
+
+def test_kinds_beside_each_other(tmp_path):
+    (tmp_path / "graph.pb").write_bytes(of_other_kinds())
+    found = {name: (each.kind, each.refused is None) for name, each in opened(tmp_path / "graph.pb").cells.items()}
+    assert found == {
+        "a": ("CudnnCompatibleGRUCell", True),
+        "b": ("Keras LSTM", True),
+        "c": ("unknown cell", False),
+    }

@@ -1,0 +1,374 @@
+"""Variables that a checkpoint has by other names than its graph: object graphs, Savers, captures; and other files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tf_files
+from tf_cells import H, I, X, agrees, exact, number
+from tf_files import entry, field, graph, node, tracked, write_checkpoint, write_objects
+from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, texts, variable, write_all, write_saved
+
+from blockcell import FormatError, convert
+from blockcell.tensorflow import objects
+from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.mapped import File
+from blockcell.tensorflow.slices import Slice
+from blockcell.tensorflow.table import Table
+
+
+def numbered(*keys):
+    return {key: np.float32(k).reshape(()) for k, key in enumerate(keys)}
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+def layered(full, *, lists=True):
+    """A model with two layers, each with a cell of a kernel and a bias, which are in a list of variables, too."""
+    keys = [f"variables/{k}{VALUE}" for k in range(4)]
+    variables = [tracked({}, (full[k], keys[k])) for k in range(4)]
+    found = [
+        tracked({"variables": 1, "layer-0": 2, "layer-1": 3}),
+        tracked({str(k): 6 + k for k in range(4)} if lists else {}),
+        tracked({"cell": 4}),
+        tracked({"cell": 5, "again": 0}),
+        tracked({"kernel": 6, "bias": 7}),
+        tracked({"kernel": 8, "bias": 9}),
+        *variables,
+    ]
+    return keys, found
+
+
+ALL = ["a/kernel", "a/bias", "b/kernel", "b/bias"]
+PATHS = ["layer-0/cell/kernel", "layer-0/cell/bias", "layer-1/cell/kernel", "layer-1/cell/bias"]
+FULL = {
+    "full names": (ALL, ALL),
+    "none": ([""] * 4, PATHS),
+    "without scopes": (["kernel", "bias", "kernel_1", "bias_1"], PATHS),
+    "the same": ([*ALL[:2], *ALL[:2]], PATHS),
+    "one the same": ([*ALL[:3], "a/bias"], PATHS),
+    "a layer's the same": ([*ALL[:2], "c", "c"], [*ALL[:2], *PATHS[2:]]),
+    "another's path": (["layer-1/cell/kernel", "x/bias", "", ""], ["variables/0", "x/bias", "variables/2", PATHS[3]]),
+    "another's key": ([f"variables/1{VALUE}", "a/bias", "b/kernel", "b/bias"], ["variables/0", *ALL[1:]]),
+}
+
+
+@pytest.mark.parametrize("case", FULL)
+def test_names_of_objects(tmp_path, case):
+    full, expected = FULL[case]
+    keys, found = layered(full)
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    wanted = [name + VALUE if name.startswith("variables/") else name for name in expected]
+    assert list(variables) == wanted and variables.slots == set()
+    for k, (key, name) in enumerate(zip(keys, wanted, strict=True)):
+        assert variables[key] == variables[name] == k and key in variables and name in variables
+        assert variables.name_of(key) == name and variables.stored[name].shape == ()
+        assert variables.full_names.get(name, "") == full[k]
+    assert "variables/7" not in variables and 5 not in variables
+
+
+def test_slots_of_objects(tmp_path):
+    """Keras' optimizers, old and new, are told from variables by the objects, whatever the names are."""
+    keys = [
+        f"{name}{VALUE}" for name in ("a/kernel", "a/kernel/.OPTIMIZER_SLOT/o/m", "o/_variables/1", "o/_iterations")
+    ]
+    full = ["x/kernel", "Adam/x/kernel", "Adam/m/x/kernel", "iteration"]
+    found = [
+        tracked({"a": 1, "o": 2}),
+        tracked({"kernel": 4}),
+        tracked({"_variables": 3, "_iterations": 7}),
+        tracked({"0": 7, "1": 6}),
+        *(tracked({}, pair) for pair in zip(full, keys, strict=True)),
+    ]
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    assert {*variables} == {*full[:3], "o/_iterations"}
+    assert variables.slots == {"Adam/x/kernel", "Adam/m/x/kernel", "o/_iterations"}
+
+
+def test_entangled_objects(tmp_path):
+    """Cycles, a long chain, the same name or key twice, and what is reached by nothing."""
+    keys = [f"{name}{VALUE}" for name in ("far", "twice", "alone", "child")]
+    chain = [tracked({"self": k, "next": k + 1, "root": 0}) for k in range(1, 3000)]
+    found = [
+        tracked({"chain": 1, "x": 3002}) + tracked({"x": 3004}),
+        *chain,
+        tracked({"kernel": 3001}),
+        tracked({}, ("", keys[0])),
+        tracked({}, ("", keys[1]), ("other", keys[2])),
+        tracked({}, ("", keys[1]), ("", keys[2])),
+        tracked({}, ("a" * 2000, keys[3])),
+    ]
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    assert {*variables} == {*keys}  # no name is one's own, so all have their keys
+
+
+def test_long_paths_take_no_time(tmp_path):
+    """A name that is a path is put together once for all that are behind it, and no longer than some."""
+    count, depth = 2000, 60
+    keys = [f"k{k}{VALUE}" for k in range(count)]
+    for name, is_path in (("n", True), ("n" * 900, False)):
+        chain = [tracked({f"{name}{k}": k + 1}) for k in range(depth)]
+        fan = tracked({f"v{k}": depth + 1 + k for k in range(count)})
+        found = graph(*chain, fan, *(tracked({}, ("", key)) for key in keys))
+        names = [*opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables]
+        way = "/".join(f"{name}{k}" for k in range(depth))
+        assert {*names} == ({f"{way}/v{k}" for k in range(count)} if is_path else {*keys})
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([tracked({"a": 1})], "an object has the number 1; there are 1"),
+        ([tracked({"a": -1})], "an object has the number -1"),
+        ([tracked({f"a{k}": 0 for k in range(30)})], "more than 20 children"),
+        ([tracked({})] * 70, "more than 4. objects"),
+        ([b"\x0a\x7f"], "a field ends at byte"),
+        ([tracked({}, ("\udcff".encode("utf-8", "surrogateescape"), "a"))], "not UTF-8"),
+    ],
+)
+def test_what_is_no_graph_of_objects(tmp_path, monkeypatch, found, words):
+    monkeypatch.setattr(objects, "MOST_CHILDREN", 20)
+    monkeypatch.setattr(objects, "MOST_OBJECTS", 40)
+    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*found))
+    with pytest.raises(FormatError, match=f"m.data-00000-of-00001, byte \\d+: .*{words}"):
+        opened(path)
+
+
+def test_texts_are_checked(tmp_path):
+    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*layered(ALL)[1]))
+    data = tmp_path / "m.data-00000-of-00001"
+    good = data.read_bytes()
+    for at in range(4, len(good)):
+        data.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(FormatError, match=r"the checksum of a text|a text of .* bytes, its length|goes on"):
+            opened(path)
+    data.write_bytes(good[:-1])
+    with pytest.raises(FormatError, match="should end"):
+        opened(path)
+    data.unlink()
+    assert list(opened(path).variables) == [f"a{VALUE}"]
+    for size in range(5):  # not even a length and a checksum
+        entries = {b"_CHECKPOINTABLE_OBJECT_GRAPH": entry("string", (), bytes(size))}
+        write_checkpoint(tmp_path / "short", entries, bytes(size))
+        with pytest.raises(FormatError, match="a text of 0 bytes" if size else "goes on"):
+            opened(tmp_path / "short")
+
+
+# -------------------------------------------------------------------------------------------------------------- Savers
+
+
+def is_right(found, w=W, b=BIAS, **options):
+    agrees(found.layer(**options), exact("BlockLSTM", {"w": w, "b": b}, X, forget_bias=1.0, cell_clip=3.0), X)
+    assert found.check() <= found.bound
+
+
+def test_names_of_a_saver(tmp_path):
+    found = write_all(tmp_path, {"k": W, "b": BIAS}, *one_cell(), *restoring("save", GIVEN))
+    assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.name == "s"
+    is_right(found)
+
+
+def test_its_own_saver_counts_more(tmp_path):
+    """More than another's, and more than the variable's own name."""
+    values = {"k": W, "b": BIAS, "other": W + 1, "s/kernel": W + 2}
+    other = restoring("save_1", {"s/kernel": ("other", "")})
+    is_right(write_all(tmp_path, values, *one_cell(), *other, *restoring("save", GIVEN)))
+    found = write_all(tmp_path, values, *one_cell(), *restoring("save_1", GIVEN))
+    is_right(found, w=W + 2)  # the names of others are the last
+    del values["s/kernel"]
+    is_right(write_all(tmp_path, values, *one_cell(), *restoring("save_1", GIVEN)))
+    found = write_all(tmp_path, values, *one_cell(), *other, *restoring("save_2", GIVEN))
+    assert "'s/kernel', which is saved as k or other: not one weight" in found.refused
+
+
+def test_averages_by_a_saver(tmp_path):
+    averages = {f"{name}/ExponentialMovingAverage": (f"{key}_average", "") for name, (key, _) in GIVEN.items()}
+    parts = [variable(name, 1) for name in averages] + restoring("save", GIVEN | averages)
+    values = {"k": W, "b": BIAS, "k_average": W * 2, "b_average": BIAS * 2}
+    found = write_all(tmp_path, values, *one_cell(), *parts)
+    is_right(found, W * 2, BIAS * 2, average=True)
+    is_right(found)
+
+
+PARTS = {
+    "in order": ((4, 5), ["9 16 0,4:-", "9 16 4,5:0,16"], W),
+    "in another order": ((5, 4), ["9 16 4,5:0,16", "9 16 0,4:-"], np.concatenate([W[4:], W[:4]])),
+    "not all": ((4, 5), ["12 16 0,4:-", "12 16 6,5:-"], np.concatenate([W[:4], W[5:], W[-1:] * 2])),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_by_a_saver(tmp_path, case):
+    """What was one variable, or parts of one, is what the graph joins."""
+    sizes, slices, expected = PARTS[case]
+    stored = W if case != "not all" else np.concatenate([W[:4], W[:2], W[5:], W[-1:] * 2, W[:1]])
+    restored = {f"s/kernel/part_{k}": ("k", text) for k, text in enumerate(slices)} | {"s/bias": ("b", "")}
+    averages = {"k/ExponentialMovingAverage": stored * 2, "b/ExponentialMovingAverage": BIAS * 2}
+    found = write_all(tmp_path, {"k": stored, "b": BIAS} | averages, *one_cell(*sizes), *restoring("save", restored))
+    is_right(found, expected)
+    is_right(found, expected * 2, BIAS * 2, average=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("9 16 0,4:0,99", "a part of the variable 'k' that it does not have"),
+        ("9 16 0,4", "a part of the variable 'k' that it does not have"),
+        ("9 16 -1,4:-", "'s/kernel', which is not in the checkpoint"),
+        ("9 16 " + "0,4:" * 9999, "'s/kernel', which is not in the checkpoint"),
+        ("x", "'s/kernel', which is not in the checkpoint"),
+    ],
+)
+def test_refused_slices(tmp_path, text, words):
+    restored = GIVEN | {"s/kernel": ("k", text)}
+    assert words in write_all(tmp_path, {"k": W, "b": BIAS}, *one_cell(), *restoring("save", restored)).refused
+
+
+@pytest.mark.parametrize("change", ["names", "no names", "numbers", "count", "gone", "inputs"])
+def test_savers_that_are_none(tmp_path, change):
+    """They say nothing, and the names of the variables count."""
+    parts = restoring("save", {"s/kernel": ("other", ""), "s/bias": ("other", "")})
+    parts[0] = {
+        "names": node("save/names", "Placeholder"),
+        "no names": texts("save/names"),
+        "numbers": number("save/names", 3),
+        "count": texts("save/names", "other"),
+        "gone": node("save/unused", "NoOp"),
+    }.get(change, parts[0])
+    if change == "inputs":
+        parts[2] = node("save/RestoreV2", "RestoreV2", ["file"])
+    is_right(write_all(tmp_path, {"s/kernel": W, "s/bias": BIAS, "other": W + 1}, *one_cell(), *parts))
+
+
+# --------------------------------------------------------------------------------------------------------- SavedModels
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_captured_variables(tmp_path, called):
+    found = write_saved(tmp_path / "m", called=called)
+    assert found.weights == {"w": "v", "b": "u"}
+    is_right(found)
+
+
+def test_captured_constants(tmp_path):
+    is_right(write_saved(tmp_path / "m", called=False, constants=["c"]), W * 2)
+
+
+@pytest.mark.parametrize("change", [{"numbers": ()}, {"numbers": (2,)}, {"numbers": [2] * 6}, {"names": ("p", "q")},
+                                    {"numbers": (0, 1)}, {"constants": ["gone"]}])  # fmt: skip
+def test_captures_that_are_none(tmp_path, change):
+    assert "which nothing calls" in write_saved(tmp_path / "m", called=False, **change).refused
+    is_right(write_saved(tmp_path / "n", called=True, **change))
+
+
+def test_captures_outside_the_graph(tmp_path):
+    with pytest.raises(FormatError, match="an object has the number 4; there are 4"):
+        write_saved(tmp_path / "m", called=False, numbers=(2, 4))
+
+
+# --------------------------------------------------------------------------------------------------------------- Keras
+
+
+def write_cell(tmp_path, *sizes, **options):
+    values, found = cell_of_keras(*sizes, **options)
+    return opened(write_objects(tmp_path / "m", values, found)).cells, [*values.values()][: len(values) // 2]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("gates", "bias"), [(4, (4 * H,)), (4, ()), (3, (3 * H,)), (3, (2, 3 * H))])
+def test_cells_of_keras(tmp_path, gates, bias, dtype):
+    cells, values = write_cell(tmp_path, gates, gates, bias, dtype)
+    (found,) = cells.values()
+    assert (found.name, found.kind) == ("gru/gru_cell", "Keras LSTM" if gates == 4 else "Keras GRU")
+    assert found.unsaid == [] and (found.input_size, found.hidden_size, found.refused) == (I, H, None)
+    assert found.weights["w" if gates == 4 else "w_c"] == "gru/gru_cell/kernel + gru/gru_cell/recurrent_kernel"
+    expected = convert.from_keras(values if bias else [*values, np.zeros(4 * H, dtype)])
+    x = X.astype(dtype)
+    agrees(found.layer(), expected(x)[0].astype(np.float64), x)
+    assert found.check() <= 8 < found.bound
+    with pytest.raises(ValueError, match="there is no moving average"):
+        found.layer(average=True)
+
+
+def test_large_cells_of_keras_are_checked_in_part(tmp_path):
+    for gates, bias in ((4, (4 * 800,)), (3, (2, 3 * 800))):
+        (found,) = write_cell(tmp_path, gates, gates, bias, cells=800, inputs=600)[0].values()
+        assert found.check() <= 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((3, 3), "it has no bias, whose shape would tell"),
+        ((4, 4, (8 * H,)), r"its bias has the shape (32,), as in CuDNN's layers; expected (16,)"),
+        ((3, 3, (6 * H,)), r"its bias has the shape (24,), as in CuDNN's layers; expected (12,) or (2, 12)"),
+        ((4, 3, (3 * H,)), r"its kernels have the shapes (5, 16) and (4, 12)"),
+        ((5, 5, (5 * H,)), r"its kernels have the shapes (5, 20) and (4, 20)"),
+    ],
+)
+def test_refused_cells_of_keras(tmp_path, sizes, words):
+    (found,) = write_cell(tmp_path, *sizes)[0].values()
+    assert words in found.refused
+
+
+def test_other_cells_of_keras(tmp_path):
+    assert len(write_cell(tmp_path, 1, 1, (H,))[0]) == 0  # a SimpleRNN
+
+
+# ---------------------------------------------------------------------------------------------------------- other files
+def big_endian(folder, name):
+    """What a checkpoint consists of, as a big-endian machine writes it: the header, entries and data."""
+    entries = {each.key: each.value for each in Table(File(folder / f"{name}.index")).entries(check=True)}
+    shards = [bytearray(path.read_bytes()) for path in sorted(folder.glob(f"{name}.data*"))]
+    header, changed = bytes(entries.pop(b"").view) + field(2, 1), {}
+    for key, value in entries.items():
+        dtype, shard, start, size = (value.integer(number) for number in (1, 3, 4, 5))
+        raw, changed[key] = bytes(shards[shard][start : start + size]), bytes(value.view)
+        if dtype == 7:
+            text = raw[next(k for k in range(len(raw)) if raw[k] < 128) + 5 :]
+            changed[key], raw = tf_files.text_entry(text, start, "big")
+        elif size:
+            width = {1: 4, 2: 8, 3: 4, 5: 2, 9: 8, 14: 2, 17: 2, 19: 2}.get(dtype, 1)
+            raw = np.frombuffer(raw, f"u{width}").byteswap().tobytes()
+            changed[key] = changed[key][:-4] + tf_files.masked(raw).to_bytes(4, "little")  # the last of the fields
+        shards[shard][start : start + size] = raw
+    return header, changed, [bytes(each) for each in shards]
+
+
+@pytest.mark.parametrize("name", ["v2/model.ckpt", "objects/ckpt-1"])
+def test_big_endian(tmp_path, name):
+    tf_files.unpack(tmp_path)
+    path = tmp_path / name
+    expected = dict(opened(path).variables)
+    header, entries, shards = big_endian(path.parent, path.name)
+    other = write_checkpoint(tmp_path / "big", entries, *shards, header=header)
+    found = opened(other).variables
+    assert list(found) == list(expected) and len(expected) > 1
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, strict=True)
+
+
+def test_old_checkpoints_in_several_files(tmp_path):
+    """By their name, with question marks, and by one of them; parts of a variable may be in several."""
+    tf_files.unpack(tmp_path)
+    path = tmp_path / "v1" / "model.ckpt"
+    expected = dict(opened(path).variables)
+    whole = {each.key: each.value for each in Table(File(path)).entries(check=True)}
+    for k in range(2):
+        metas, entries = b"", {}
+        for j, meta in enumerate(whole[b""].last(1).inside(1)):
+            name, slices = meta.texts(1)[0], [*meta.inside(4)]
+            mine = [each for i, each in enumerate(slices) if (i + j) % 2 == k]
+            entries |= {(key := Slice.of(each).key(name)): bytes(whole[key].view) for each in mine}
+            known = field(1, name) + field(2, bytes(meta.last(2).view)) + field(3, meta.integer(3))
+            metas += field(1, known + b"".join(field(4, bytes(each.view)) for each in mine)) if mine else b""
+        table = tf_files.table({b"": field(1, metas)} | dict(sorted(entries.items())))
+        (tmp_path / f"m-{k:05}-of-00002").write_bytes(table)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
+    for name in ("m", "m-?????-of-00002", "m-00001-of-00002", ""):
+        found = opened(tmp_path / name).variables
+        assert {*found} == {*expected} and len(expected) > 5
+        for key, value in expected.items():
+            np.testing.assert_array_equal(found[key], value, strict=True)
+    (tmp_path / "m-00001-of-00002").unlink()
+    with pytest.raises(FileNotFoundError, match="m-00001-of-00002"):
+        opened(tmp_path / "m")

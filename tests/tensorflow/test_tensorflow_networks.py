@@ -1,0 +1,555 @@
+"""Directions and layers of the cells in a graph: what is known of them, and the one layer that they are."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tf_cells import attributes, called, function, kind_of, library, number, opened, real, write
+from tf_files import GOLDEN as FILES
+from tf_files import field, graph, node
+
+import blockcell
+from blockcell import LSTM, Bidirectional, Stack, formulas
+from blockcell.command import main
+
+T, B, I, H = 6, 3, 4, 4  # noqa: E741 - so that cells can stand on top of each other in any order
+LENGTHS = np.array([6, 2, 4])
+X = np.random.default_rng(5).standard_normal((T, B, I)).astype(np.float32)
+GOLDEN = FILES.with_name("networks.npz")
+TIME_MAJOR = {"seq_dim": 0, "batch_dim": 1}
+
+
+def weights(seed, inputs=I):
+    g = np.random.default_rng(seed)
+    return {"w": g.standard_normal((inputs + H, 4 * H)).astype(np.float32), "b": g.standard_normal(4 * H).astype("f4")}
+
+
+def consts(*names, wide=()):
+    found = [node(name, "Placeholder") for name in ("x", "zeros", "steps", "lengths", "others")]
+    found += [number(name, value) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("last", -1))]
+    found += [number("swap", [1, 0, 2]), number("keep", [0, 1, 2]), number("turn", [2, 1, 0]), number("first", [0])]
+    found += [number("second", [1])]
+    for k, name in enumerate(names):
+        for role, value in weights(k, 2 * H if name in wide else I).items():
+            found.append(real(f"{name}/{role}", value))
+    return found
+
+
+def block(name, x, of=None):
+    """A cell that runs over all steps; its h is output 6."""
+    given = ["steps", x, "zeros", "zeros", f"{of or name}/w", "zeros", "zeros", "zeros", f"{of or name}/b"]
+    return node(f"{name}/block", "BlockLSTM", given, **attributes(forget_bias=0.5, cell_clip=-1.0))
+
+
+def rows(name, x, lengths="lengths", **dims):
+    return node(name, "ReverseSequence", [x, lengths], **attributes(**(dims or TIME_MAJOR)))
+
+
+def whole(name, x, axis="first"):
+    return node(name, "ReverseV2", [x, axis])
+
+
+def swapped(name, x, order="swap"):
+    return node(name, "Transpose", [x, order])
+
+
+def beside(name, *parts, axis="two"):
+    return node(name, "ConcatV2", [*parts, axis])
+
+
+def cast(name, x, source, target):
+    return node(name, "Cast", [x], SrcT=kind_of(source), DstT=kind_of(target))
+
+
+A = "a/block:6"
+BI = [block("a", "x"), rows("turned", "x"), block("b", "turned"), rows("back", "b/block:6")]
+TOP = [beside("both", A, "back"), block("c", "both")]
+NETWORKS = {  # nodes; the direction and the input of each cell; the layer that they are, or why they are none
+    "stacked": (
+        [block("a", "x"), block("b", A)],
+        {"a": (False, "x"), "b": (False, ("a",))},
+        lambda of: Stack([of("a"), of("b")]),
+    ),
+    "all reversed": (
+        [whole("turned", "x"), block("a", "turned"), whole("back", A)],
+        {"a": (True, "x")},
+        lambda of: of("a", True),
+    ),
+    "rows reversed": ([rows("turned", "x"), block("a", "turned")], {"a": (True, "x")}, lambda of: of("a", True)),
+    "another axis": (
+        [whole("turned", "x", "second"), block("a", "turned")],
+        {"a": (False, "turned")},
+        lambda of: of("a"),
+    ),
+    "negative axis": (
+        [number("axis", [-3]), whole("turned", "x", "axis"), block("a", "turned")],
+        {"a": (True, "x")},
+        lambda of: of("a", True),
+    ),
+    "rows of another axis": (
+        [rows("turned", "x", seq_dim=1, batch_dim=0), block("a", "turned")],
+        {"a": (False, "turned")},
+        lambda of: of("a"),
+    ),
+    "batch first": (
+        [swapped("s", "x"), rows("turned", "s", seq_dim=1), swapped("t", "turned"), block("a", "t")],
+        {"a": (True, "x")},
+        lambda of: of("a", True),
+    ),
+    "another permutation": ([swapped("s", "x", "turn"), block("a", "s")], {"a": (False, "s")}, lambda of: of("a")),
+    "permutation that keeps": ([swapped("s", "x", "keep"), block("a", "s")], {"a": (False, "x")}, lambda of: of("a")),
+    "backwards on top of backwards": (
+        [whole("turned", "x"), block("a", "turned"), block("b", A)],
+        {"a": (True, "x"), "b": (True, ("a",))},
+        lambda of: Stack([of("a", True), of("b", True)]),
+    ),
+    "forward on top of backwards": (
+        [whole("turned", "x"), block("a", "turned"), whole("back", A), block("b", "back")],
+        {"a": (True, "x"), "b": (False, ("a",))},
+        lambda of: Stack([of("a", True), of("b")]),
+    ),
+    "backwards on top of forward": (
+        [block("a", "x"), whole("turned", A), block("b", "turned")],
+        {"a": (False, "x"), "b": (True, ("a",))},
+        lambda of: Stack([of("a"), of("b", True)]),
+    ),
+    "both": (
+        [*BI, beside("both", A, "back"), block("c", "both")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("a", "b"))},
+        lambda of: Stack([Bidirectional(of("a"), of("b")), of("c")]),
+    ),
+    "both, and then reversed": (
+        [*BI, beside("both", A, "back", axis="last"), rows("again", "both"), block("c", "again")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (True, ("a", "b"))},
+        lambda of: Stack([Bidirectional(of("a"), of("b")), of("c", True)]),
+    ),
+    "both on top": (
+        [*BI, beside("both", A, "back")],
+        {"a": (False, "x"), "b": (True, "x")},
+        lambda of: Bidirectional(of("a"), of("b")),
+    ),
+    "both on top, apart": (BI, {"a": (False, "x"), "b": (True, "x")}, lambda of: Bidirectional(of("a"), of("b"))),
+    "backward first, on top": (
+        [*BI, beside("both", "back", A)],
+        {"a": (False, "x"), "b": (True, "x")},
+        "has the output of b before that of a",
+    ),
+    "backward first": (
+        [*BI, beside("both", "back", A), block("c", "both")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("b", "a"))},
+        "and not forward and then backward",
+    ),
+    "not turned back": (
+        [*BI, beside("both", A, "b/block:6"), block("c", "both")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (None, ())},
+        "in which direction c runs",
+    ),
+    "turned back by other lengths": (
+        [*BI[:-1], rows("back", "b/block:6", "others"), beside("both", A, "back"), block("c", "both")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (None, ())},
+        "in which direction c runs",
+    ),
+    "lengths of another dtype": (
+        [*BI[:-1], cast("n", "lengths", "int32", "int64"), rows("back", "b/block:6", "n"), block("c", "back")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("b",))},
+        "several cells is read by none of them: a .of x., c",
+    ),
+    "beside along another axis": (
+        [*BI, beside("both", A, "back", axis="one"), block("c", "both")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, "both")},
+        "several cells is read by none",
+    ),
+    "beside what is no cell": (
+        [block("a", "x"), beside("both", A, "x"), block("c", "both")],
+        {"a": (False, "x"), "c": (False, "x")},
+        "several cells is read by none of them: a .of x., c .of x.",
+    ),
+    "both forward": (
+        [block("a", "x"), block("b", "x"), beside("both", A, "b/block:6"), block("c", "both")],
+        {"a": (False, "x"), "b": (False, "x"), "c": (False, ("a", "b"))},
+        "and not forward and then backward",
+    ),
+    "both of other inputs": (
+        [block("a", "zeros"), *BI[1:], beside("both", A, "back"), block("c", "both")],
+        {"a": (False, "zeros"), "b": (True, "x"), "c": (False, ("a", "b"))},
+        "do not read the same: a .of zeros., b .of x.",
+    ),
+    "dropout": (
+        [block("a", "x"), node("dropped", "Mul", [A, "zeros"]), block("b", "dropped")],
+        {"a": (False, "x"), "b": (False, "dropped")},
+        "several cells is read by none of them: a .of x., b .of dropped.",
+    ),
+    "not h": (
+        [block("a", "x"), block("b", "a/block:1")],
+        {"a": (False, "x"), "b": (False, "a/block")},
+        "several cells",
+    ),
+    "wider": ([cast("wide", "x", "float16", "float32"), block("a", "wide")], {"a": (False, "x")}, lambda of: of("a")),
+    "rounded": (
+        [cast("less", "x", "float32", "float16"), block("a", "less")],
+        {"a": (False, "less")},
+        lambda of: of("a"),
+    ),
+    "more cells forward": (
+        [*BI, block("c", A), beside("both", "c/block:6", "back")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("a",))},
+        "do not read the same: c .of a., b .of x.",
+    ),
+    "several each way": (
+        [*BI[:-1], block("c", A), block("d", "b/block:6"), rows("back", "d/block:6"), beside("y", "c/block:6", "back")],
+        {"a": (False, "x"), "b": (True, "x"), "c": (False, ("a",)), "d": (True, ("b",))},
+        lambda of: Bidirectional(Stack([of("a"), of("c")]), Stack([of("b"), of("d")])),
+    ),
+    "a circle": (
+        [block("a", "b/block:6"), block("b", A)],
+        {"a": (None, ()), "b": (None, ())},
+        "in which direction a runs",
+    ),
+    "its own": ([block("a", A)], {"a": (None, ())}, lambda of: of("a")),
+}
+
+
+def said(model):
+    """Direction and input of each cell."""
+    return {name: (each.reverse, each.input_from or each.input or ()) for name, each in model.cells.items()}
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_networks(tmp_path, case):
+    nodes, expected, whole_layer = NETWORKS[case]
+    wide = ["c"] if expected.get("c", ((), ()))[1] in (("a", "b"), ("b", "a")) else []
+    model = write(tmp_path, *consts(*expected, wide=wide), *nodes)
+    assert said(model) == expected
+    for name, (reverse, _) in expected.items():
+        assert model.cells[name].layer().reverse is bool(reverse)
+        assert not model.cells[name].layer(reverse=False).reverse
+    if isinstance(whole_layer, str):
+        with pytest.raises(ValueError, match=whole_layer):
+            model.cells.layer()
+        return
+
+    def of(name, reverse=False):
+        given = weights([*expected].index(name), 2 * H if name in wide else I)
+        return LSTM(**given, forget_bias=0.5, cell_clip=-1.0, reverse=reverse)
+
+    layer, same = model.cells.layer(), whole_layer(of)
+    assert repr(layer) == repr(same)
+    for lengths in (None, LENGTHS):
+        np.testing.assert_array_equal(layer(X, lengths=lengths)[0], same(X, lengths=lengths)[0])
+
+
+# --------------------------------------------------------------------------------------------------------------- loops
+def loop(name, x, *cells, change=None):
+    """A while loop of TensorFlow 1's over x, time first, as dynamic_rnn has it; `change` puts other lines in place."""
+    lines = {
+        "t_enter": ("Enter", "=zero"),
+        "t_merge": ("Merge", "t_enter", "t_next"),
+        "t_switch": ("Switch", "t_merge", "=steps"),
+        "t": ("Identity", "t_switch:1"),
+        "one": ("Const", np.int32(1)),
+        "more": ("AddV2", "t", "one"),
+        "t_next": ("NextIteration", "more"),
+        "given": ("TensorArrayV3", "=steps"),
+        "range": ("Range", "=zero", "=steps", "=one"),
+        "fill": ("TensorArrayScatterV3", "given", "range", f"={x}", "given:1"),
+        "filled": ("Enter", "fill"),
+        "given_enter": ("Enter", "given"),
+        "x": ("TensorArrayReadV3", "given_enter", "t", "filled"),
+        "array": ("TensorArrayV3", "=steps"),
+        "flow_enter": ("Enter", "array:1"),
+        "flow_merge": ("Merge", "flow_enter", "flow_next"),
+        "flow_switch": ("Switch", "flow_merge", "=steps"),
+        "flow": ("Identity", "flow_switch:1"),
+        "array_enter": ("Enter", "array"),
+        "write": ("TensorArrayWriteV3", "array_enter", "t", "y_t", "flow"),
+        "flow_next": ("NextIteration", "write"),
+        "flow_exit": ("Exit", "flow_switch"),
+        "y": ("TensorArrayGatherV3", "array", "range", "flow_exit"),
+        "y_t": ("Identity", f"{cells[-1]}_cell:6"),
+        "lengths": ("Enter", "=lengths"),
+        "past": ("GreaterEqual", "t", "lengths"),
+        "none": ("Enter", "=zeros_of_h"),
+    }
+    x = "x"
+    for cell in cells:
+        lines |= {
+            f"{cell}_x": ("Identity", x),
+            f"{cell}_w": ("Enter", f"={cell}/w"),
+            f"{cell}_b": ("Enter", f"={cell}/b"),
+            f"{cell}_cell": ("LSTMBlockCell", f"{cell}_x", f"{cell}_cs", f"{cell}_h", f"{cell}_w", *["=zeros"] * 3,
+                             f"{cell}_b"),
+        }  # fmt: skip
+        for state, output in (("cs", 1), ("h", 6)):
+            lines |= {
+                f"{cell}_{state}_enter": ("Enter", "=zeros"),
+                f"{cell}_{state}_merge": ("Merge", f"{cell}_{state}_enter", f"{cell}_{state}_next"),
+                f"{cell}_{state}_switch": ("Switch", f"{cell}_{state}_merge", "=steps"),
+                f"{cell}_{state}": ("Identity", f"{cell}_{state}_switch:1"),
+                f"{cell}_{state}_new": ("Identity", f"{cell}_cell:{output}"),
+                f"{cell}_{state}_next": ("NextIteration", f"{cell}_{state}_new"),
+            }
+        x = f"{cell}_cell:6"
+    nodes = []
+    for key, (op, *given) in (lines | (change or {})).items():
+        if op == "Const":
+            nodes.append(real(f"{name}/{key}", given[0]))
+            continue
+        more = {"frame_name": field(2, name)} if op == "Enter" else {}
+        more |= attributes(forget_bias=0.5, cell_clip=-1.0) if op == "LSTMBlockCell" else {}
+        nodes.append(node(f"{name}/{key}", op, [e[1:] if e[0] == "=" else f"{name}/{e}" for e in given], **more))
+    return nodes
+
+
+MASKED = {
+    "y_t": ("Select", "past", "none", "a_cell:6"),
+    "a_h_new": ("Select", "past", "a_h", "a_cell:6"),
+    "a_cs_new": ("Select", "past", "a_cs", "a_cell:1"),
+}
+DROPPED = {"mask": ("Floor", "x"), "a_x": ("Mul", "x", "mask")}
+BACKWARDS = {"last": ("Enter", "=steps"), "k": ("Sub", "last", "t"), "x": ("TensorArrayReadV3", "given_enter", "k",
+                                                                        "filled")}  # fmt: skip
+SLICED = {"all": ("Enter", "=x"), "from": ("Pack", "t"), "to": ("Pack", "more"), "by": ("Const", np.int32([1]))}
+ZEROS = real("zeros_of_h", np.zeros((B, H), np.float32))
+SHRINK = {"shrink_axis_mask": field(3, 1)}
+LOOPS = {  # what reads x and is changed in the loop of a; the input of a, and that of b, which reads what it writes
+    "plain": ("x", {}, (False, "x"), (False, ("a",))),
+    "masked": ("x", MASKED, (False, "x"), (False, ("a",))),
+    "reversed": ("turned", {}, (True, "x"), (True, ("a",))),
+    "reversed as a whole and masked": ("whole", MASKED, (None, ()), (None, ())),
+    "rows reversed and masked": ("turned", MASKED, (True, "x"), (True, ("a",))),
+    "masked by something": ("x", {"y_t": ("Select", "lengths", "none", "a_cell:6")}, (False, "x"), (False, "1/y_t")),
+    "masked with something": ("x", MASKED | {"none": ("Enter", "=x")}, (False, "x"), (None, ())),
+    "dropout in the loop": ("turned", DROPPED, (True, "1/a_x"), (True, ("a",))),
+    "by the step's number": ("turned", {"y_t": ("Mul", "a_cell:6", "number"), "number": ("Cast", "t")}, (True, "x"),
+                             (None, ())),
+    "dropout of the output": ("turned", {"mask": ("Floor", "a_cell:6"), "y_t": ("Mul", "a_cell:6", "mask")},
+                                    (True, "x"), (True, "1/y_t")),
+    "from the last step": ("x", BACKWARDS, (None, ()), (None, ())),
+    "from the second step": ("x", {"t_enter": ("Enter", "=one")}, (None, ()), (False, "1/y")),
+    "every other step": ("x", {"one": ("Const", np.int32(2))}, (None, ()), (False, "1/y")),
+    "into the wrong place": ("x", {"write": ("TensorArrayWriteV3", "array_enter", "more", "y_t", "flow")}, (False, "x"),
+                             (False, "1/y")),
+    "in another order": ("x", {"range": ("Range", "=two", "=steps", "=one")}, (None, ()), (False, "1/y")),
+    "another output": ("x", {"y_t": ("Identity", "a_cell:1")}, (False, "x"), (False, "1/a_cell")),
+    "its own output": ("x", {"a_x": ("Identity", "a_h")}, (False, "1/a_h_merge"), (False, ("a",))),
+    "the same at each step": ("x", {"still": ("Enter", "=zeros"), "a_x": ("Identity", "still")}, (False, "1/still"),
+                              (False, ("a",))),
+    "sliced": ("x", SLICED | {"x": ("StridedSlice", "all", "from", "to", "by")}, (False, "x"), (False, ("a",))),
+    "gathered": ("x", {"all": ("Enter", "=x"), "x": ("GatherV2", "all", "t", "=zero")}, (False, "x"), (False, ("a",))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_loops(tmp_path, case):
+    x, change, first, second = LOOPS[case]
+    nodes = loop("1", x, "a", change=change)
+    if case == "sliced":
+        k = next(k for k, each in enumerate(nodes) if b"StridedSlice" in each)
+        nodes[k] = node("1/x", "StridedSlice", ["1/all", "1/from", "1/to", "1/by"], **SHRINK)
+    given = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x")]
+    model = write(tmp_path, *given, *nodes, *loop("2", "1/y", "b"))
+    assert said(model) == {"a": first, "b": second}
+
+
+def written_out(cell, x, given=None, count=T):
+    """Its steps one by one, over a sequence or over what is given for each."""
+    given = given or [f"{cell}/x:{k}" for k in range(count)]
+    nodes = [] if x is None else [node(f"{cell}/x", "Unpack", [x], num=field(3, count))]
+    for k, each in enumerate(given):
+        states = [f"{cell}_{k - 1}:{output}" if k else "zeros" for output in (1, 6)]
+        inputs = [each, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
+        nodes.append(node(f"{cell}_{k}", "LSTMBlockCell", inputs, **attributes(forget_bias=0.5, cell_clip=-1.0)))
+    return [*nodes, node(f"{cell}/y", "Pack", [f"{cell}_{k}:6" for k in range(count)])]
+
+
+FORMS = ["one loop", "two loops", "written out", "written out side by side", "both directions"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cells_on_top_of_each_other(tmp_path, form):
+    given = [*consts("a", "b"), ZEROS, rows("turned", "x")]
+    last = "2/y"
+    if form == "one loop":
+        nodes, last = loop("1", "turned", "a", "b"), "1/y"
+    elif form == "two loops":
+        nodes = [*loop("1", "turned", "a"), *loop("2", "1/y", "b")]
+    elif form == "written out":
+        nodes, last = [*written_out("a", "turned"), *written_out("b", "a/y")][::-1], "b/y"
+    elif form == "written out side by side":
+        nodes, last = written_out("a", "turned"), "b/y"
+        nodes += written_out("b", None, [f"a_{k}:6" for k in range(T)])
+    else:
+        nodes = [*loop("1", "x", "a"), *loop("2", "turned", "b"), rows("back", "2/y"), beside("y", "1/y", "back")]
+    model = write(tmp_path, *given, *nodes, rows("end", last))
+    reverse = form != "both directions"
+    assert said(model) == {"a": (reverse, "x"), "b": (True, ("a",) if reverse else "x")}
+
+    def of(k):
+        return LSTM(**weights(k), forget_bias=0.5, cell_clip=-1.0, reverse=reverse)
+
+    same = Stack([of(0), of(1)]) if reverse else Bidirectional(of(0), of(1))
+    layer = model.cells.layer()
+    assert repr(layer) == repr(same)
+    np.testing.assert_array_equal(layer(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_one_cell_in_both_directions(tmp_path, loops):
+    """As in a model whose backward direction has the variables of the forward one."""
+    given = [*consts("a"), ZEROS, rows("turned", "x")]
+    if loops:
+        nodes = [*loop("s/1", "x", "a"), *loop("s/2", "turned", "a")]
+    else:
+        nodes = [block("s/1", "x", "a"), block("s/2", "turned", "a")]
+    nodes = [each.replace(b"s/2/a_cell", b"s/1/a_call") for each in nodes]  # in one scope, as under control flow v2
+    cells = write(tmp_path, *given, *nodes).cells
+    assert sorted(each.reverse for each in cells.values()) == [False, True]
+    same = Bidirectional(*(LSTM(**weights(0), forget_bias=0.5, cell_clip=-1.0) for _ in range(2)))
+    np.testing.assert_array_equal(cells.layer()(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
+    if loops:
+        assert [*cells] == ["a", "a (reversed)"]
+
+
+def test_cells_of_several_dtypes(tmp_path):
+    small = [real(f"a/{role}", value.astype(np.float16)) for role, value in weights(0).items()]
+    nodes = [*consts(), *small, *(real(f"b/{role}", value) for role, value in weights(1).items())]
+    model = write(tmp_path, *nodes, block("a", "x"), cast("wide", A, "float16", "float32"), block("b", "wide"))
+    assert said(model) == {"a": (False, "x"), "b": (False, ("a",))}
+    with pytest.raises(ValueError, match="of float16 and float32; a layer is of one dtype"):
+        model.cells.layer()
+
+
+def test_one_cell_on_top_of_itself(tmp_path):
+    """In two scopes it is two cells of one, else it cannot be told apart."""
+    model = write(tmp_path, *consts("a"), block("s/1", "x", "a"), block("s/2", "s/1/block:6", "a"))
+    assert said(model) == {"s/1": (False, "x"), "s/2": (False, ("s/1",))}
+    nodes = [block("s/1", "x", "a"), block("s/2", "s/1/block:6", "a").replace(b"s/2/block", b"s/1/clock")]
+    cells = write(tmp_path, *consts("a"), *nodes).cells
+    assert [*cells] == ["a"] and cells["a"].layer().hidden_size == H
+    with pytest.raises(ValueError, match="a runs several times"):
+        cells.layer()
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "whole"])
+def test_tensorflow(tmp_path, name):
+    """What TensorFlow wrote, in both control flows, gives TensorFlow's result."""
+    with np.load(GOLDEN) as golden:
+        stored = {key: golden[key] for key in golden.files}
+    (tmp_path / "graph.pb").write_bytes(stored[f"file/{name}.pb"].tobytes())
+    cells = opened(tmp_path / "graph.pb").cells
+    count = 1 if name == "whole" else 2
+    sides = {side: [f"{side}/cell_{k}/lstm_cell" for k in range(count)] for side in ("fw", "bw")}
+    for side, names in sides.items():
+        assert [cells[each].reverse for each in names] == [side == "bw"] * count
+        assert [cells[each].input_from for each in names] == [(), *[(each,) for each in names[:-1]]]
+        assert cells[names[0]].input == "x"
+    assert cells["top/cell_0/lstm_cell"].input_from == (sides["fw"][-1], sides["bw"][-1])
+    assert cells["top/cell_1/gru_cell"].input_from == ("top/cell_0/lstm_cell",)
+    assert [*cells][-2:] == ["top/cell_0/lstm_cell", "top/cell_1/gru_cell"]
+    lengths = None if name == "whole" else stored["lengths"]
+    y, _ = cells.layer()(stored["x"], lengths=lengths, batch_first=True)
+    assert formulas.error_in_eps(y, stored[f"y/{name}"].astype(np.float64), float(np.finfo("f4").eps)) <= 8
+
+
+# ------------------------------------------------------------------------------------------------- damaged and made up
+def test_entangled_graphs_end(tmp_path):
+    """Long ways, joins of joins, circles, loops of other nodes behind each other: quick, and without recursion."""
+    chain = [swapped(f"s{k}", f"s{k + 1}") for k in range(5000)] + [block("a", "s0")]
+    assert said(write(tmp_path, *consts("a"), node("s5000", "Placeholder"), *chain)) == {"a": (None, ())}
+    joins = [beside(f"j{k}", f"j{k + 1}", f"j{k + 1}") for k in range(30)]
+    joins += [
+        block("a", "j0"),
+        node("j30", "Identity", ["x"]),
+    ]
+    assert said(write(tmp_path, *consts("a"), *joins)) == {"a": (None, ())}
+    circle = [swapped("s", "t"), swapped("t", "s"), block("a", "s")]
+    assert said(write(tmp_path, *consts("a"), *circle)) == {"a": (None, ())}
+    loops = [each for k in range(200) for each in loop(f"l{k}", f"l{k - 1}/y" if k else "x", "a", change=DROPPED | {
+        "y_t": ("Mul", "a_x", "mask"), "a_cell": ("Identity", "x")})]  # fmt: skip
+    assert said(write(tmp_path, *consts("a"), ZEROS, *loops, block("a", "l199/y"))) == {"a": (None, ())}
+    cells = [f"c{k}" for k in range(300)]
+    below = ["x", *(f"{name}/block:6" for name in cells)]
+    stack = [block(name, x) for name, x in zip(cells, below, strict=False)]
+    model = write(tmp_path, *consts(*cells), *stack[::-1])
+    assert [*model.cells] == cells and len(model.cells.layer().layers) == 300
+    steps = [each for cell, x in (("a", "x"), ("b", "a/y"), ("c", "b/y")) for each in written_out(cell, x, count=500)]
+    model = write(tmp_path, *consts("a", "b", "c"), *steps)
+    assert said(model) == {"a": (False, "x"), "b": (False, ("a",)), "c": (False, ("b",))}
+    itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
+    call = [node("y", "PartitionedCall", ["x"], f=called("f")), block("a", "y")]
+    assert said(write(tmp_path, *consts("a"), *call, more=library(itself))) == {"a": (None, ())}
+
+
+def test_functions_that_nothing_runs(tmp_path):
+    """Keras stores each layer's function once more: those tell no direction."""
+    inside = [real(f"a/{role}", value) for role, value in weights(0).items()]
+    given, zeros = ["x", "zeros", "steps"], ["zeros", "zeros"]
+
+    def inner(x):
+        return node("a/block", "BlockLSTM", ["steps", x, *zeros, "a/w:output:0", *zeros, "zeros", "a/b:output:0"])
+
+    turned = [number("axis", [0]), node("t", "ReverseV2", ["x", "axis:output:0"])]
+    bodies = [
+        function("forward", given, ["x"], *inside, inner("x")),
+        function("backward", given, ["x"], *inside, *turned, inner("t:output:0")),
+    ]
+    call = node("call", "PartitionedCall", given, f=called("backward"))
+    assert said(write(tmp_path, *consts(), call, more=library(*bodies))) == {"a": (True, "x")}
+
+
+WRITTEN = {  # the order in which steps read x, and in which their h are put together
+    "forward": (range(T), range(T), False, False),
+    "from the last to the first": (range(T)[::-1], range(T), True, True),
+    "there and back": (range(T)[::-1], range(T)[::-1], True, False),
+    "forward, and then turned": (range(T), range(T)[::-1], False, True),
+    "in no order": ([1, 0, 2, 3, 4, 5], range(T), None, None),
+    "every other": ([0, 2, 4, 0, 2, 4], range(T), None, None),
+    "put together in no order": (range(T), [1, 0, 2, 3, 4, 5], False, False),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_steps_that_are_written_out(tmp_path, case):
+    read, put, first, second = WRITTEN[case]
+    nodes = written_out("a", None, [f"x_t:{k}" for k in read])[:-1]
+    nodes += [node("x_t", "Unpack", ["x"], num=field(3, T)), node("y", "Pack", [f"a_{k}:6" for k in put])]
+    model = write(tmp_path, *consts("a", "b"), *nodes, block("b", "y"))
+    known = case not in ("in no order", "every other", "put together in no order")
+    cells = model.cells
+    assert (cells["a"].reverse, cells["b"].reverse) == (first, second)
+    assert cells["b"].input_from == (("a",) if known else ())
+    assert cells["b"].input == ("y" if case.startswith("put") else None)
+
+
+def test_commands(tmp_path, capsys):
+    """What `inspect` shows of a network, and that `extract` writes all of it, or one cell with its direction."""
+    (tmp_path / "graph.pb").write_bytes(graph(*consts("a", "b", "c", wide="c"), *BI, *TOP))
+    path = str(tmp_path / "graph.pb")
+    assert main(["inspect", path]) == 0
+    out = capsys.readouterr().out
+    assert "its input is x, reversed" in out and "its input is a, b\n" in out and "Together they are one layer." in out
+    assert main(["inspect", path, "--json"]) == 0
+    cells = {each["cell"]: each for each in json.loads(capsys.readouterr().out)["cells"]}
+    assert [cells[name]["reverse"] for name in "abc"] == [False, True, False]
+    assert (cells["b"]["input"], cells["c"]["input"], cells["c"]["input_from"]) == ("x", None, ["a", "b"])
+    layer = opened(path).cells.layer()
+    for name, same in {"all": layer, "b": opened(path).cells["b"].layer()}.items():
+        out = tmp_path / f"{name}.npz"
+        assert main(["extract", path, str(out), *([] if name == "all" else ["--cell", name])]) == 0
+        loaded = blockcell.load(out)
+        assert repr(loaded) == repr(same) and ("reverse=True" in repr(loaded)) == (name == "b")
+        np.testing.assert_array_equal(loaded(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
+
+
+def test_a_network_as_onnx(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    (tmp_path / "graph.pb").write_bytes(graph(*consts("a", "b", "c", wide="c"), *BI, *TOP))
+    path, out = tmp_path / "graph.pb", tmp_path / "all.onnx"
+    assert main(["extract", str(path), str(out)]) == 0
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    given = {each.name: np.zeros((B, H), np.float32) for each in session.get_inputs()}
+    y = session.run(["y"], given | {"x": X, "lengths": LENGTHS})[0]
+    expected, _ = opened(path).cells.layer()(X, lengths=LENGTHS)
+    assert formulas.error_in_eps(y, expected.astype(np.float64), float(np.finfo("f4").eps)) <= 16

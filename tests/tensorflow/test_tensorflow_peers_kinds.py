@@ -1,0 +1,148 @@
+"""Random cells of other kinds that TensorFlow itself writes and runs: of Keras and cuDNN, and those to be refused.
+
+`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+from tf_peers import BAD, CASES, GOOD, SEED, B, Cell, T, control_flow, frozen, looped, unrolled
+
+from blockcell.formulas import error_in_eps
+from blockcell.tensorflow import open as opened
+
+pytestmark = pytest.mark.peers
+EPS = float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture(scope="module")
+def tf():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow")
+
+
+def run(tf, g, kinds, folder):
+    """Cells one behind the other with dense layers between them: the cells, what is found, and TensorFlow's results."""
+    v1 = tf.compat.v1
+    version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
+    print(version, saved)
+    with control_flow(v1, version), tf.Graph().as_default(), v1.Session() as session:
+        first = int(g.integers(1, 9))
+        x = v1.placeholder("float32", (T, B, first), "x")
+        inputs, outputs, cells, y = [], [], [], x
+        for k, kind in enumerate(kinds):
+            scope = str(g.choice(["net", "a/b/thing", "rnn"])) + f"/part_{k}" + str(g.choice(["", "/gru_cell"]))
+            cell = Cell(tf, g, scope, int(y.shape[-1]), kind)
+            inputs.append(tf.identity(y, f"x{k}"))
+            y = (unrolled if g.integers(2) else looped)(tf, cell, inputs[-1], cell.zeros())
+            cells.append(cell)
+            outputs.append(tf.identity(y, f"y{k}"))
+            size = int(y.shape[-1])
+            both = tf.reshape(tf.concat([y, y], 2), (T * B, 2 * size))  # what is no cell
+            dense = [v1.get_variable(f"dense_{k}/{name}", initializer=g.standard_normal(shape).astype(np.float32))
+                     for name, shape in (("kernel", (2 * size, 4)), ("bias", (4,)))]  # fmt: skip
+            gate, value = tf.split(tf.nn.bias_add(both @ dense[0], dense[1]), 2, 1)
+            y = tf.reshape(tf.sigmoid(gate) * tf.tanh(value), (T, B, 2))
+        last = tf.identity(y, "last")
+        session.run(v1.global_variables_initializer())
+        given = g.standard_normal((T, B, first)).astype(np.float32)
+        pairs = session.run([*zip(inputs, outputs, strict=True)], {x: given})
+        if saved == "checkpoint":
+            path = v1.train.Saver().save(session, str(folder / "model.ckpt"))
+        elif saved == "frozen":
+            path = frozen(tf, session, ["last"], folder)
+        else:
+            path = folder / "saved"
+            v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": last})
+        nodes = {node.name for node in session.graph.as_graph_def().node}
+    found = opened(path).cells
+    print(kinds, found)
+    assert len(found) == len(cells)
+    return [(cell, one_of(found, cell.scope), *pair) for cell, pair in zip(cells, pairs, strict=True)], nodes
+
+
+def one_of(found, scope):
+    (one,) = (each for each in found.values() if any(f"{scope}/" in name for name in each.weights.values()))
+    return one
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_kinds(tf, case, tmp_path):
+    g = np.random.default_rng([SEED, case, 10])
+    print(f"seed {SEED}, case {case}")
+    kinds = [str(kind) for kind in g.choice([*GOOD], int(g.integers(1, 4)))]
+    for cell, one, x, y in run(tf, g, kinds, tmp_path)[0]:
+        assert one.refused is None and (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        assert GOOD[cell.kind] in one.kind
+        assert one.attributes.get("reset_after", False) == (cell.kind in ("cudnn_gru", "keras_gru_after"))
+        assert one.attributes.get("forget_bias", 0) == (0.5 if cell.kind == "other_lstm" else 0)
+        assert one.check() <= one.bound
+        assert error_in_eps(one.layer()(x)[0], y.astype(np.float64), EPS) <= 8
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_refused(tf, case, tmp_path):
+    g = np.random.default_rng([SEED, case, 11])
+    print(f"seed {SEED}, case {case}")
+    kinds = [str(kind) for kind in g.choice([*BAD], int(g.integers(1, 3)))]
+    for cell, one, *_ in run(tf, g, kinds, tmp_path)[0]:
+        assert one.refused is not None and re.search(BAD[cell.kind], one.refused), cell.kind
+        assert "'" in one.refused  # the node
+
+
+def keras_layer(keras, g):
+    """A random LSTM or GRU of Keras, in one direction or in both; how many cells it has, and if they are understood."""
+    layers, size = keras.layers, int(g.integers(1, 9))
+    options = {"return_sequences": True, "implementation": int(g.integers(1, 3)), "unroll": not g.integers(4)}
+    options |= {"use_bias": bool(g.integers(4))}
+    other = g.integers(8) == 0
+    if other:
+        options[str(g.choice(["activation", "recurrent_activation"]))] = str(g.choice(["relu", "hard_sigmoid"]))
+    if g.integers(2):
+        made = layers.LSTM(size, **options)
+    else:
+        made = layers.GRU(size, reset_after=bool(g.integers(2)), **options)
+    both = not g.integers(3)
+    return (layers.Bidirectional(made) if both else made), 1 + both, not other
+
+
+@pytest.mark.parametrize("case", range(CASES // 4))
+def test_random_models_of_keras(tf, case, tmp_path):
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    keras = pytest.importorskip("keras")
+    g = np.random.default_rng([SEED, case, 12])
+    print(f"seed {SEED}, case {case}")
+    first, masked = int(g.integers(1, 9)), not g.integers(4)
+    given = y = keras.Input((T, first), batch_size=B if g.integers(2) else None)
+    if masked:
+        y = keras.layers.Masking()(y)
+    count, understood = 0, []
+    for _ in range(int(g.integers(1, 4))):
+        layer, cells, fits = keras_layer(keras, g)
+        y, count, understood = layer(y), count + cells, [*understood, *[fits] * cells]
+    model = keras.Model(given, y)
+    model.set_weights([g.uniform(-1, 1, each.shape).astype(np.float32) for each in model.get_weights()])
+    x = g.standard_normal((B, T, first)).astype(np.float32)
+    saved = str(g.choice(["export", "frozen"]))
+    path = tmp_path / "saved"
+    call = tf.function(lambda x: model(x), input_signature=[tf.TensorSpec((B, T, first))])
+    if saved == "export":
+        model.export(str(path), verbose=False)
+    else:
+        constants = convert_variables_to_constants_v2(call.get_concrete_function(), lower_control_flow=bool(case % 2))
+        path = tmp_path / "frozen.pb"
+        path.write_bytes(constants.graph.as_graph_def().SerializeToString())
+    found = opened(path).cells
+    print(found, understood, saved, masked)
+    assert sorted(one.refused is None for one in found.values()) == sorted(understood)
+    for one in found.values():
+        assert one.refused is None or "the node '" in one.refused
+        assert one.refused is not None or one.check() <= one.bound
+    if all(understood) and not masked:
+        result, _ = found.layer()(x, batch_first=True)
+        assert error_in_eps(result, model(x).numpy().astype(np.float64), EPS) <= 16

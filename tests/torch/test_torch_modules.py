@@ -1,0 +1,899 @@
+"""What modules of `blockcell.torch` are in PyTorch: compiled, exported, copied, saved, swapped; and what they refuse.
+
+`make test-peers`, with torch in .venv.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from fresh import printed
+
+from blockcell import _kernels, convert
+
+torch = pytest.importorskip("torch")
+nn = pytest.importorskip("blockcell.torch")
+internals = pytest.importorskip("blockcell.torch.internals")
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+TorchFunctionMode = pytest.importorskip("torch.overrides").TorchFunctionMode
+tree_map_only = pytest.importorskip("torch.utils._pytree").tree_map_only
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
+
+pytestmark = [
+    pytest.mark.peers,
+    # PyTorch's own, on the way to compiling and exporting
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
+]
+KINDS = ["LSTM", "GRU"]
+
+
+def made(kind, *sizes, **options):
+    torch.manual_seed(3)
+    return getattr(nn, kind)(*(sizes or (5, 8)), **options)
+
+
+def tensors_of(output):
+    """y and the last states."""
+    y, last = output
+    return [y.data if isinstance(y, rnn.PackedSequence) else y, *(last if isinstance(last, tuple) else (last,))]
+
+
+def step(module, call, *inputs):
+    """Results and gradients of a training step."""
+    module.zero_grad()
+    x = inputs[0]
+    if isinstance(x, torch.Tensor):
+        x.grad = None
+    results = tensors_of(call(*inputs))
+    torch.autograd.backward(results, [torch.cos(a.detach()) for a in results])
+    grads = [x.grad] if isinstance(x, torch.Tensor) else []
+    return [*(a.detach() for a in results), *grads, *(p.grad for p in module.parameters())]
+
+
+def equal(found, expected):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+def hx_of(kind, *shape, dtype=torch.float32):
+    h, c = torch.randn(2, *shape, dtype=dtype)
+    return (h, c) if kind == "LSTM" else h
+
+
+# ------------------------------------------------------------------------------------------------ compiled and exported
+COMPILED = [
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"bias": False, "dtype": torch.float64},
+    {"num_layers": 2, "dropout": 0.0, "batch_first": True},
+]
+
+
+@pytest.fixture
+def dynamo():
+    """Nothing compiled before, nor left behind."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("options", COMPILED, ids=lambda options: "-".join(options))
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(kind, options, backend, dynamo):
+    module = made(kind, **options)
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for B, T in ((3, 4), (5, 4), (2, 7)):  # sizes become symbols
+        x = torch.randn(B, T, 5, dtype=module.weight_ih_l0.dtype, requires_grad=True)
+        equal(step(module, compiled, x), step(module, module, x))
+    hx = hx_of(kind, len(module.all_weights), x.shape[not module.batch_first], 8, dtype=x.dtype)
+    equal(step(module, compiled, x, hx), step(module, module, x, hx))
+    with torch.no_grad():
+        equal(tensors_of(compiled(x)), tensors_of(module(x)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_within_a_model(kind, dynamo):
+    torch.manual_seed(3)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = getattr(torch.nn, kind)(5, 8, num_layers=2, bidirectional=True)
+            self.head = torch.nn.Linear(16, 3)
+
+        def forward(self, x):
+            y, last = self.rnn(x)
+            return self.head(torch.relu(y)), last
+
+    model = Model()
+    nn.replace(model)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    compiled = torch.compile(model, fullgraph=True)
+    for found, expected in zip(step(model, compiled, x), step(model, model, x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("form", ["sorted", "unsorted"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_with_packed_sequences(kind, form, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True)
+    packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [6, 4, 1], enforce_sorted=False)
+    if form == "sorted":
+        packed = rnn.PackedSequence(packed.data, packed.batch_sizes)
+    data = packed.data.requires_grad_()
+
+    def call(data, given):
+        return module(rnn.PackedSequence(data, *packed[1:]), given)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    hx = hx_of(kind, 4, 3, 8) if form == "unsorted" else None
+    equal(step(module, compiled, data, hx), step(module, call, data, hx))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported(kind, strict, training, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    x = torch.randn(3, 4, 5)
+    sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
+    with torch.set_grad_enabled(training):
+        program = torch.export.export(module, (x,), dynamic_shapes=(sizes,), strict=strict)
+        exported, lowered = program.module(), program.run_decompositions().module()
+        for B, T in ((3, 4), (2, 9)):
+            x = torch.randn(B, T, 5, requires_grad=training)
+            expected = tensors_of(module(x))
+            equal(tensors_of(exported(x)), expected)
+            equal(tensors_of(lowered(x)), expected)
+            if training:
+                equal(step(exported, exported, x), step(module, module, x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_pass_opcheck(kind):
+    """Schema, fake tensors, autograd and tracing, of a layer's operator and of those that it becomes."""
+    calls = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "blockcell":
+                calls.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    for options in ({}, {"bidirectional": True, "bias": False}):
+        module = made(kind, 3, 4, **options)
+        x = torch.randn(5, 2, 3, requires_grad=True)
+        packed = rnn.pack_padded_sequence(x, [5, 3])
+        hx = hx_of(kind, 1 + module.bidirectional, 2, 4)
+        with Recorder():
+            for given in ((x,), (packed, hx)):
+                step(module, module, *given)
+            module(x.detach().transpose(0, 1).contiguous().transpose(0, 1))
+            with torch.no_grad():
+                module(x, hx)
+    names = [str(function) for function, _ in calls]
+    name = f"blockcell.{kind.lower()}"
+    assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (8, 4)
+
+    def copied(value, requires_grad):
+        if isinstance(value, list):
+            return [copied(each, requires_grad) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(requires_grad and value.is_floating_point())
+
+    for function, args in calls:
+        torch.library.opcheck(function, tuple(copied(a, False) for a in args))
+        if "forward" in str(function):
+            for requires_grad in (False, True):
+                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_traced(kind, training):
+    module = made(kind, num_layers=2, bidirectional=True)
+    x = torch.randn(4, 3, 5, requires_grad=training)
+    with warnings.catch_warnings(), torch.set_grad_enabled(training):
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
+        equal(tensors_of(traced(x)), tensors_of(module(x)))
+        if training:
+            equal(step(traced, traced, x), step(module, module, x))
+
+
+class Traceable(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = made(kind, num_layers=2), torch.nn.Linear(8, 2)
+
+    def forward(self, x, h, c):
+        y, last = self.rnn(x, (h, c) if isinstance(self.rnn, nn.LSTM) else h)
+        return self.head(torch.relu(y)), self.rnn(x)[0], last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_symbolically_traced(kind):
+    model = Traceable(kind)
+    traced = torch.fx.symbolic_trace(model)
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["rnn", "head", "rnn"]
+    inputs = torch.randn(4, 3, 5), *torch.randn(2, 2, 3, 8)
+    for found, expected in zip(traced(*inputs), model(*inputs), strict=True):
+        equal([*found], [*expected])
+    with pytest.raises(TypeError, match=f"blockcell.torch.{kind}: input is of type Proxy"):  # no leaf, but all of it
+        torch.fx.symbolic_trace(model.rnn)
+
+
+class Subclass(torch.Tensor):
+    """Results are of it, too."""
+
+
+class Wrapper(torch.Tensor):
+    """Around another tensor; sees operators."""
+
+    seen: ClassVar = []
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        options = {"dtype": inner.dtype, "strides": inner.stride(), "requires_grad": inner.requires_grad}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        args, kwargs = tree_map_only(cls, lambda wrapper: wrapper.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+
+CLASSES = {"subclass": lambda a: a.as_subclass(Subclass), "wrapper": Wrapper}
+
+
+@pytest.mark.parametrize("of", ["input", "weight", "hx", "gradient"])
+@pytest.mark.parametrize("way", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_derived_from_tensor(kind, way, of):
+    """They come out, see the operators, and the numbers are the same."""
+    change, kept = CLASSES[way], Subclass if way == "subclass" else Wrapper
+    module, x, hx = made(kind), torch.randn(4, 3, 5), hx_of(kind, 1, 3, 8)
+    given = (x, hx)
+    (y, _), weight = module(*given), module.weight_hh_l0
+    (expected_grad,) = torch.autograd.grad(y, weight, torch.cos(y.detach()))
+    if of == "input":
+        given = change(x), hx
+    elif of == "hx":
+        given = x, ((change(hx[0]), hx[1]) if kind == "LSTM" else change(hx))
+    elif of == "weight":
+        module.weight_hh_l0 = torch.nn.Parameter(change(weight.detach()))
+    Wrapper.seen.clear()
+    with torch.no_grad():
+        found = module(*given)[0]
+    assert isinstance(found, kept) or of == "gradient"
+    found = module(*given)[0]
+    gradient = torch.cos(y.detach())
+    found.backward(change(gradient) if of == "gradient" else gradient)
+    grad = module.weight_hh_l0.grad
+    if way == "wrapper":
+        operators = ("forward", "forward", "backward")[2 * (of == "gradient") :]
+        assert [name for name in Wrapper.seen if name.startswith("blockcell.")] == [
+            f"blockcell.{kind.lower()}_{operator}.default" for operator in operators
+        ]
+        found, grad = (a.inner if isinstance(a, Wrapper) else a for a in (found, grad))
+    equal([found.detach().as_subclass(torch.Tensor), grad.as_subclass(torch.Tensor)], [y.detach(), expected_grad])
+
+
+def test_function_modes_see_operators():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    module, x = made("GRU"), torch.randn(4, 3, 5)
+    with Mode():
+        found = module(x)[0]
+    assert "blockcell.gru.default" in seen
+    equal([found], [module(x)[0]])
+
+
+def test_internals_are_there():
+    """In the PyTorch that is installed."""
+    assert internals.COMPLETE and isinstance(internals.forward_ad._current_level, int)
+
+
+@pytest.mark.parametrize("missing", ["COMPLETE", "_current_level"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_internals(kind, missing, monkeypatch):
+    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+
+    def results():
+        with torch.no_grad():
+            without = tensors_of(module(x))
+        return [*without, *step(module, module, x)]
+
+    expected = results()
+    if missing == "COMPLETE":
+        monkeypatch.setattr(internals, "COMPLETE", False)
+        monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
+    else:
+        monkeypatch.delattr(internals.forward_ad, missing)
+    equal(results(), expected)
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda x: module(x)[0].sum())(x)
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_transforms_are_refused(kind, transform):
+    module, x = made(kind), torch.randn(4, 3, 5)
+    calls = {
+        "grad": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
+        "vmap": lambda: torch.func.vmap(lambda x: module(x)[0], in_dims=1)(x),
+    }
+    with pytest.raises(
+        RuntimeError, match=rf"^blockcell\.torch\.{kind}: torch\.func's transforms do not go through it; .*restore$"
+    ):
+        calls[transform]()
+    assert torch.func.functional_call(module, dict(module.named_parameters()), (x,))[0].shape == (4, 3, 8)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # what PyTorch itself does on the way
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_mode_is_refused(kind, frozen):
+    """Above all it must not lose the derivatives in silence."""
+    module, x = made(kind).requires_grad_(not frozen), torch.randn(4, 3, 5)
+    with forward_ad.dual_level():
+        module(x)  # has no derivatives
+        with pytest.raises(NotImplementedError, match="jvp"):
+            module(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+# ------------------------------------------------------------------------------------------ what a module is in PyTorch
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 3, "bidirectional": True, "bias": False, "dtype": torch.float64}]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_values_and_state_dicts(kind, options):
+    modules, drawn = [], []
+    for package in (torch.nn, nn):
+        torch.manual_seed(11)
+        modules.append(getattr(package, kind)(4, 6, **options))
+        drawn.append(torch.rand(3))
+    theirs, ours = modules
+    assert torch.equal(*drawn)
+    assert repr(ours) == repr(theirs)
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+    equal([*ours.state_dict().values()], [*theirs.state_dict().values()])
+    assert all(type(p) is torch.nn.Parameter for p in ours.parameters())
+    for a, b in ((theirs, ours), (ours, theirs)):
+        a.reset_parameters()
+        b.load_state_dict(a.state_dict())
+        equal([*b.parameters()], [*a.parameters()])
+
+
+def copied_through(way, module):
+    if way == "deepcopy":
+        return copy.deepcopy(module)
+    if way == "pickle":
+        return pickle.loads(pickle.dumps(module))
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies(kind, way):
+    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    x = torch.randn(3, 4, 5)
+    module(x)
+    other = copied_through(way, module)
+    assert type(other) is type(module) and repr(other) == repr(module)
+    equal(tensors_of(other(x)), tensors_of(module(x)))
+    with torch.no_grad():
+        other.weight_hh_l0.mul_(2)
+    assert not torch.equal(other(x)[0], module(x)[0])
+    assert not torch.equal(other.weight_hh_l0, module.weight_hh_l0)
+
+
+def test_weights_are_read_at_each_call():
+    """However they are changed: in place, by .data, by a new parameter, dtype, memory, norms."""
+    module = made("LSTM", 5, 8)
+    x = torch.randn(4, 3, 5)
+
+    def expected():
+        theirs = torch.nn.LSTM(5, 8, dtype=module.weight_ih_l0.dtype)
+        theirs.load_state_dict({name: getattr(module, name).detach().clone() for name in theirs.state_dict()})
+        with torch.no_grad():
+            return theirs(x.to(theirs.weight_ih_l0.dtype))[0]
+
+    def check():
+        torch.testing.assert_close(module(x.to(module.weight_ih_l0.dtype))[0].detach(), expected())
+
+    check()
+    with torch.no_grad():
+        module.weight_hh_l0.mul_(1.5)
+    check()
+    module.weight_hh_l0.data = torch.randn(32, 8) / 3
+    check()
+    module.weight_hh_l0.data = (torch.randn(8, 32) / 3).t()  # not in C order
+    check()
+    module.bias_hh_l0 = torch.nn.Parameter(torch.randn(32))
+    check()
+    module.double()
+    check()
+    module.float().share_memory()
+    check()
+    module.load_state_dict({name: torch.randn_like(p) / 3 for name, p in module.state_dict().items()}, assign=True)
+    check()
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    check()
+    with torch.no_grad():
+        module.parametrizations.weight_hh_l0.original0.mul_(3)
+    check()
+    module(x)[0].square().sum().backward()
+    assert module.parametrizations.weight_hh_l0.original1.grad.abs().sum() > 0
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight_hh_l0")
+    check()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_old_weight_norm():
+    theirs, ours = torch.nn.GRU(5, 8), nn.GRU(5, 8)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(4, 3, 5)
+    for module in (theirs, ours):
+        torch.nn.utils.weight_norm(module, "weight_hh_l0")
+        with torch.no_grad():
+            module.weight_hh_l0_g.mul_(2)
+        module(x)[0].square().sum().backward()
+    torch.testing.assert_close(ours(x)[0], theirs(x)[0])
+    torch.testing.assert_close(ours.weight_hh_l0_v.grad, theirs.weight_hh_l0_v.grad)
+
+
+AUTOCAST = [  # autocast's dtype, x, hx; x in float64 and, but on some CPUs, float16 are errors in torch.nn
+    (torch.bfloat16, torch.float32, None),
+    (torch.bfloat16, torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16, None),
+    (torch.bfloat16, torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float16, None),
+    (torch.bfloat16, torch.float16, torch.bfloat16),
+    (torch.float16, torch.float16, None),
+    (torch.float16, torch.float16, torch.float32),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype, of_x, of_hx", AUTOCAST)
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind, dtype, of_x, of_hx, packed):
+    """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
+    ours, theirs = made(kind, num_layers=2), getattr(torch.nn, kind)(5, 8, num_layers=2)
+    x, hx = torch.randn(4, 3, 5).to(of_x), None
+    full = None
+    if of_hx is not None:
+        h, c = torch.randn(2, 2, 3, 8).to(of_hx)
+        hx, full = ((h, c), (h.float(), c.float())) if kind == "LSTM" else (h, h.float())
+    given = [rnn.pack_padded_sequence(a, [4, 3, 1]) if packed else a for a in (x, x.float())]
+    expected = tensors_of(ours(given[1], full))
+    with torch.autocast("cpu", dtype=dtype):
+        found, dtypes = tensors_of(ours(given[0], hx)), [a.dtype for a in tensors_of(theirs(given[0], hx))]
+    assert [a.dtype for a in found] == dtypes
+    equal(found, [a.to(dtype) for a, dtype in zip(expected, dtypes, strict=True)])
+    sum(a.float().sum() for a in found).backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in ours.parameters())
+    if of_x != torch.float32:
+        with pytest.raises(ValueError, match="RNN input dtype"):
+            ours(given[0])
+
+
+def test_autocast_leaves_float64(dynamo):
+    module, x = made("LSTM", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        equal(tensors_of(module(x)), tensors_of(module(x)))
+        assert module(x)[0].dtype == torch.float64
+        module = made("LSTM")
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        equal(tensors_of(compiled(x.float())), tensors_of(module(x.float())))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_memory_layout(kind):
+    module = made(kind, 6, 8, bidirectional=True)
+    x = torch.randn(4, 3, 6)
+    hx = hx_of(kind, 2, 3, 8)
+    expected = tensors_of(module(x, hx))
+    wide = torch.zeros(4, 3, 12)
+    wide[:, :, ::2] = x
+    turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind == "GRU" else hx)]
+    given = turned[0] if kind == "GRU" else turned
+    for layout in (
+        wide[:, :, ::2],
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        x.permute(2, 1, 0).clone().permute(2, 1, 0),
+    ):
+        assert torch.equal(layout, x)
+        equal(tensors_of(module(layout, given)), expected)
+    one = x[:1, :1].expand(4, 3, 6)
+    equal(tensors_of(module(one, hx)), tensors_of(module(one.contiguous(), hx)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows(kind):
+    """A batch of none, as torch.nn has it."""
+    results = []
+    for package in (torch.nn, nn):
+        module = getattr(package, kind)(5, 8, num_layers=2)
+        x = torch.randn(4, 0, 5, requires_grad=True)
+        tensors = tensors_of(module(x))
+        tensors[0].sum().backward()
+        results.append([a.shape for a in (*tensors, x.grad)])
+        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in module.parameters())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_and_offloading(kind):
+    """What is recomputed, or kept elsewhere, gives the same gradients."""
+    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+    expected = step(module, module, x)
+    equal(step(module, lambda x: checkpoint(module, x, use_reentrant=False), x), expected)
+    with torch.autograd.graph.save_on_cpu():
+        equal(step(module, module, x), expected)
+
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+def kept_by(function):
+    """The tensors that are kept for the gradients of what a function returns."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        output = function()
+    return output, kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_is_needed_is_kept(kind):
+    module = made(kind, 64, 8)
+    x = torch.randn(20, 3, 64)
+    (y, _), kept = kept_by(lambda: module(x))
+    parts = {"LSTM": 6, "GRU": 4}[kind]
+    assert (
+        sum(a.numel() for a in kept)
+        == x.numel() + (1 + parts) * y.numel() + module.weight_ih_l0.numel() + module.weight_hh_l0.numel()
+    )
+    kept_at = {a.data_ptr() for a in kept}
+    assert {x.data_ptr(), module.weight_ih_l0.data_ptr()} <= kept_at  # no copies
+    assert y.data_ptr() not in kept_at  # the caller's, who may change it
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            (y, _), kept = kept_by(lambda: module(x))
+        assert not kept and y.grad_fn is None and not y.requires_grad
+    module.requires_grad_(False)
+    (y, _), kept = kept_by(lambda: module(x))
+    assert not kept and y.grad_fn is None
+    x.requires_grad_()
+    (y, _), kept = kept_by(lambda: module(x))
+    assert x.data_ptr() not in {a.data_ptr() for a in kept}
+    y.sum().backward()
+    assert x.grad.abs().sum() > 0 and all(p.grad is None for p in module.parameters())
+
+
+IN_PLACE = {
+    "relu_": lambda y: y.relu_(),
+    "+=": lambda y: y.__iadd__(1),
+    "dropout": lambda y: torch.nn.functional.dropout(y, 0.5, inplace=True),
+    "a part": lambda y: y[0].zero_(),
+}
+
+
+def grads_with(module, call, change, lengths=None):
+    """The gradients where y and the last states are changed in place before they are computed."""
+    module.zero_grad()
+    torch.manual_seed(2)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    y, *last = tensors_of(call(x if lengths is None else rnn.pack_padded_sequence(x, lengths)))
+    for tensor in (y, *last):
+        change(tensor)
+    y.backward(torch.cos(y.detach()))
+    return [x.grad, *(p.grad for p in module.parameters())]
+
+
+def copies_of(output):
+    y, *last = (tensor.clone() for tensor in tensors_of(output))
+    return y, tuple(last)
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 4, 4], [4, 2, 1]], ids=["batch", "packed", "ragged"])
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_may_be_changed_in_place(kind, change, lengths):
+    for options in ({}, {"num_layers": 2, "bidirectional": True}):
+        module = made(kind, **options)
+        found = grads_with(module, module, IN_PLACE[change], lengths)
+        equal(found, grads_with(module, lambda x, module=module: copies_of(module(x)), IN_PLACE[change], lengths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_results_may_be_changed_in_place(kind, dynamo):
+    module = made(kind)
+    expected = grads_with(module, lambda x: copies_of(module(x)), torch.relu_)
+    equal(grads_with(module, torch.compile(module, fullgraph=True), torch.relu_), expected)
+
+    def changed(x):
+        y, last = module(x)
+        return y.relu_(), last
+
+    equal(grads_with(module, torch.compile(changed, fullgraph=True, backend="aot_eager"), lambda y: y), expected)
+
+
+def test_in_place_changes_of_what_is_needed_are_noticed():
+    module, x = made("LSTM", num_layers=2), torch.randn(4, 3, 5)
+    y, _ = module(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y, _ = module(x)
+    with torch.no_grad():
+        module.weight_hh_l1.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y, _ = module(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_are_refused(kind, compiled):
+    module, x = made(kind), torch.randn(4, 3, 5, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if compiled:
+            patch.setattr("blockcell.torch.op._dispatches", lambda *tensors: True)
+        y = module(x)[0]
+        expected = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        assert torch.equal(grad, expected)
+        with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: there are no second derivatives"):
+            grad.square().sum().backward()
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+def test_threads_are_those_of_torch(monkeypatch):
+    seen = []
+    work = dict(_kernels.WORK)
+
+    def watched(*arguments):
+        seen.append(arguments[-1])
+        return work["gru_torch"](*arguments)
+
+    monkeypatch.setitem(_kernels.WORK, "gru_torch", watched)
+    module, x = made("GRU"), torch.randn(4, 3, 5)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 2):
+            torch.set_num_threads(threads)
+            module(x)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 3, 2]
+
+
+def test_forked_child():
+    """It has one thread, and the same results."""
+    code = """
+import os
+import signal
+import torch
+import blockcell.torch
+
+torch.set_num_threads(2)
+module, x = blockcell.torch.LSTM(64, 128), torch.randn(50, 32, 64)
+expected = module(x)[0].detach().numpy().tobytes()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(0 if module(x)[0].detach().numpy().tobytes() == expected else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert printed(code) == "0"
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+X = torch.zeros(4, 3, 5)
+NEW = [  # arguments of the constructor
+    ({"proj_size": 2}, ValueError, "blockcell.torch.{kind}: proj_size is 2; expected 0, or use torch.nn.{kind}"),
+    ({"device": "cuda"}, ValueError, "blockcell.torch.{kind}: device is cuda; expected cpu, or use torch.nn.{kind}"),
+    (
+        {"dtype": torch.float16},
+        TypeError,
+        "blockcell.torch.{kind}: dtype is torch.float16; expected torch.float32 or torch.float64",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message", NEW, ids=lambda value: "-".join(value) if type(value) is dict else ""
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_by_the_constructor(kind, arguments, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message.format(kind=kind))}$"):
+        made(kind, 5, 8, **arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_by_a_call(kind):
+    prefix = f"blockcell.torch.{kind}: "
+    number, pair = ("[0]", "a pair of tensors (h_0, c_0)") if kind == "LSTM" else ("", "a tensor")
+    meta = made(kind, 5, 8, device="meta")
+
+    def given(h):
+        return (h, h) if kind == "LSTM" else h
+
+    cases = [
+        (made(kind).half(), (X.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
+        (made(kind), (X.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
+        (made(kind), (X.long(),), ValueError, "RNN input dtype (torch.int64) does not match weight dtype"),
+        (made(kind), (X.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
+        (meta, (X,), ValueError, f"{prefix}input is on cpu, the weights on meta; expected cpu"),
+        (made(kind), (X.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor or"),
+        (made(kind), (X[None],), ValueError, f"{kind}: Expected input to be 2D or 3D, got 4D instead"),
+        (made(kind), (X[:, :, :3],), RuntimeError, "input.size(-1) must be equal to input_size. Expected 5, got"),
+        (made(kind), (X[:0],), RuntimeError, "Expected sequence length to be larger than 0 in RNN"),
+        (made(kind), (X, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
+        (made(kind), (X, [X] * 3), TypeError, f"{prefix}hx is of type list; expected {pair}"),
+        (made(kind), (X, given(X)), RuntimeError, f"Expected hidden{number} size (1, 3, 8), got [4, 3, 5]"),
+        (made(kind), (X[:, 0], given(X)), RuntimeError, f"Expected hidden{number} size (1, 8), got [4, 3, 5]"),
+        (made(kind), (X, given(torch.zeros(1, 3, 8).double())), ValueError, "RNN hx dtype (torch.float64) does not"),
+        (made(kind), (rnn.PackedSequence(X, torch.tensor([4])),), RuntimeError, "input must have 2 dimensions, got 3"),
+    ]
+    for module, inputs, error, message in cases:
+        with pytest.raises(error) as raised:
+            module(*inputs)
+        assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_called_by_hand_do_not_read_beyond(kind):
+    """Every tensor of another shape or dtype is refused, and so no memory is touched."""
+    module = made(kind, 5, 8)
+    op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
+    states, marks = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
+    forward = X, weights, True, False, True, states, marks
+    y, *last, tape, kept = op._forward_op(*forward)
+    assert torch.equal(kept, y) and kept.data_ptr() != y.data_ptr()
+    backward = kept, tape, weights[:2], [y, *last], X, True, True, states, marks
+    whole = *forward[:2], *forward[3:]
+    for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
+        operator(*inputs)
+        tried = 0
+        for k, value in enumerate(inputs):
+            for j, tensor in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                tried += 1
+                for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)):
+                    given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
+                    with pytest.raises((ValueError, TypeError)):
+                        operator(*inputs[:k], given, *inputs[k + 1 :])
+            if isinstance(value, list):
+                for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
+                    with pytest.raises((ValueError, IndexError)):
+                        operator(*inputs[:k], given, *inputs[k + 1 :])
+        assert tried == (7 + 2 * n if operator is op._backward_op else 6 + n)
+
+
+# ---------------------------------------------------------------------------------------------------- replace, restore
+class Own(torch.nn.LSTM):
+    """A class of the user's."""
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.LSTM(5, 8, num_layers=2, batch_first=True)
+        self.blocks = torch.nn.ModuleList([torch.nn.GRU(8, 8, batch_first=True), torch.nn.Linear(8, 8)])
+        self.shared = self.blocks[0]
+        self.projected = torch.nn.LSTM(5, 8, proj_size=3)
+        self.small = torch.nn.GRU(5, 8).bfloat16()
+        self.own = Own(5, 8)
+        self.plain = torch.nn.RNN(5, 8)
+        self.cell = torch.nn.LSTMCell(5, 8)
+
+    def forward(self, x):
+        return self.shared(self.blocks[0](self.encoder(x)[0])[0])
+
+
+LEFT = {
+    "projected": "proj_size is 3",
+    "small": "its weights are torch.bfloat16",
+    "own": "Own is derived from LSTM, and may compute something else",
+    "plain": "it has no gates",
+    "cell": "LSTMCell computes single steps",
+}
+
+
+def test_replace_and_restore():
+    torch.manual_seed(4)
+    model = Model()
+    called = []
+    model.encoder.register_forward_hook(lambda module, inputs, output: called.append(type(module)))
+    model.encoder.register_buffer("scale", torch.ones(1))
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.dtype == torch.float32], lr=0.01)
+    x = torch.randn(3, 4, 5)
+    before, encoder = {name: id(p) for name, p in model.named_parameters()}, model.encoder
+    expected = tensors_of(model(x))
+
+    report = nn.replace(model)
+    assert report.changed == {
+        "encoder": "LSTM(5, 8, num_layers=2, batch_first=True)",
+        "blocks.0": "GRU(8, 8, batch_first=True)",
+    }
+    assert report.left == LEFT
+    assert "replaced 2 modules:\n  encoder: LSTM(5, 8, num_layers=2, batch_first=True)\n" in repr(report)
+    assert "left 5:\n  projected: proj_size is 3\n" in repr(report)
+    assert model.encoder is encoder and type(encoder) is nn.LSTM and type(model.shared) is nn.GRU
+    assert before == {name: id(p) for name, p in model.named_parameters()}
+    for found, wanted in zip(tensors_of(model(x)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert called == [torch.nn.LSTM, nn.LSTM]
+
+    first = model(x)[0].square().sum()
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x)[0].square().sum().backward()
+        optimizer.step()
+    assert model(x)[0].square().sum() < 0.9 * first
+    again = nn.replace(model)
+    assert not again.changed and again.left["encoder"] == "it is one already"
+
+    trained = tensors_of(model(x))
+    report = nn.restore(model)
+    assert [*report.changed] == ["encoder", "blocks.0"] and "restored 2 modules" in repr(report)
+    assert type(model.encoder) is torch.nn.LSTM and type(model.shared) is torch.nn.GRU
+    for found, wanted in zip(tensors_of(model(x)), trained, strict=True):
+        torch.testing.assert_close(found, wanted)
+    copy.deepcopy(model)
+
+
+def test_replace_the_model_itself_or_nothing():
+    module = torch.nn.GRU(5, 8)
+    report = nn.replace(module)
+    assert type(module) is nn.GRU and repr(report) == "replaced 1 module:\n  (the model): GRU(5, 8)"
+    assert repr(nn.replace(torch.nn.Linear(2, 3))) == "replaced 0 modules: the model has no LSTM and no GRU"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.nn.Sequential(torch.jit.script(torch.nn.LSTM(5, 8)))
+    assert nn.replace(scripted).left == {"0": "it is compiled by torch.jit; do this before"}
+    with pytest.raises(
+        TypeError, match=r"blockcell\.torch\.replace: model is of type dict; expected a torch\.nn\.Module"
+    ):
+        nn.replace({})
+
+
+def test_convert_takes_replaced_models():
+    model = torch.nn.Sequential(torch.nn.LSTM(5, 8), torch.nn.Dropout(0.5))
+    expected = convert.from_torch(model)
+    nn.replace(model)
+    x = np.ones((4, 3, 5), np.float32)
+    assert repr(convert.from_torch(model)) == repr(expected)
+    assert np.array_equal(convert.from_torch(model)(x)[0], expected(x)[0])
