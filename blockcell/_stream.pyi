@@ -7,12 +7,6 @@ from .layers.base import Single
 from .layers.shared import CellWeights, GivenState, S_co
 from .optable import Array
 
-class Runner:
-    def __init__(self, layer: Single) -> None: ...
-    def call(
-        self, layer: Any, weights: Mapping[Any, CellWeights], x: ArrayLike, state: Any, batch_first: bool
-    ) -> tuple[Array, Any] | None: ...
-
 class Stream(Generic[S_co]):
     layer: Single
     batch: int

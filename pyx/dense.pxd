@@ -31,6 +31,7 @@ from panels cimport (
 )
 from plan cimport take, take_slots
 from real cimport real
+from passes cimport Pass
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
 from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
@@ -170,12 +171,6 @@ cdef inline Forward forward_of(
     p.part += THREAD_GAP * p.L
     p.total = p.threads * p.part
     return p
-
-
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and y [B,T,O]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.rows // p.B * p.I
-    p.y_layout.step, p.y_layout.row = p.O, p.rows // p.B * p.O
 
 
 cdef inline void take_marks(Forward *p, const unsigned char *marks) noexcept nogil:
@@ -383,28 +378,26 @@ cdef inline void run_pack(const Forward *p, const store *w, const store *b) noex
         pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
 
 
-cdef inline long long run_stream(
-    const Forward *p, int storage, int threads, void *work, const void *x, void *y
+cdef inline long long pass_forward(
+    const Forward *plan, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
-    """A stream's steps, where `storage` says which type the arrays have."""
+    cdef Forward p = plan[0]
+    p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
+    if a.marks is not NULL:
+        take_marks(&p, a.marks)
+    return run_forward(&p, x, <store *> a.y, work, threads)
+
+
+cdef inline long long run_pass(const Forward *p, int storage, int threads, void *work, const Pass *a) noexcept nogil:
+    """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return run_forward(p, <const double *> x, <double *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const double *> a.x)
     if storage == HALF:
-        return run_forward(p, <const half *> x, <half *> y, work, threads)
-    return run_forward(p, <const float *> x, <float *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const half *> a.x)
+    return pass_forward(p, threads, work, a, <const float *> a.x)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef struct Arrays:  # of a backward pass
-    const void *x
-    const void *w
-    const void *y
-    const void *y_grad
-    void *x_grad
-    void *w_grad
-    void *b_grad
-
-
 cdef struct Backward:
     Steps steps
     Py_ssize_t rows, B, I, O
@@ -547,17 +540,17 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Arrays *a, const store *x, real *work, int threads
+    const Backward *p, const Pass *a, const store *x, real *work, int threads
 ) noexcept nogil:
     """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads
-    cdef const store *w = <const store *> a.w
+    cdef const store *w = <const store *> a.weights[0]
     cdef const store *y = <const store *> a.y
     cdef const store *y_grad = <const store *> a.y_grad
     cdef store *x_grad = <store *> a.x_grad
-    cdef store *w_grad = <store *> a.w_grad
-    cdef store *b_grad = <store *> a.b_grad
+    cdef store *w_grad = <store *> a.weight_grads[0]
+    cdef store *b_grad = <store *> a.weight_grads[1]
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
@@ -582,10 +575,31 @@ cdef inline long long backward(
 
 
 cdef inline long long run_backward(
-    const Backward *p, const Arrays *a, const store *x, void *work, int threads
+    const Backward *p, const Pass *a, const store *x, void *work, int threads
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed."""
     if store is double:
         return backward(p, a, x, <double *> work, threads)
     else:
         return backward(p, a, x, <float *> work, threads)
+
+
+cdef inline long long pass_backward(
+    const Backward *plan, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef Backward p = plan[0]
+    p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
+    if a.marks is not NULL:
+        take_marks_back(&p, a.marks, work)
+    return run_backward(&p, a, x, work, threads)
+
+
+cdef inline long long run_pass_back(
+    const Backward *p, int storage, int threads, void *work, const Pass *a
+) noexcept nogil:
+    """The gradients of `run_pass`."""
+    if storage == DOUBLE:
+        return pass_backward(p, threads, work, a, <const double *> a.x)
+    if storage == HALF:
+        return pass_backward(p, threads, work, a, <const half *> a.x)
+    return pass_backward(p, threads, work, a, <const float *> a.x)

@@ -20,8 +20,10 @@ from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
     pack_narrow, pack_panels, spread
 )
+from passes cimport Pass
 from plan cimport (
-    Forward, Gru, Lstm, Part, ResetAfter, cell, end_of_chunk, h_before, part_of, products_of, x_of, z_of
+    Forward, Gru, Lstm, Part, ResetAfter, cell, end_of_chunk, h_before, part_of, products_of, saved_of, take_marks,
+    use_panels, x_of, z_of
 )
 from real cimport real
 from steps cimport (
@@ -117,7 +119,8 @@ cdef inline void cells(
     const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to b1."""
+    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to
+    b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
         lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
@@ -193,7 +196,8 @@ cdef inline void step_unpacked(
     const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
     Py_ssize_t rows, real *work, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed yet."""
+    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed
+    yet."""
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
@@ -373,32 +377,38 @@ cdef inline void run_pack_narrow(
         pack_narrow(&p.w[n], codes + n, scales + n, back)
 
 
-# -------------------------------------------------------------------------------------------------------------- streams
-cdef inline long long run_steps(
-    const Forward *p, const cell *c, int threads, void *work, const store *x, store *y, const void **first, void **last
+# --------------------------------------------------------------------------------------------------------------- layers
+cdef inline long long pass_forward(
+    const Forward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
-    """A stream's steps, from the states `first`, NULL for zeros, to the states `last`.  The only other output is h."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
+    cdef Forward p = plan[0]
     cdef int k
     for k in range(OUTS):
         outputs[k] = NULL
-    inputs[X], outputs[OUT_H] = x, y
+    if a.saved is not NULL:
+        for k in range(saved_of(c)):
+            outputs[OUT_H + 1 + k] = <store *> a.saved + k * p.steps.T * p.B * p.H
+    inputs[X], outputs[OUT_H] = x, <store *> a.y
     if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> first[0], <const store *> first[1]
-        outputs[CS_LAST], outputs[H_LAST] = <store *> last[0], <store *> last[1]
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
+        outputs[CS_LAST], outputs[H_LAST] = <store *> a.last[0], <store *> a.last[1]
     else:
-        inputs[H_PREV], outputs[H_LAST] = <const store *> first[0], <store *> last[0]
-    return run_forward(p, c, inputs, outputs, work, threads)
+        inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
+    p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
+    if a.marks is not NULL:
+        take_marks(&p, a.marks, work, threads)
+    use_panels(&p, a.packed)
+    return run_forward(&p, c, inputs, outputs, work, threads)
 
 
-cdef inline long long run_stream(
-    const Forward *p, const cell *c, int storage, int threads, void *work, const void *x, void *y, const void **first,
-    void **last
+cdef inline long long run_pass(
+    const Forward *p, const cell *c, int storage, int threads, void *work, const Pass *a
 ) noexcept nogil:
-    """The same, where `storage` says which type the arrays have."""
+    """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return run_steps(p, c, threads, work, <const double *> x, <double *> y, first, last)
+        return pass_forward(p, c, threads, work, a, <const double *> a.x)
     if storage == HALF:
-        return run_steps(p, c, threads, work, <const half *> x, <half *> y, first, last)
-    return run_steps(p, c, threads, work, <const float *> x, <float *> y, first, last)
+        return pass_forward(p, c, threads, work, a, <const half *> a.x)
+    return pass_forward(p, c, threads, work, a, <const float *> a.x)

@@ -66,6 +66,11 @@ cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
     return gates_of(c) + (1 if cell is ResetAfter else 0)
 
 
+cdef inline int saved_of(const cell *c) noexcept nogil:
+    """How many outputs of a step the tape of a layer has beside h."""
+    return 6 if cell is Lstm else 4 if cell is ResetAfter else 3
+
+
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
     """Reserve `size` reals of scratch; returns where they begin."""
     total[0] += size
@@ -159,12 +164,6 @@ cdef inline Forward forward_of(
 cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
     """Say where rows end or start anew, for a pass of so many parts."""
     use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
-
-
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and the output h [B,T,H]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.steps.T * p.I
-    p.y_layout.step, p.y_layout.row = p.H, p.steps.T * p.H
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:

@@ -66,7 +66,8 @@ class Packed(Generic[S_co]):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of all inputs and of all results."""
-        return np.dtype(self._layer.dtype)
+        dtype: np.dtype[Any] = self._layer.dtype
+        return dtype
 
     def __call__(
         self,

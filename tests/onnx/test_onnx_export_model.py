@@ -186,6 +186,7 @@ def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
 
 
 # ------------------------------------------------------------------------------------------------------------ on WebGPU
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
@@ -206,6 +207,7 @@ def test_no_bools_are_gathered(name, train, loop):
 
 
 # -------------------------------------------------------------------------------------------------------------- on CUDA
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", LAYERS)

@@ -109,6 +109,7 @@ def test_onnxruntime_is_loaded_by_sessions_alone():
     assert printed(code) == "False"
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("fixed", ["only those", "H too", "all"])
 @pytest.mark.parametrize("nothing", ["T", "B", "I", "H", "BH", "TB"])
 @pytest.mark.parametrize("op", OPS)
