@@ -1,7 +1,7 @@
 """What the backward passes of LSTM and GRU share: products of the gate gradients d with weights and with inputs.
 
-d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a step
-are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
+d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a
+step are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
 Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
@@ -14,9 +14,9 @@ from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
 from team cimport WAKING, share
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at, line_of, lines_in, load_line,
-    narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line, vecd,
-    vecf, widen
+    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
+    line_of, lines_in, load_line, narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block,
+    row_group, store, store_line, vecd, vecf, widen
 )
 
 cdef enum:
@@ -284,8 +284,8 @@ cdef inline void weight_grad_rows(
 cdef inline void add_columns(
     double *restrict sums, const real *restrict d, Py_ssize_t ldd, Py_ssize_t n, const RowBlock *block
 ) noexcept nogil:
-    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at once,
-    as each waits for its own additions."""
+    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at
+    once, as each waits for its own additions."""
     cdef double[PLAIN * LF] total
     cdef double[PLAIN * LF] chain
     cdef const real *row
