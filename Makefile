@@ -5,14 +5,18 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers test-packages
-.PHONY: test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
+.PHONY: demo test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
+.PHONY: test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
 
 test: $(BUILT)
 	$(BIN)/pytest
+
+# The combinations of parameters that `make test` leaves out.
+test-more: $(BUILT)
+	$(BIN)/pytest -m more
 
 test-exhaustive: $(BUILT)
 	$(BIN)/pytest -m slow tests/kernels/test_activations.py

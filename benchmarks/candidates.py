@@ -36,6 +36,12 @@ def drawn(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
     return (scale * np.random.default_rng(0).uniform(-1, 1, shape)).astype(dtype)
 
 
+def drawn_lengths(T: int, B: int, padding: int) -> Any:
+    """Numbers of steps, in any order, of B rows of which this percentage is padding: few are long where it is high."""
+    shares = ((np.arange(B) + 1) / B) ** (padding / (100 - padding))
+    return np.random.default_rng(0).permutation(np.ceil(T * shares).astype(int))
+
+
 def raw_arguments(op: str, sizes: Sizes, dtype: str) -> dict[str, Any]:
     from blockcell.optable import OPS, sizes_of
 
@@ -62,10 +68,11 @@ def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
         options = {"reset_after": True} if "reset_after" in kind else {}
         layer = (bc.GRU if "GRU" in kind else bc.LSTM).init(I, H, seed=0, dtype=dtype, **options)
         x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, H, dtype=dtype)
+        given = {"lengths": drawn_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
         if work == "inference":
-            return lambda: layer(x)
+            return lambda: layer(x, **given)
         if work == "training":
-            return lambda: layer.backward(layer.forward(x)[2], d_y)
+            return lambda: layer.backward(layer.forward(x, **given)[2], d_y)
         stream, out = layer.stream(batch=B), np.empty((T, B, H), dtype)
         if work == "block":
             return lambda: stream.run(x, out)

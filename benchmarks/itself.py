@@ -1,6 +1,9 @@
-"""blockcell beside itself: all threads and one, float64 and float16 and float32, and the slowest steps of a stream.
+"""blockcell beside itself: all threads and one, float64 and float16 and float32, the slowest steps of a stream, and
+what small calls cost.
 
     python benchmarks/itself.py [--rounds 7]
+    python benchmarks/itself.py --small   # instead: what small calls cost
+    python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
 Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
@@ -20,13 +23,15 @@ from pathlib import Path
 
 import numpy as np
 from candidates import LAYERS
-from turns import Worker, counted, watch
+from turns import Watch, Worker, counted, watch
 
 import blockcell
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
+RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
+PADDING = [50, 90]  # percent
 
 
 def row(cells: Iterable[object]) -> None:
@@ -65,13 +70,90 @@ def peak_of_steps(step: Callable[[], object]) -> int:
     return peak
 
 
+def small_calls() -> dict[str, Callable[[], object]]:
+    """Of one row and one step, which are hardly any arithmetic; all take turns."""
+    layer, x = blockcell.LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
+    stack = blockcell.Stack([layer, blockcell.Dense.init(32, 4, seed=1)])
+    classifier = blockcell.Stack([blockcell.LSTM.init(1, 16, seed=2), blockcell.Dense.init(16, 2, seed=3, last=True)])
+    both = blockcell.Bidirectional(layer, layer)
+    one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
+
+    def trained(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
+        y = layer(x)[0]
+        return lambda: layer.backward(layer.forward(x)[2], y)
+
+    return {
+        "a stream's step": lambda: stream.step(row),
+        "`layer(x)`": lambda: layer(x),
+        "`layer(x, batch_first=True)`": lambda: layer(x, batch_first=True),
+        "`layer(x, lengths=)`": lambda: layer(x, lengths=lengths),
+        "a `Stack` of an LSTM and a `Dense`": lambda: stack(x),
+        "a `Bidirectional` of two LSTMs": lambda: both(x),
+        "`forward` and `backward`": trained(layer, x),
+        "`forward` and `backward` of the `Stack`": trained(stack, x),
+        "`forward` and `backward` of README's classifier": trained(classifier, one),
+        "the same at T = 10, B = 8": trained(classifier, np.ones((10, 8, 1), np.float32)),
+    }
+
+
+def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Microseconds of each, the median of rounds in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(30):
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            for _ in repeat(None, 300):
+                call()
+            times[name].append((time.perf_counter_ns() - start) / 3e5)
+    return {name: statistics.median(each[5:]) for name, each in times.items()}
+
+
+def print_small_calls() -> None:
+    row(["call, H = 32, T = B = 1", "us"])
+    row(["---"] * 2)
+    for name, each in times_of_calls(small_calls()).items():
+        row([name, f"{each:.2f}"])
+
+
+def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None:
+    """How long padded batches take, as a share of the time of full ones."""
+
+    def ask(task: str, T: int, B: int, H: int) -> list[list[float]]:
+        sizes = [{"T": T, "B": B, "I": H, "H": H, "padding": padding} for padding in (0, *PADDING)]
+        return [
+            [worker.ask({"task": task, "dtype": "float32", "sizes": each, "budget": 0.05}) for each in sizes]
+            for worker in workers
+        ]
+
+    columns = [f"{what}{padding} % padding" for what in ("", f"{cores} threads: ") for padding in PADDING]
+    row(["T", "B", "I = H", "task", "full, one thread, us", *columns])
+    row(["---"] * (5 + len(columns)))
+    for size in RAGGED:
+        for task in LAYERS:
+            times = counted(guard.rounds(cores, partial(ask, task, *size), rounds))
+            full = statistics.median(t[0][0] for t in times) * 1e6
+            shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
+            row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--small", action="store_true", help="only what small calls cost")
+    parser.add_argument("--ragged", action="store_true")
+    options = parser.parse_args()
+    if options.small:
+        print_small_calls()
+        return
+    rounds = options.rounds
     cores = len(os.sched_getaffinity(0))
     one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
     guard = watch([one, all_])
+    if options.ragged:
+        ragged([one, all_], guard, cores, rounds)
+        one.close()
+        all_.close()
+        return
 
     def ask(task: str, *size: int) -> list[float]:
         times = [asked(one, task, "float32", *size)]
@@ -98,6 +180,8 @@ def main() -> None:
         times = times_of_steps(step)
         median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
         row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
+    print()
+    print_small_calls()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 their files.  numpy arrays in, numpy arrays out.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 try:
     from ._cpu import SOURCES as _built  # noqa: F401
 except ModuleNotFoundError as error:
@@ -14,13 +17,16 @@ except ModuleNotFoundError as error:
 
     raise ImportError(not_built(__path__[0])) from None
 
-from . import convert, loss, ops, optim, raw_ops
+from . import loss, ops, optim, raw_ops
 from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
 from .errors import FormatError
 from .layers import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
 from .layers.loading import load
+
+if TYPE_CHECKING:
+    from . import convert as convert
 
 __all__ = [
     "GRU",
@@ -41,3 +47,14 @@ __all__ = [
     "raw_ops",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `convert` when it is first used; most programs do without it."""
+    if name == "convert":
+        return importlib.import_module(".convert", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

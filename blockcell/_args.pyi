@@ -9,6 +9,7 @@ from ._read import ArgumentReader
 from .optable import Op
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...
+def frozen_copy(array: object, other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None: ...
 
 class Call:
     def __init__(

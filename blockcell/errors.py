@@ -1,8 +1,16 @@
-"""What is raised besides Python's own."""
+"""What is raised besides Python's own, and how names are shown."""
+
+
+def plain(text: str) -> str:
+    """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class FormatError(ValueError):
     """A file is damaged, or is of another kind than expected. The message says where, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 FormatError.__module__ = "blockcell"  # what tracebacks show

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import _training
 from ._read import ArgumentReader, is_array
 from .layers.arguments import read_lengths
 from .optable import DTYPES, Array
@@ -72,6 +73,8 @@ def softmax_cross_entropy(
     Source: the equations of PyTorch's ``cross_entropy``, which agrees on integer labels (`mask` does what its
     ``ignore_index`` does), and of Keras's ``SparseCategoricalCrossentropy(from_logits=True)``.
     """
+    if mask is None and lengths is None and (found := _training.cross_entropy(logits, labels)) is not None:
+        return found
     reader = ArgumentReader("softmax_cross_entropy")
     [values] = _arrays(reader, "C", logits=logits)
     if not values.shape[-1]:
@@ -80,22 +83,15 @@ def softmax_cross_entropy(
     counted = _counted(reader, "logits", values.shape, "C", mask, lengths)
     label = _labels_in_range(reader, classes, counted, values.shape[-1])
 
-    chosen = _copy(values[counted])
-    z = chosen.reshape(-1, values.shape[-1])
-    n, each = max(len(z), 1), np.arange(len(z))
-    top = z.argmax(axis=-1)
-    z -= z[each, top, None]
-    p = np.exp(z)  # divided by their sum at the end
-    p[each, top] = 0
-    others = p.sum(axis=-1)
-    loss = np.log1p(others) - z[each, label]  # neither is negative, so that nothing cancels
-    p[each, top] = 1
-    p[each, label] = np.where(label == top, -others, p[each, label] - (1 + others))
-    p /= ((1 + others) * n)[:, None]
-
     grad = np.zeros(values.shape, values.dtype)
-    grad[counted] = p.reshape(chosen.shape)
-    return float(loss.sum(dtype=np.float64)) / n, grad
+    chosen = _copy(values[counted])
+    if not label.size:
+        return 0.0, grad
+    found = _training.cross_entropy(chosen.reshape(-1, values.shape[-1]), label)
+    assert found is not None  # all has been converted
+    mean, d_chosen = found
+    grad[counted] = d_chosen.reshape(chosen.shape)
+    return mean, grad
 
 
 def mean_squared_error(

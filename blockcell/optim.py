@@ -17,14 +17,16 @@ the arrays of the state.  The state is a flat dict of arrays too, which `numpy.s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import isfinite
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import _training
+from ._read import as_kernels_take
 from .optable import DTYPE_NAMES, DTYPES, Array
 
 __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]
@@ -66,11 +68,11 @@ def sgd(
     ValueError
         Names or shapes differ between the arguments, or a number is out of range.
     """
+    rate = _number("sgd", "learning_rate", learning_rate)
+    if (step := _training.sgd(weights, grads, state, rate)) is not None:
+        return step
     update = _Update("sgd", weights, grads, state)
-    rate = update.number("learning_rate", learning_rate)
-    for entry in update:
-        update.finish(entry, rate * entry.grad)
-    return update.weights, update.state
+    return update.finished(_training.sgd(update.weights, update.grads, None, rate))
 
 
 def momentum(
@@ -115,12 +117,11 @@ def momentum(
     -----
     Source: the equations of TensorFlow's ``MomentumOptimizer`` and of PyTorch's ``SGD`` with momentum, which agree.
     """
+    rate, kept = _number("momentum", "learning_rate", learning_rate), _number("momentum", "momentum", momentum, below=1)
+    if (step := _training.momentum(weights, grads, state, rate, kept)) is not None:
+        return step
     update = _Update("momentum", weights, grads, state)
-    rate, kept = update.number("learning_rate", learning_rate), update.number("momentum", momentum, below=1)
-    for entry in update:
-        velocity = update.slot("velocity", entry, kept * update.before("velocity", entry) + entry.grad)
-        update.finish(entry, rate * velocity)
-    return update.weights, update.state
+    return update.finished(_training.momentum(update.weights, update.grads, update.before("velocity"), rate, kept))
 
 
 def adam(
@@ -170,18 +171,17 @@ def adam(
     TensorFlow and Keras add epsilon before they correct v's bias: their epsilon at step t is
     ``epsilon / sqrt(1 - beta2^t)`` here, which matters only where gradients are about as small as it.
     """
+    numbers = (
+        _number("adam", "learning_rate", learning_rate),
+        _number("adam", "beta1", beta1, below=1),
+        _number("adam", "beta2", beta2, below=1),
+        _number("adam", "epsilon", epsilon),
+    )
+    if (step := _training.adam(weights, grads, state, *numbers)) is not None:
+        return step
     update = _Update("adam", weights, grads, state)
-    rate, small = update.number("learning_rate", learning_rate), update.number("epsilon", epsilon)
-    decay1, decay2 = update.number("beta1", beta1, below=1), update.number("beta2", beta2, below=1)
-    step = update.count()
-    for entry in update:
-        m = update.slot("m", entry, decay1 * update.before("m", entry) + (1 - decay1) * entry.grad)
-        v = update.slot("v", entry, decay2 * update.before("v", entry) + (1 - decay2) * entry.grad * entry.grad)
-        size = np.sqrt(v / (1 - decay2**step)) + small
-        if small == 0:
-            size = np.where(size == 0, np.inf, size)  # no gradient ever came: there is nowhere to go
-        update.finish(entry, rate / (1 - decay1**step) * m / size)
-    return update.weights, update.state
+    before = update.steps() | update.before("m", "v")
+    return update.finished(_training.adam(update.weights, update.grads, before, *numbers))
 
 
 def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[Arrays, float]:
@@ -229,18 +229,8 @@ def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[A
 
 
 # -------------------------------------------------------------------------------------------- what the optimizers share
-class _Entry(NamedTuple):
-    """One weight and its gradient, in the dtype that is computed in."""
-
-    name: str
-    weight: Array
-    grad: Array
-    dtype: np.dtype[Any]
-    """The weight's own."""
-
-
 class _Update:
-    """One step of an optimizer: its arguments, checked, and its results, which fill up as it goes."""
+    """The arguments of one step of an optimizer, checked, and converted to what is computed in."""
 
     def __init__(
         self,
@@ -250,69 +240,59 @@ class _Update:
         state: Mapping[str, ArrayLike] | None,
     ) -> None:
         self.caller = caller
-        self.old = _arrays(caller, "weights", weights)
-        self.grads = _arrays(caller, "grads", grads)
-        if self.old.keys() != self.grads.keys():
-            missing, unknown = (
-                sorted(a.keys() - b.keys()) for a, b in ((self.old, self.grads), (self.grads, self.old))
-            )
+        given, found = _arrays(caller, "weights", weights), _arrays(caller, "grads", grads)
+        if given.keys() != found.keys():
+            missing, unknown = (sorted(a.keys() - b.keys()) for a, b in ((given, found), (found, given)))
             raise ValueError(
                 f"{caller}: expected grads with the names of weights; missing {missing}, unknown {unknown}"
             )
-        for name, weight in self.old.items():
-            if self.grads[name].shape != weight.shape:
+        for name, weight in given.items():
+            if found[name].shape != weight.shape:
                 raise ValueError(
-                    f"{caller}: grads[{name!r}] has shape {self.grads[name].shape}; expected {weight.shape},"
+                    f"{caller}: grads[{name!r}] has shape {found[name].shape}; expected {weight.shape},"
                     f" that of weights[{name!r}]"
                 )
         if state is not None and not isinstance(state, Mapping):
             raise TypeError(
                 f"{caller}: state is of type {type(state).__name__}; expected what the step before returned"
             )
-        self.given = state or {}
-        self.weights: Arrays = {}
-        self.state: Arrays = {}
+        self.state = state or {}
+        self.dtypes = {name: weight.dtype for name, weight in given.items()}
+        """The weights' own."""
+        self.weights = {name: as_kernels_take(weight, _between(weight)) for name, weight in given.items()}
+        self.grads = {name: as_kernels_take(found[name], _between(weight)) for name, weight in given.items()}
 
-    def number(self, name: str, value: float, below: float = np.inf) -> float:
-        return _number(self.caller, name, value, below)
+    def before(self, *slots: str) -> Arrays:
+        """The state's arrays as the step before left them; none at the first step."""
+        arrays = {}
+        for name, weight in self.weights.items() if self.state else ():
+            for key in [f"{slot}.{name}" for slot in slots]:
+                value = np.asarray(self.state.get(key))
+                if value.shape != weight.shape or value.dtype != weight.dtype:
+                    what = f"has shape {value.shape} and dtype {value.dtype}" if key in self.state else "is missing"
+                    raise ValueError(
+                        f"{self.caller}: state[{key!r}] {what}; expected {weight.shape} and {weight.dtype}:"
+                        f" what the step before returned, or None at the first"
+                    )
+                arrays[key] = as_kernels_take(value, weight.dtype)
+        return arrays
 
-    def __iter__(self) -> Iterator[_Entry]:
-        for name, weight in self.old.items():
-            dtype = _between(weight)
-            yield _Entry(
-                name, weight.astype(dtype, copy=False), self.grads[name].astype(dtype, copy=False), weight.dtype
-            )
-
-    def before(self, slot: str, entry: _Entry) -> Array:
-        """The state's array as the step before left it; zeros at the first step."""
-        if not self.given:
-            return np.zeros_like(entry.weight)
-        key = f"{slot}.{entry.name}"
-        value = np.asarray(self.given.get(key))
-        if value.shape != entry.weight.shape or value.dtype != entry.weight.dtype:
-            what = f"has shape {value.shape} and dtype {value.dtype}" if key in self.given else "is missing"
-            raise ValueError(
-                f"{self.caller}: state[{key!r}] {what}; expected {entry.weight.shape} and {entry.weight.dtype}:"
-                f" what the step before returned, or None at the first"
-            )
-        return value
-
-    def count(self) -> int:
-        """The number of this step."""
-        step = np.asarray(self.given.get("step", 0) if not self.given or "step" in self.given else None)
+    def steps(self) -> Arrays:
+        """The number of steps before this one; nothing at the first."""
+        if not self.state:
+            return {}
+        step = np.asarray(self.state.get("step"))
         if step.dtype.kind not in "iu" or step.shape or step < 0:
             raise ValueError(
                 f"{self.caller}: state['step'] is no count of steps; expected what the step before returned"
             )
-        self.state["step"] = np.asarray(step + 1, np.int64)
-        return int(step) + 1
+        return {"step": np.array(step, np.int64)}
 
-    def slot(self, slot: str, entry: _Entry, value: Array) -> Array:
-        self.state[f"{slot}.{entry.name}"] = np.asarray(value)  # numpy makes a number of what has no dimensions
-        return value
-
-    def finish(self, entry: _Entry, change: Array) -> None:
-        self.weights[entry.name] = np.asarray(entry.weight - change, entry.dtype)
+    def finished(self, step: tuple[Arrays, Arrays] | None) -> tuple[Arrays, Arrays]:
+        """The results, with weights in their own dtypes."""
+        assert step is not None  # all has been converted
+        weights, state = step
+        return {name: weight.astype(self.dtypes[name], copy=False) for name, weight in weights.items()}, state
 
 
 def _between(array: Array) -> np.dtype[Any]:
@@ -331,7 +311,7 @@ def _arrays(caller: str, what: str, values: Mapping[str, ArrayLike]) -> Arrays:
 
 
 def _number(caller: str, name: str, value: float, below: float = np.inf) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
         raise TypeError(f"{caller}: {name} is of type {type(value).__name__}; expected a real number")
     if not 0 <= value < below:
         raise ValueError(f"{caller}: {name} is {value}; expected 0 <= {name} < {below:g}")

@@ -15,7 +15,6 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
-    OperatorSetIdProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -29,7 +28,19 @@ from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from blockcell.optable import OPS, Array, Op, Tensor
 
-from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, constant, dtype_of, function, packed
+from .build import (
+    DOMAIN,
+    PACKED,
+    Config,
+    check_form,
+    checked_sizes,
+    config,
+    constant,
+    dtype_of,
+    function,
+    in_form,
+    packed,
+)
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
@@ -62,7 +73,8 @@ def export(
     *,
     streaming: bool = False,
     train: bool = False,
-    loop: str = "scan",
+    provider: str = "cpu",
+    loop: str | None = None,
     dtype: DTypeLike | None = None,
     lengths: bool = True,
     reset: bool = False,
@@ -113,7 +125,10 @@ def export(
         One step: x is [B, I] and y [B, H], the state is always an input, and there are no lengths and no resets.
     train : bool
         Whether the model also computes the gradients; it then has no weights of its own.
-    loop : {"scan", "unroll", "native", "loop"}
+    provider : {"cpu", "cuda", "webgpu"}
+        Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``, as in
+        `build`.
+    loop : {"scan", "unroll", "native", "loop"}, optional
         What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip and
         GRUs, neither gradients nor resets, and no float16.
     dtype : optional
@@ -158,25 +173,28 @@ def export(
         if size == 0:
             raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
-    check_form("export", loop, opset)
-    made = _Model(
-        layer,
-        kind,
-        sizes=fixed,
-        options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
-        inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
-        streaming=streaming,
-        train=train,
-        lengths=lengths and not streaming,
-        reset=reset,
-        state=state,
-    )
+
+    def make(loop: str, static: bool) -> ModelProto:
+        check_form("export", loop, opset)
+        made = _Model(
+            layer,
+            kind,
+            sizes=fixed,
+            options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
+            inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
+            streaming=streaming,
+            train=train,
+            lengths=lengths and not streaming,
+            reset=reset,
+            state=state,
+        )
+        return _proto(made, opset, loop)
+
     size = 0 if train else sum(array.size for array in layer.weights.values()) * kind.itemsize
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
-    imports = [helper.make_opsetid("", opset)]
     try:
-        model = _proto(made, imports, loop)
+        model = in_form("export", provider, loop, static, make)
         if path is not None:
             with replacing(path) as file:
                 file.write(model.SerializeToString())
@@ -185,7 +203,8 @@ def export(
     return model
 
 
-def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelProto:
+def _proto(made: _Model, opset: int, loop: str) -> ModelProto:
+    imports = [helper.make_opsetid("", opset)]
     model: ModelProto = helper.make_model(
         made.graph(),
         opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],

@@ -8,8 +8,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
-    NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM,
-    PyArray_SimpleNew, PyArray_TYPE, import_array, ndarray, npy_intp
+    NPY_ARRAY_WRITEABLE, NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_CLEARFLAGS, PyArray_DIMS,
+    PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SAMESHAPE, PyArray_SimpleNew, PyArray_TYPE, import_array,
+    ndarray, npy_intp
 )
 
 import math
@@ -59,6 +60,16 @@ def empty(shape, dtype):
     start = -<size_t> PyArray_BYTES(block) % ALIGNMENT
     # Not numpy.ndarray(shape, dtype, block, start): when memory is short that may give a read-only array.
     return block[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def frozen_copy(array, ndarray other):
+    """A read-only copy of an array that is plain and has the other's dtype and shape; else None."""
+    if not is_plain(array, PyArray_TYPE(other), PyArray_NDIM(other)) or not PyArray_SAMESHAPE(<ndarray> array, other):
+        return None
+    copied = PyArray_SimpleNew(PyArray_NDIM(other), PyArray_DIMS(other), PyArray_TYPE(other))
+    memcpy(PyArray_BYTES(<ndarray> copied), PyArray_BYTES(<ndarray> array), PyArray_NBYTES(other))
+    PyArray_CLEARFLAGS(<ndarray> copied, NPY_ARRAY_WRITEABLE)
+    return copied
 
 
 cdef bint as_it_is(array, int type_number, int rank) noexcept:

@@ -10,24 +10,28 @@ product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
 from cython.parallel cimport parallel, prange
 
 from gradients cimport (
-    PLAIN, add_columns, input_grad, input_grads, pack_inputs, pack_row, pack_transposed, plain_panels, tiles_of,
-    weight_grad_rows
+    PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
+    pack_transposed, plain_panels, tiles_of, weight_grad_rows
 )
 from gru cimport candidate_grad_line, gates_grad_line
 from gru_reset_after cimport bars_grad_line
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
 from operands cimport (
-    BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, OUT_CS, OUT_H, OUT_R, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
+    BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR,
+    H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CS, OUT_H, OUT_R, W, WCI, WCI_GRAD, W_C,
+    W_C_GRAD, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of
+from passes cimport Pass
+from plan cimport (
+    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, saved_of, take_marks_back
+)
 from real cimport real
-from steps cimport ENDED, FRESH, input_row, marked, step_at
+from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product,
-    row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow,
+    pack_rows, product, row_group, store, store_line, store_row
 )
 
 
@@ -35,11 +39,11 @@ from tile cimport (
 cdef inline void load_carry(
     const Backward *p, real *carry, const store *last_grad, Py_ssize_t b
 ) noexcept nogil:
-    """Load the gradient of the state after the last step, for batch row b; NULL stands for zeros."""
+    """Load the gradient of the state after the last step, for the row in slot b; NULL stands for zeros."""
     if last_grad is NULL:
         clear(carry + b * p.Hs, p.Hs)
     else:
-        load_row(carry + b * p.Hs, last_grad + b * p.H, p.H)
+        load_row(carry + b * p.Hs, last_grad + row_in(&p.steps, b) * p.H, p.H)
 
 
 cdef inline void load_gradients(
@@ -117,18 +121,22 @@ cdef inline void state_grad_rows(
     const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
-    step's d, or of the GRU with two products d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, batch rows b0 to
-    b1.  `panel` and `panel2` are those of the two matrices of weights; that GRU needs the first one alone here."""
+    step's d, or of the GRU with two products d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, slots b0 to b1; a
+    row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
+    weights; that GRU needs the first one alone here."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t b = b0, m, first = 0, q, s, l, r, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
-    cdef Py_ssize_t t = step_at(&p.steps, k)
+    cdef Py_ssize_t b = b0, m, n, first = 0, q, s, l, r, row, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t t = step_at(&p.steps, k), here = taking_part(&p.steps, k, b0, b1)
+    cdef Py_ssize_t there = taking_part(&p.steps, k + 1, b0, b1)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
     cdef real *carry
     cdef real *d_h
     cdef real *d
     cdef real *d_cs = NULL
     cdef const store *before = NULL
+    if k >= 0:
+        b1 = max(here, there)
     while b < b1:
         m = row_group(b1 - b)
         for q in range(m):
@@ -137,20 +145,22 @@ cdef inline void state_grad_rows(
                 d_h = work + p.d_h + (b + q) * p.Hs + (j * PLAIN + s) * L
                 for l in range(L):
                     carry[l] = d_h[l]
-        if k < p.steps.T - 1:
-            product(acc, m, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], next_panel(p, panel, 0),
+        n = min(m, there - b)
+        if n > 0:
+            product(acc, n, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], next_panel(p, panel, 0),
                     first)
             if cell is ResetAfter:
-                product(acc, m, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1],
+                product(acc, n, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1],
                         next_panel(p, panel2, 1), first)
         for q in range(m):
             r = b + q
+            row = row_in(&p.steps, r)
             d = work + p.d + (t * p.B + r) * p.Ns
-            if k >= 0:
+            if r < here:
                 if cell is Lstm:
-                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, r)
+                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
                 else:
-                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, r)
+                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
             for s in range(lines):
                 at = j * PLAIN + s
                 carry = acc + (q * LINES + s) * L
@@ -162,19 +172,19 @@ cdef inline void state_grad_rows(
                     if cell is Lstm:
                         clear(d_cs, L)
                 if k < 0:
-                    store_line(outputs[H_PREV_GRAD] + r * p.H + at * L, carry, p.H - at * L)
-                elif marked(&p.steps, k, r, ENDED):
+                    store_line(outputs[H_PREV_GRAD] + row * p.H + at * L, carry, p.H - at * L)
+                elif r >= here or marked(&p.steps, k, r, ENDED):
                     for l in range(L):
                         d_h[l] = carry[l]
-                    for l in range(columns_of(c)):
+                    for l in range(columns_of(c) if r < here else 0):
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 elif cell is Lstm:
                     clear(d_h, L)
-                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, r, carry, d_cs, d)
+                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
                 elif cell is ResetAfter:
-                    bars_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
+                    bars_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
                 else:
-                    candidate_grad_line(p, inputs, before, at, t, r, carry, d_h, d)
+                    candidate_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
         b += m
         first += TILES
 
@@ -183,23 +193,25 @@ cdef inline void reset_grad_rows(
     const Backward *p, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0,
     Py_ssize_t b1
 ) noexcept nogil:
-    """d_r_bar from d_c_bar, for a GRU's step processed as number k.  Panel j, batch rows b0 to b1."""
+    """d_r_bar from d_c_bar, for a GRU's step processed as number k.  Panel j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t b = b0, m, first = 0, q, s, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t b = b0, m, first = 0, q, s, row, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
     cdef const store *before
+    b1 = taking_part(&p.steps, k, b0, b1)
     while b < b1:
         m = row_group(b1 - b)
         clear(acc, m * LINES * L)
         product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
-                before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b + q)
+                row = row_in(&p.steps, b + q)
+                before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
                 for s in range(lines):
                     at = j * PLAIN + s
-                    gates_grad_line(p, inputs, before, at, t * p.B + b + q, acc + (q * LINES + s) * L,
+                    gates_grad_line(p, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
                                     work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
         b += m
         first += TILES
@@ -262,8 +274,8 @@ cdef inline void x_grads(
         return
     if matrices_of(c) > 1:
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, p.B, p.I, work + p.d, p.Ns, p.steps.T * p.B, work + p.w_x[0],
-                p.N[0], panels, K, number, parts)
+    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, parts if p.by_rows else 1, p.I, work + p.d, p.Ns,
+                work + p.w_x[0], p.N[0], panels, K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -281,6 +293,8 @@ cdef inline void single_step_grads(
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
         j0, j1 = share(p.h_panels + p.x_panels, number, parts), share(p.h_panels + p.x_panels, number + 1, parts)
+    if p.x_panels > 0 and not p.adds:
+        clear_past_ends(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
     for j in range(j0, j1):
         if j < p.h_panels:
             if cell is ResetAfter:
@@ -292,8 +306,8 @@ cdef inline void single_step_grads(
         pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
             pack_w(p, inputs, panel2, 1, True, k)
-        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, p.B, p.I, work + p.d, p.Ns, b0, b1, panel, p.N[0], panel2,
-                   K, k)
+        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.I, work + p.d, p.Ns, b0,
+                   taking_part(&p.steps, 0, b0, b1), panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(
@@ -305,7 +319,7 @@ cdef inline void last_grads(
     cdef real *d = work + p.d
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
         if cell is Lstm:
-            store_row(outputs[CS_PREV_GRAD] + b * p.H, work + p.d_cs + b * p.Hs, p.H)
+            store_row(outputs[CS_PREV_GRAD] + row_in(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
         elif cell is Gru:
             if outputs[D_C_BAR] is not NULL:
                 store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
@@ -328,36 +342,42 @@ cdef inline void pack_block(
 ) noexcept nogil:
     """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on; if
     transposed of d too."""
-    cdef Py_ssize_t kb = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B - r0), k = share(kb, number, parts), m, q, r, t, b
-    cdef Py_ssize_t end = share(kb, number + 1, parts)
+    cdef RowBlock block
+    cdef Py_ssize_t k, end, last, chain, m, q, at, t, b
     cdef const store *x[PACK]
     cdef const store *h[PACK]
     cdef const store *reset[PACK]
     cdef const store **scales = NULL
     cdef const real *d[PACK]
     cdef const real *d_h[PACK]
-    while k < end:
-        m = min(<Py_ssize_t> PACK, end - k)
-        for q in range(m):
-            r = r0 + k + q
-            t, b = r // p.B, r % p.B
-            x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
-            h[q] = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
-            d[q], d_h[q] = work + p.d + r * p.Ns + p.column[n], work + p.d + r * p.Ns + p.h_column[n]
-            if cell is Gru:
-                if n == 1:
-                    reset[q], scales = inputs[OUT_R] + r * p.H, reset
-        if p.transposed:
-            pack_inputs(work + p.x + k * ROWS, p.tiles, d, <const real **> NULL, p.N[n], m)
-            if p.h_column[n] != p.column[n]:
-                pack_inputs(work + p.states + k * ROWS, p.tiles, d_h, <const real **> NULL, p.N[n], m)
+    find_rows(&block, &p.steps, r0)
+    k, last = share(block.found, number, parts), share(block.found, number + 1, parts)
+    for chain in range(block.chains):
+        end = min(last, block.count[chain])  # both k and `last` count from the chain's first row on
+        while k < end:
+            m = min(<Py_ssize_t> PACK, end - k)
+            at = chain * BLOCK + k
             for q in range(m):
-                pack_row(work + p.panels, x[q], p.I, k + q, kb)
-                pack_row(work + p.panels + h_panels_at(p, kb), h[q], p.H, k + q, kb)
-        else:
-            pack_inputs(work + p.x + k * ROWS, p.tiles, x, <const store **> NULL, p.I, m)
-            pack_inputs(work + p.states + k * ROWS, p.tiles, h, scales, p.H, m)
-        k += m
+                t, b = block.t[at + q], block.b[at + q]
+                x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
+                h[q] = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+                d[q] = work + p.d + block.d[at + q] * p.Ns + p.column[n]
+                d_h[q] = work + p.d + block.d[at + q] * p.Ns + p.h_column[n]
+                if cell is Gru:
+                    if n == 1:
+                        reset[q], scales = inputs[OUT_R] + (t * p.B + b) * p.H, reset
+            if p.transposed:
+                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
+                if p.h_column[n] != p.column[n]:
+                    pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n], m)
+                for q in range(m):
+                    pack_row(work + p.panels, x[q], p.I, &block, chain, k + q)
+                    pack_row(work + p.panels + h_panels_at(p, block.rows), h[q], p.H, &block, chain, k + q)
+            else:
+                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, x, <const store **> NULL, p.I, m)
+                pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, h, scales, p.H, m)
+            k += m
+        k, last = max(k - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
 
 
 cdef inline real *weight_grad_of(
@@ -374,16 +394,16 @@ cdef inline real *weight_grad_of(
 
 
 cdef inline void transposed_grad(
-    const Backward *p, real *out, const real *tiles, const real *panels, Py_ssize_t N, Py_ssize_t M, Py_ssize_t kb,
-    bint first, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, real *out, const real *tiles, const real *panels, Py_ssize_t N, Py_ssize_t M,
+    const RowBlock *block, bint first, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows of out [N,M], d.T @ inputs: add a block of kb rows."""
+    """One part of the rows of out [N,M], d.T @ inputs: add a block of rows."""
     cdef Py_ssize_t L = line_of(out), j = share(tiles_of(N), number, parts), lines = lines_in(out, M), n = 0, m
     cdef Py_ssize_t at = j * ROWS, rows = min(share(tiles_of(N), number + 1, parts) * ROWS, N) - at
     while n < lines:
         m = min(<Py_ssize_t> PLAIN, lines - n)
-        weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tiles, p.tiles, panels + n * L * kb, m, M - n * L,
-                         kb, first)
+        weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tile_gap, p.tile_gap,
+                         panels + n * L * block.rows, m, M - n * L, block, first)
         n += m
 
 
@@ -391,25 +411,27 @@ cdef inline void transposed_grads(
     const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """As `weight_grads`, for the transposed gradients: one part of their rows."""
-    cdef Py_ssize_t rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef Py_ssize_t N = p.N[n]
     cdef bint apart = p.h_column[n] != p.column[n]
     cdef const real *panels = work + p.panels
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x, panels, N, p.I, kb, r0 == 0, number,
-                    parts)
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.states if apart else p.x),
-                    panels + h_panels_at(p, kb), N, p.H, kb, r0 == 0, number, parts)
+    cdef RowBlock block
+    find_rows(&block, &p.steps, r0)
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x_tiles, panels, N, p.I, &block, r0 == 0,
+                    number, parts)
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.h_tiles if apart else p.x_tiles),
+                    panels + h_panels_at(p, block.rows), N, p.H, &block, r0 == 0, number, parts)
     bias_grads(p, outputs, work, share(lines_in(work, N), number, parts), share(lines_in(work, N), number + 1, parts),
-               n, r0)
+               n, r0, &block)
 
 
 cdef inline void bias_grads(
-    const Backward *p, store **outputs, real *work, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0
+    const Backward *p, store **outputs, real *work, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0,
+    const RowBlock *block
 ) noexcept nogil:
     """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
     may have a bias of their own, with d in another column."""
-    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
-    cdef Py_ssize_t at = j * L, columns = min(end * L, N) - at, l
-    cdef const real *d = work + p.d + r0 * p.Ns + at
+    cdef Py_ssize_t L = line_of(work), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
+    cdef const real *d = work + p.d + at
     cdef double *sums = <double *> (work + p.sums)
     cdef double *sums_h = sums + lines_in(work, N) * L
     cdef bint apart = p.h_column[n] != p.column[n]
@@ -419,10 +441,10 @@ cdef inline void bias_grads(
         clear(sums + at, (end - j) * L)
         if apart:
             clear(sums_h + at, (end - j) * L)
-    add_columns(sums + at, d + p.column[n], p.Ns, columns, kb)
+    add_columns(sums + at, d + p.column[n], p.Ns, columns, block)
     if apart:
-        add_columns(sums_h + at, d + p.h_column[n], p.Ns, columns, kb)
-    if r0 + kb == rows:
+        add_columns(sums_h + at, d + p.h_column[n], p.Ns, columns, block)
+    if r0 + block.rows == p.steps.T * p.B:
         for l in range(at, at + columns):
             narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
             if apart:
@@ -434,22 +456,23 @@ cdef inline void weight_grads(
 ) noexcept nogil:
     """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias: add a
     block of rows, from r0 on.  For the rows for h d may be in another column."""
-    cdef Py_ssize_t L = line_of(work), rows = p.steps.T * p.B, kb = min(<Py_ssize_t> ROW_BLOCK, rows - r0), N = p.N[n]
+    cdef Py_ssize_t L = line_of(work), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
-    cdef Py_ssize_t m
-    cdef const real *d = work + p.d + r0 * p.Ns + p.column[n]
-    cdef const real *d_h = work + p.d + r0 * p.Ns + p.h_column[n]
-    cdef real *panel = work + p.panels + number * min(<Py_ssize_t> ROW_BLOCK, rows) * PLAIN * L
+    cdef const real *d = work + p.d + p.column[n]
+    cdef const real *d_h = work + p.d + p.h_column[n]
+    cdef real *panel = work + p.panels + number * rows * PLAIN * L
     cdef real *out = weight_grad_of(p, work, outputs, n, True)
     cdef real *out_h = weight_grad_of(p, work, outputs, n, False)
+    cdef RowBlock block
+    find_rows(&block, &p.steps, r0)
     while j < end:
         m = min(<Py_ssize_t> PLAIN, end - j)
-        pack_rows(panel, m, d + j * L, p.Ns, N - j * L, kb)
-        bias_grads(p, outputs, work, j, j + m, n, r0)
-        weight_grad_rows(out + j * L, N, p.I, work + p.x, p.tiles, panel, m, N - j * L, kb, r0 == 0)
+        pack_columns(panel, m, &block, d + j * L, p.Ns, N - j * L)
+        bias_grads(p, outputs, work, j, j + m, n, r0, &block)
+        weight_grad_rows(out + j * L, N, p.I, work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
         if d_h != d:
-            pack_rows(panel, m, d_h + j * L, p.Ns, N - j * L, kb)
-        weight_grad_rows(out_h + j * L, N, p.H, work + p.states, p.tiles, panel, m, N - j * L, kb, r0 == 0)
+            pack_columns(panel, m, &block, d_h + j * L, p.Ns, N - j * L)
+        weight_grad_rows(out_h + j * L, N, p.H, work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
         j += m
 
 
@@ -575,3 +598,49 @@ cdef inline long long run_backward(
         return backward(p, c, inputs, outputs, <double *> work, threads)
     else:
         return backward(p, c, inputs, outputs, <float *> work, threads)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+cdef inline long long pass_backward(
+    const Backward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef Backward p = plan[0]
+    cdef int k, biases = 4 if cell is Lstm else 2  # where they begin among the weights
+    for k in range(saved_of(c)):
+        inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
+    inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
+    outputs[X_GRAD] = <store *> a.x_grad
+    inputs[W], outputs[W_GRAD] = <const store *> a.weights[0], <store *> a.weight_grads[0]
+    outputs[BIAS_GRAD] = <store *> a.weight_grads[biases]
+    if cell is Lstm:
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
+        inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = <const store *> a.last_grad[0], <const store *> a.last_grad[1]
+        outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = <store *> a.first_grad[0], <store *> a.first_grad[1]
+        inputs[CS_GRAD] = NULL
+        for k in range(PEEPHOLES):
+            inputs[WCI + k] = <const store *> a.weights[1 + k]
+            outputs[WCI_GRAD + k] = <store *> a.weight_grads[1 + k]
+    else:
+        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
+        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
+        inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
+        outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
+        if cell is ResetAfter:
+            outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
+    p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
+    if a.marks is not NULL:
+        take_marks_back(&p, a.marks, work, threads)
+    return run_backward(&p, c, inputs, outputs, work, threads)
+
+
+cdef inline long long run_pass_back(
+    const Backward *p, const cell *c, int storage, int threads, void *work, const Pass *a
+) noexcept nogil:
+    """The gradients of `run_pass` in forward.pxd."""
+    if storage == DOUBLE:
+        return pass_backward(p, c, threads, work, a, <const double *> a.x)
+    if storage == HALF:
+        return pass_backward(p, c, threads, work, a, <const half *> a.x)
+    return pass_backward(p, c, threads, work, a, <const float *> a.x)

@@ -16,25 +16,28 @@ ended gives zeros, and no gradient.
 """
 from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
+from libc.string cimport memset
 
 from activations cimport scaled_exp, sigmoid, tanh
 from caches cimport L2, cache_sizes, outgrow_caches
 from gradients cimport (
-    PLAIN, add_columns, backward_threads, input_grads, pack_inputs, pack_transposed, plain_panels, tiles_of,
-    weight_grad_rows
+    PLAIN, RowBlock, add_columns, backward_threads, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed,
+    plain_panels, tiles_of, weight_grad_rows
 )
 from half cimport half
+from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     units_in
 )
-from plan cimport take
+from plan cimport take, take_slots
 from real cimport real
-from steps cimport ENDED, Layout, layout_of, place
-from team cimport Team, barrier, gather, join, lost, share
+from passes cimport Pass
+from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
+from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
-    DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row, narrow,
-    pack_rows, row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
+    load_row, narrow, row_group, store, store_line, store_row
 )
 
 cdef enum:  # as in blockcell/optable.py
@@ -131,14 +134,15 @@ cdef struct Forward:
     Py_ssize_t rows, B, I, O
     Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
     Layout x_layout, y_layout
-    const unsigned char *marks  # of the rows, or NULL
+    const unsigned char *marks  # of the rows, or NULL where none has ended
     int activation
     Py_ssize_t threads  # that are of use
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where a part's x, of float16 in float32, and z, for softmax, are in scratch; from one part to the next; the size.
-    Py_ssize_t x, z, part, total
+    # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
+    # have not ended; from one part to the next; the size.
+    Py_ssize_t x, z, numbers, part, total
 
 
 cdef inline Forward forward_of(
@@ -151,12 +155,12 @@ cdef inline Forward forward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, O, p.L, 1, stored)
+    p.w = panels_with(I, I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
-    if 2.0 * rows * O * (I + 16) < 1e6:  # 16: the activation and what else is done for each value
+    if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
         p.threads = 1
     else:
         p.threads = threads if p.by_rows else min(threads, p.w.count)
@@ -164,15 +168,19 @@ cdef inline Forward forward_of(
     p.part = 0
     p.x = take(&p.part, p.chunk * p.Is)
     p.z = take(&p.part, p.chunk * p.Os)
+    p.numbers = take(&p.part, ((1 + p.chunk) * <Py_ssize_t> sizeof(Py_ssize_t) + 63) // 64 * p.L)
     p.part += THREAD_GAP * p.L
     p.total = p.threads * p.part
     return p
 
 
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and y [B,T,O]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.rows // p.B * p.I
-    p.y_layout.step, p.y_layout.row = p.O, p.rows // p.B * p.O
+cdef inline void take_marks(Forward *p, const unsigned char *marks) noexcept nogil:
+    """Say which rows have ended."""
+    cdef Py_ssize_t r
+    for r in range(p.rows):
+        if marks[r] & ENDED:
+            p.marks = marks
+            return
 
 
 cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noexcept nogil:
@@ -184,10 +192,17 @@ cdef inline bint ended(const unsigned char *marks, Py_ssize_t r) noexcept nogil:
     return marks is not NULL and marks[r] & ENDED != 0
 
 
+cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q) noexcept nogil:
+    """Of row q of those from r on; or of those that have these numbers, unless that is NULL."""
+    return r + q if numbers is NULL else numbers[q]
+
+
 cdef inline void finish(
-    const Forward *p, store *y, const real *z, real *sums, Py_ssize_t j, Py_ssize_t r, Py_ssize_t rows
+    const Forward *p, store *y, const real *z, real *sums, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
+    Py_ssize_t q0, Py_ssize_t rows
 ) noexcept nogil:
-    """From the product of panel j and `rows` rows from r on to y; for a softmax, which needs whole rows, to `sums`."""
+    """From the product of panel j and `rows` rows, of which the first is number q0 of `number_of`, to y; for a softmax,
+    which needs whole rows, to `sums`."""
     cdef Py_ssize_t L = p.L, q, u, l, at
     cdef real[LF] line
     for q in range(rows):
@@ -199,31 +214,26 @@ cdef inline void finish(
                 for l in range(L):
                     sums[q * p.Os + at + l] = line[l]
                 continue
-            if ended(p.marks, r + q):
-                clear(line, L)
-            elif p.activation != NONE:
+            if p.activation != NONE:
                 activate(line, p.activation)
-            store_line(y + place_of(&p.y_layout, p.B, r + q) + at, line, p.O - at)
+            store_line(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q0 + q)) + at, line, p.O - at)
 
 
 cdef inline void softmax_rows(
-    const Forward *p, store *y, real *sums, Py_ssize_t r, Py_ssize_t q0, Py_ssize_t q1
+    const Forward *p, store *y, real *sums, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
 ) noexcept nogil:
-    """y of the rows q0 to q1 of those from r on, whose z is in `sums`."""
+    """y of the rows q0 to q1 of `number_of`, whose z is in `sums`."""
     cdef Py_ssize_t q
     for q in range(q0, q1):
-        if ended(p.marks, r + q):
-            clear(sums + q * p.Os, p.Os)
-        else:
-            softmax(sums + q * p.Os, p.O)
-        store_row(y + place_of(&p.y_layout, p.B, r + q), sums + q * p.Os, p.O)
+        softmax(sums + q * p.Os, p.O)
+        store_row(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q)), sums + q * p.Os, p.O)
 
 
 cdef inline void multiply_rows(
-    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *sums, Py_ssize_t r, Py_ssize_t rows,
-    Py_ssize_t j0, Py_ssize_t j1
+    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *sums, Py_ssize_t r, const Py_ssize_t *numbers,
+    Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """`rows` rows from r on with the panels j0 to j1."""
+    """The first rows of `number_of` with the panels j0 to j1."""
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
     while j < j1:
@@ -233,7 +243,7 @@ cdef inline void multiply_rows(
                 add_bias(&p.w, j + i, 1, acc + i * panel)
             add_row_product(&p.w, j, m, 0, p.I, x, acc, panel)
             for i in range(m):
-                finish(p, y, acc + i * panel, sums, j + i, r, 1)
+                finish(p, y, acc + i * panel, sums, j + i, r, numbers, 0, 1)
             j += m
             continue
         q, first = 0, 0
@@ -241,10 +251,54 @@ cdef inline void multiply_rows(
             m = row_group(rows - q)
             add_bias(&p.w, j, m, acc)
             add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
-            finish(p, y, acc, sums + q * p.Os, j, r + q, m)
+            finish(p, y, acc, sums + q * p.Os, j, r, numbers, q, m)
             q += m
             first += TILES
         j += 1
+
+
+cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
+    """Row r of x as the product reads it."""
+    if store is float and real is float:
+        if in_integers(p.w.narrow):
+            quantise_row(p.w.narrow, row, x + place_of(&p.x_layout, p.B, r), p.I)
+            return
+    load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
+
+
+cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
+    """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
+    return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part + p.numbers)
+
+
+cdef inline void multiply_marked(
+    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """As `multiply`, where rows end: of some rows at a time those are gathered that have not."""
+    cdef Py_ssize_t j0 = 0, j1 = p.w.count, r = 0, next = p.rows, most = p.rows, n, q
+    cdef real *rows = work + number * p.part + p.x
+    cdef real *sums = work + p.z
+    cdef Py_ssize_t *numbers = numbers_of(p, work, number)
+    if p.by_rows:  # by turns, since rows end late
+        most = min(p.chunk, max(p.rows // (4 * parts), <Py_ssize_t> TILES * ROWS))
+        r, next, sums = number * most, parts * most, sums + number * p.part
+    else:
+        j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
+    while r < p.rows:
+        n = 0
+        for q in range(r, min(r + most, p.rows)):
+            if not ended(p.marks, q):
+                load_input(p, rows + n * p.Is, x, q)
+                n += 1
+                numbers[n] = q
+            elif p.by_rows or number == 0:
+                memset(y + place_of(&p.y_layout, p.B, q), 0, p.O * sizeof(store))
+        numbers[0] = n
+        if n > 0:
+            multiply_rows(p, y, rows, p.Is, sums, 0, numbers + 1, n, j0, j1)
+        if p.activation == SOFTMAX and (p.by_rows or parts == 1):
+            softmax_rows(p, y, sums, 0, numbers + 1, 0, n)
+        r += next
 
 
 cdef inline void multiply(
@@ -255,6 +309,9 @@ cdef inline void multiply(
     cdef real *rows = work + number * p.part + p.x
     cdef real *sums = work + p.z
     cdef const real *a
+    if p.marks is not NULL:
+        multiply_marked(p, x, y, work, number, parts)
+        return
     if p.by_rows:
         r, r1 = share(p.rows, number, parts), share(p.rows, number + 1, parts)
         sums = sums + number * p.part
@@ -262,21 +319,31 @@ cdef inline void multiply(
         j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
     while r < r1:
         n = min(p.chunk, r1 - r)
-        if store is half:
+        if store is half or in_integers(p.w.narrow):
             a, stride = rows, p.Is
             for q in range(n):
-                load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
+                load_input(p, rows + q * p.Is, x, r + q)
         else:
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)
             a = <const real *> (x + place_of(&p.x_layout, p.B, r))
         if p.by_rows or parts == 1:
-            multiply_rows(p, y, a, stride, sums, r, n, j0, j1)
+            multiply_rows(p, y, a, stride, sums, r, NULL, n, j0, j1)
             if p.activation == SOFTMAX:
-                softmax_rows(p, y, sums, r, 0, n)
+                softmax_rows(p, y, sums, r, NULL, 0, n)
         else:
-            multiply_rows(p, y, a, stride, sums + r * p.Os, r, n, j0, j1)
+            multiply_rows(p, y, a, stride, sums + r * p.Os, r, NULL, n, j0, j1)
         r += n
+
+
+cdef inline void softmax_part(
+    const Forward *p, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the rows whose columns are divided among threads."""
+    cdef const Py_ssize_t *numbers = numbers_of(p, work, number)
+    cdef Py_ssize_t n = p.rows if numbers is NULL else numbers[0]
+    softmax_rows(p, y, work + p.z, 0, numbers if numbers is NULL else numbers + 1, share(n, number, parts),
+                 share(n, number + 1, parts))
 
 
 cdef inline long long forward(
@@ -296,7 +363,7 @@ cdef inline long long forward(
         if p.activation == SOFTMAX and not p.by_rows:
             barrier(&team)
             for part in prange(parts, schedule="static"):
-                softmax_rows(p, y, work + p.z, 0, share(p.rows, part, parts), share(p.rows, part + 1, parts))
+                softmax_part(p, y, work, part, parts)
         barrier(&team)  # as in forward.pxd
     return lost(&team, threads)
 
@@ -321,42 +388,40 @@ cdef inline void run_pack(const Forward *p, const store *w, const store *b) noex
         pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
 
 
-cdef inline long long run_stream(
-    const Forward *p, int storage, int threads, void *work, const void *x, void *y
+cdef inline long long pass_forward(
+    const Forward *plan, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
-    """A stream's steps, where `storage` says which type the arrays have."""
+    cdef Forward p = plan[0]
+    p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
+    if a.marks is not NULL:
+        take_marks(&p, a.marks)
+    return run_forward(&p, x, <store *> a.y, work, threads)
+
+
+cdef inline long long run_pass(const Forward *p, int storage, int threads, void *work, const Pass *a) noexcept nogil:
+    """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return run_forward(p, <const double *> x, <double *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const double *> a.x)
     if storage == HALF:
-        return run_forward(p, <const half *> x, <half *> y, work, threads)
-    return run_forward(p, <const float *> x, <float *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const half *> a.x)
+    return pass_forward(p, threads, work, a, <const float *> a.x)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef struct Arrays:  # of a backward pass
-    const void *x
-    const void *w
-    const void *y
-    const void *y_grad
-    void *x_grad
-    void *w_grad
-    void *b_grad
-
-
 cdef struct Backward:
+    Steps steps
     Py_ssize_t rows, B, I, O
     Layout d_y_layout, d_x_layout
     Py_ssize_t L, Ns  # values in a line, stride of rows of d_z in scratch
-    const unsigned char *marks
     int activation
     Py_ssize_t x_panels, panel  # of w.T, and the reals of one
     Py_ssize_t d_panels  # of d_z
     Py_ssize_t threads  # that are of use
     bint by_inputs  # parts of w_grad are of its rows, not of its columns
-    Py_ssize_t tiles, part  # from one tile of inputs to the next, and from one part's scratch to the next part's
-    # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double; and of
-    # each part: a row of y, and for a block of rows x in tiles and a panel of d_z.
-    Py_ssize_t w_x, w_grad, d, sums, parts, y, x, d_panel, total
+    Py_ssize_t tile_gap, part  # from one tile of inputs to the next, and from one part's scratch to the next part's
+    # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double, slots;
+    # and of each part: a row of y, and for a block of rows x in tiles and a panel of d_z.
+    Py_ssize_t w_x, w_grad, d, sums, slots, parts, y, x, d_panel, total
 
 
 cdef inline Backward backward_of(
@@ -365,39 +430,49 @@ cdef inline Backward backward_of(
     """The plan of a backward pass."""
     cdef Backward p
     cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
+    p.steps = steps_of(T, B)
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.d_y_layout, p.d_x_layout = layout_of(B, O), layout_of(B, I)
     p.L = 64 // itemsize
     p.Ns = stride_of(O, p.L)
-    p.marks, p.activation = NULL, activation
+    p.activation = activation
     p.x_panels, p.d_panels = plain_panels((I + p.L - 1) // p.L), plain_panels((O + p.L - 1) // p.L)
     p.panel = PLAIN * p.L * O
     p.threads = backward_threads(4.0 * rows * O * (I + 4), 1, True, threads)
     p.by_inputs = tiles_of(I) >= p.d_panels
-    p.tiles = stride_of(block * ROWS, p.L)
+    p.tile_gap = stride_of(block * ROWS, p.L)
     p.total = p.part = 0
     p.w_x = take(&p.total, p.x_panels * p.panel)
     p.w_grad = take(&p.total, stride_of(I * O, p.L))
     p.d = take(&p.total, rows * p.Ns)
     p.sums = take(&p.total, 2 * p.Ns)
+    p.slots = take_slots(&p.total, B, p.L)
     p.y = take(&p.part, p.Ns)
-    p.x = take(&p.part, tiles_of(I) * p.tiles)
+    p.x = take(&p.part, tiles_of(I) * p.tile_gap)
     p.d_panel = take(&p.part, block * PLAIN * p.L)
     p.part += THREAD_GAP * p.L
     p.parts = take(&p.total, p.threads * p.part)
     return p
 
 
+cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work) noexcept nogil:
+    """Say where rows end."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), 1)
+
+
 cdef inline void z_grads(
     const Backward *p, const store *y, const store *y_grad, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of d_z."""
-    cdef Py_ssize_t lines = lines_in(work, p.O), r, j, at
+    cdef Py_ssize_t lines = lines_in(work, p.O), r, t, b, j, at
     cdef real *row = work + p.parts + number * p.part + p.y
     cdef real *d
     for r in range(share(p.rows, number, parts), share(p.rows, number + 1, parts)):
-        d = work + p.d + r * p.Ns
-        if ended(p.marks, r):
+        t, b = r // p.B, r % p.B
+        if not has_step(&p.steps, t, b):
+            continue
+        d = work + p.d + (t * p.B + slot_of(&p.steps, b)) * p.Ns
+        if ended(p.steps.marks, r):
             clear(d, p.Ns)
             continue
         load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
@@ -426,13 +501,14 @@ cdef inline void weight_grads(
 ) noexcept nogil:
     """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x
     and d_z.  No part waits for another: what two of them need, both pack."""
-    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, kb, k, j, l, m, at, r
+    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, c, k, j, l, m, at, r
     cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
     cdef real *tiles = work + p.parts + number * p.part + p.x
     cdef real *panel = work + p.parts + number * p.part + p.d_panel
     cdef double *sums = <double *> (work + p.sums)
     cdef const store *rows[PACK]
     cdef real *out
+    cdef RowBlock block
     if p.by_inputs:
         i0 = min(p.I, share(tiles_of(p.I), number, parts) * ROWS)
         i1 = min(p.I, share(tiles_of(p.I), number + 1, parts) * ROWS)
@@ -443,26 +519,28 @@ cdef inline void weight_grads(
     else:
         out = <real *> w_grad
     while r0 < p.rows:
-        kb = min(<Py_ssize_t> ROW_BLOCK, p.rows - r0)
-        k = 0
-        while k < kb:
-            m = min(<Py_ssize_t> PACK, kb - k)
-            for l in range(m):
-                r = r0 + k + l
-                rows[l] = <const store *> NULL if ended(p.marks, r) else x + r * p.I + i0
-            pack_inputs(tiles + k * ROWS, p.tiles, rows, <const store **> NULL, i1 - i0, m)
-            k += m
+        find_rows(&block, &p.steps, r0)
+        for c in range(block.chains):
+            k = 0
+            while k < block.count[c]:
+                m = min(<Py_ssize_t> PACK, block.count[c] - k)
+                at = c * BLOCK + k
+                for l in range(m):
+                    r = block.t[at + l] * p.B + block.b[at + l]
+                    rows[l] = <const store *> NULL if ended(p.steps.marks, r) else x + r * p.I + i0
+                pack_tiles(tiles + at * ROWS, p.tile_gap, rows, <const store **> NULL, i1 - i0, m)
+                k += m
         for j in range(j0, j1):
             at = j * PLAIN * L
             m = min(<Py_ssize_t> PLAIN, lines_in(work, O) - j * PLAIN)
-            pack_rows(panel, m, work + p.d + r0 * p.Ns + at, p.Ns, O - at, kb)
-            weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tiles, panel, m, O - at, kb, r0 == 0)
+            pack_columns(panel, m, &block, work + p.d + at, p.Ns, O - at)
+            weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_gap, panel, m, O - at, &block, r0 == 0)
             if b0 <= j < b1:
                 if r0 == 0:
                     for l in range(at, at + m * L):
                         sums[l] = 0
-                add_columns(sums + at, work + p.d + r0 * p.Ns + at, p.Ns, min(m * L, O - at), kb)
-        r0 += kb
+                add_columns(sums + at, work + p.d + at, p.Ns, min(m * L, O - at), &block)
+        r0 += block.rows
     for l in range(min(b0 * PLAIN * L, O), min(b1 * PLAIN * L, O)):
         narrow(b_grad + l, <real> sums[l])
     if store is half:
@@ -472,21 +550,21 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Arrays *a, const store *x, real *work, int threads
+    const Backward *p, const Pass *a, const store *x, real *work, int threads
 ) noexcept nogil:
     """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads
-    cdef const store *w = <const store *> a.w
+    cdef const store *w = <const store *> a.weights[0]
     cdef const store *y = <const store *> a.y
     cdef const store *y_grad = <const store *> a.y_grad
     cdef store *x_grad = <store *> a.x_grad
-    cdef store *w_grad = <store *> a.w_grad
-    cdef store *b_grad = <store *> a.b_grad
+    cdef store *w_grad = <store *> a.weight_grads[0]
+    cdef store *b_grad = <store *> a.weight_grads[1]
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
-        input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0, 0, 1)
+        input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
     gather(&team)
@@ -498,7 +576,7 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(parts, schedule="static"):
-            input_grads(x_grad, &p.d_x_layout, False, p.B, p.I, work + p.d, p.Ns, p.rows, work + p.w_x, p.O, work, 0,
+            input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0,
                         part, parts)
         for part in prange(parts, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
@@ -507,10 +585,31 @@ cdef inline long long backward(
 
 
 cdef inline long long run_backward(
-    const Backward *p, const Arrays *a, const store *x, void *work, int threads
+    const Backward *p, const Pass *a, const store *x, void *work, int threads
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed."""
     if store is double:
         return backward(p, a, x, <double *> work, threads)
     else:
         return backward(p, a, x, <float *> work, threads)
+
+
+cdef inline long long pass_backward(
+    const Backward *plan, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef Backward p = plan[0]
+    p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
+    if a.marks is not NULL:
+        take_marks_back(&p, a.marks, work)
+    return run_backward(&p, a, x, work, threads)
+
+
+cdef inline long long run_pass_back(
+    const Backward *p, int storage, int threads, void *work, const Pass *a
+) noexcept nogil:
+    """The gradients of `run_pass`."""
+    if storage == DOUBLE:
+        return pass_backward(p, threads, work, a, <const double *> a.x)
+    if storage == HALF:
+        return pass_backward(p, threads, work, a, <const half *> a.x)
+    return pass_backward(p, threads, work, a, <const float *> a.x)

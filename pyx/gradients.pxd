@@ -1,23 +1,27 @@
 """What the backward passes of LSTM and GRU share: products of the gate gradients d with weights and with inputs.
 
-d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.
+d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a
+step are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
 Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
+A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
+which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
 from caches cimport outgrow_caches
 from half cimport half
 from real cimport real
-from steps cimport Layout, Steps, input_row, place
-from team cimport share
+from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
+from team cimport WAKING, share
 from tile cimport (
-    BLOCK, LF, LINES, ROW_BLOCK, ROWS, TILE, TILES, VECTORS, clear, for_writing, line_at, line_of, lines_in, load_line,
-    narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line, vecd,
-    vecf, widen
+    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
+    line_of, lines_in, load_line, narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block,
+    row_group, store, store_line, vecd, vecf, widen
 )
 
 cdef enum:
     PLAIN = 4  # lines in a panel without gates
+    MEETING = 300000  # floating-point operations that one thread does while several meet at the barriers of a step
 
 
 cdef inline Py_ssize_t backward_threads(
@@ -25,7 +29,7 @@ cdef inline Py_ssize_t backward_threads(
 ) noexcept nogil:
     """1 if waking the other threads and waiting for them would cost more than they save, for `step` floating-point
     operations in a step."""
-    return 1 if step * T < 1e6 or (not by_rows and step < 3e5) else threads
+    return 1 if step * T < WAKING or (not by_rows and step < MEETING) else threads
 
 
 cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
@@ -53,11 +57,11 @@ cdef inline void pack_transposed(
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
 cdef inline void input_grad(
-    store *x_grad, const Layout *layout, bint adds, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd,
+    store *x_grad, const Layout *layout, bint adds, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
     Py_ssize_t r0, Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
-    """Columns of x_grad that belong to panel j, in the rows r = t * B + b from r0 to r1: the first K columns of d times
-    `panel`, plus the next K2 times `panel2`; with `adds` added to what is there."""
+    """Columns of x_grad that belong to panel j, for the rows r = t * B + b of d from r0 to r1, b a slot: the first K
+    columns of d times `panel`, plus the next K2 times `panel2`; with `adds` added to what is there."""
     cdef real[TILES * TILE] acc
     cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
@@ -66,7 +70,7 @@ cdef inline void input_grad(
     cdef store *row
     if r0 == r1:
         return
-    t, b = r0 // B, r0 % B
+    t, b = r0 // s.B, r0 % s.B
     while r < r1:
         m = row_group(r1 - r)
         clear(acc, m * LINES * L)
@@ -75,7 +79,7 @@ cdef inline void input_grad(
             product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
                     panel2 + n * L * K2 if fetches else <const real *> NULL, 0)
         for q in range(m):
-            row = x_grad + place(layout, t, b)
+            row = x_grad + place(layout, t, row_in(s, b))
             for g in range(n):
                 if adds:
                     load_line(before, row + (first + g) * L, I - (first + g) * L)
@@ -83,23 +87,39 @@ cdef inline void input_grad(
                         acc[(q * LINES + g) * L + l] = before[l] + acc[(q * LINES + g) * L + l]
                 store_line(row + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
             b += 1
-            if b == B:
+            if b == s.B:
                 t, b = t + 1, 0
         r += m
 
 
 cdef inline void input_grads(
-    store *x_grad, const Layout *layout, bint adds, Py_ssize_t B, Py_ssize_t I, const real *d, Py_ssize_t ldd,
-    Py_ssize_t rows, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part,
+    store *x_grad, const Layout *layout, bint adds, const Steps *s, Py_ssize_t ranges, Py_ssize_t I, const real *d,
+    Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
-    """One part of x_grad: a few rows times one panel after the other."""
-    cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, task, r, j
-    cdef Py_ssize_t tasks = (rows + most - 1) // most * count
-    for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
-        r, j = task // count * most, task % count
-        input_grad(x_grad, layout, adds, B, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
-                   panels2 + j * PLAIN * L * K2, K2, j)
+    """One part of x_grad: a few rows times one panel after the other.  Rows that end early have been dealt out to so
+    many ranges of slots; then a part has some of the steps."""
+    cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, rows = s.T * s.B, task
+    cdef Py_ssize_t tasks = (rows + most - 1) // most * count, t = part, n, b, end, r, j
+    if s.slots is NULL:
+        for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
+            r, j = task // count * most, task % count
+            input_grad(x_grad, layout, adds, s, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
+                       panels2 + j * PLAIN * L * K2, K2, j)
+        return
+    if not adds:
+        clear_past_ends(s, x_grad, layout, I, part, parts)
+    while t < s.T:
+        for n in range(ranges):
+            b = share(s.B, n, ranges)
+            end = taking_part(s, step_at(s, t), b, share(s.B, n + 1, ranges))
+            while b < end:
+                r = t * s.B + b
+                b = min(b + most, end)
+                for j in range(count):
+                    input_grad(x_grad, layout, adds, s, I, d, ldd, r, t * s.B + b, panels + j * PLAIN * L * K, K,
+                               panels2 + j * PLAIN * L * K2, K2, j)
+        t += parts
 
 
 # ------------------------------------------------------------------- w_grad = inputs.T @ d, or transposed d.T @ inputs
@@ -107,10 +127,62 @@ cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
     return (inputs + ROWS - 1) // ROWS
 
 
-cdef inline void pack_inputs(
+cdef struct RowBlock:  # ROW_BLOCK rows r = t * B + b, or fewer at the end, without those that have ended
+    Py_ssize_t rows, chains  # with these
+    Py_ssize_t found  # without them
+    Py_ssize_t[ROW_CHAINS] count  # of each chain; the rows of chain c begin at c * BLOCK in
+    Py_ssize_t[ROW_BLOCK] t, b, d  # d: the number of the row of d
+
+
+cdef inline void find_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
+    """The block from row r0 on."""
+    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, end, to
+    block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
+    block.chains = (block.rows + BLOCK - 1) // BLOCK
+    block.found = 0
+    for c in range(block.chains):
+        to, end = c * BLOCK, min((c + 1) * BLOCK, block.rows)
+        while k < end:
+            n = min(end - k, s.B - b)  # rows of one step
+            if s.slots is NULL:
+                for q in range(n):
+                    block.t[to + q], block.b[to + q], block.d[to + q] = t, b + q, r0 + k + q
+                to += n
+            else:
+                for q in range(b, b + n):
+                    if has_step(s, t, q):
+                        block.t[to], block.b[to], block.d[to] = t, q, t * s.B + slot_of(s, q)
+                        to += 1
+            k += n
+            b += n
+            if b == s.B:
+                t, b = t + 1, 0
+        block.count[c] = to - c * BLOCK
+        block.found += block.count[c]
+
+
+cdef inline void pack_columns(
+    real *panel, Py_ssize_t lines, const RowBlock *block, const real *d, Py_ssize_t ldd, Py_ssize_t n
+) noexcept nogil:
+    """A panel of so many lines := n columns of a block of rows of d, zeros beyond."""
+    cdef Py_ssize_t c, k, g, count, L = line_of(panel)
+    cdef const Py_ssize_t *rows
+    cdef const real *row
+    cdef const real *ahead
+    for c in range(block.chains):
+        rows, count = &block.d[c * BLOCK], block.count[c]
+        for k in range(count):
+            row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK, count - 1)] * ldd
+            for g in range(lines):
+                for_reading(ahead + g * L)
+                load_line(packed_at(panel, lines, g, c * BLOCK, count) + k * packed_step(panel, lines, g),
+                          row + g * L, n - g * L)
+
+
+cdef inline void pack_tiles(
     real *dst, Py_ssize_t stride, const store **rows, const store **scales, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
-    """Copy `count` rows of M inputs to the tiles, multiplied by `scales` unless that is NULL; zeros for a row that is
+    """Copy `count` rows of M values to the tiles, multiplied by `scales` unless that is NULL; zeros for a row that is
     NULL.  Several rows to one tile before the next, because the tiles are pages apart."""
     cdef real[ROWS] values
     cdef real factor
@@ -138,17 +210,18 @@ cdef inline void pack_inputs(
                 to[q] = values[q]
 
 
-cdef inline void pack_row(real *panels, const store *row, Py_ssize_t M, Py_ssize_t k, Py_ssize_t kb) noexcept nogil:
-    """Row k of kb in the panels that hold M columns := `row`; zeros if that is NULL."""
-    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), k0 = k // BLOCK * BLOCK
-    cdef Py_ssize_t b = min(<Py_ssize_t> BLOCK, kb - k0), j, g, n
+cdef inline void pack_row(
+    real *panels, const store *row, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
+) noexcept nogil:
+    """Row k of a block's chain c in the panels that hold M columns := `row`; zeros if that is NULL."""
+    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), j, g, n
     cdef real *panel
     cdef real *to
     for j in range(plain_panels(lines)):
-        panel = panels + j * PLAIN * L * kb
+        panel = panels + j * PLAIN * L * block.rows
         n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
         for g in range(n):
-            to = packed_at(panel, n, g, k0, b) + (k - k0) * packed_step(panel, n, g)
+            to = packed_at(panel, n, g, c * BLOCK, block.count[c]) + k * packed_step(panel, n, g)
             if row is NULL:
                 clear(to, L)
             else:
@@ -167,24 +240,23 @@ cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) 
 
 cdef inline void weight_grad_tiles(
     real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
-    Py_ssize_t columns, Py_ssize_t kb, bint first
+    Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
     """out += the product of this block of rows, or := with `first`, for M rows and n lines (`columns` columns) of out.
     At most TILES tiles, which use a block of the panel while it is in cache."""
     cdef real[TILES * TILE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = line_of(out), tiles = tiles_of(M), k0 = 0, b, g, q, l
+    cdef Py_ssize_t L = line_of(out), tiles = tiles_of(M), c, at, g, q, l
     clear(acc, tiles * ROWS * LINES * L)
     for q in range(M):
         for l in range(n):
             for_writing(out + q * N + l * L)
-    while k0 < kb:
-        b = min(<Py_ssize_t> BLOCK, kb - k0)
-        for g in range(tiles):
+    for c in range(block.chains):
+        at = c * BLOCK * ROWS
+        for g in range(tiles if block.count[c] > 0 else 0):
             product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
-                             inputs + g * stride + k0 * ROWS, 1, ROWS, panel + k0 * n * L, b,
-                             inputs + (g + TILES) * stride + k0 * ROWS, 0)
-        k0 += b
+                             inputs + g * stride + at, 1, ROWS, panel + c * BLOCK * n * L, block.count[c],
+                             inputs + (g + TILES) * stride + at, 0)
     for q in range(M):
         if columns >= n * L:
             join_lines(out + q * N, acc + q * LINES * L, n, first)
@@ -197,41 +269,42 @@ cdef inline void weight_grad_tiles(
 
 cdef inline void weight_grad_rows(
     real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
-    Py_ssize_t columns, Py_ssize_t kb, bint first
+    Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
     """The same for any number of rows of out."""
     cdef Py_ssize_t m = 0, most = TILES * ROWS
+    if block.found == 0 and not first:
+        return
     while m < M:
-        weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns, kb,
-                          first)
+        weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns,
+                          block, first)
         m += most
 
 
 cdef inline void add_columns(
-    double *restrict sums, const real *restrict rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+    double *restrict sums, const real *restrict d, Py_ssize_t ldd, Py_ssize_t n, const RowBlock *block
 ) noexcept nogil:
-    """sums += the sums of n columns of kb rows of d: chains of BLOCK rows, added in order.  Many columns at once, as
-    each waits for its own additions."""
-    cdef double[PLAIN * LF] block
+    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at
+    once, as each waits for its own additions."""
+    cdef double[PLAIN * LF] total
     cdef double[PLAIN * LF] chain
-    cdef Py_ssize_t c0 = 0, k0, k, b, l, m
+    cdef const real *row
+    cdef Py_ssize_t c0 = 0, c, k, l, m
     while c0 < n:
-        m = min(<Py_ssize_t> PLAIN * line_of(rows), n - c0)
+        m = min(<Py_ssize_t> PLAIN * line_of(d), n - c0)
         for l in range(m):
-            block[l] = 0
-        k0 = 0
-        while k0 < kb:
-            b = min(<Py_ssize_t> BLOCK, kb - k0)
+            total[l] = 0
+        for c in range(block.chains):
             for l in range(m):
                 chain[l] = 0
-            for k in range(k0, k0 + b):
+            for k in range(c * BLOCK, c * BLOCK + block.count[c]):
+                row = d + block.d[k] * ldd + c0
                 for l in range(m):
-                    chain[l] = chain[l] + rows[k * ld + c0 + l]
+                    chain[l] = chain[l] + row[l]
             for l in range(m):
-                block[l] = block[l] + chain[l]
-            k0 += b
+                total[l] = total[l] + chain[l]
         for l in range(m):
-            sums[c0 + l] = sums[c0 + l] + block[l]
+            sums[c0 + l] = sums[c0 + l] + total[l]
         c0 += m
 
 
@@ -245,17 +318,19 @@ cdef inline void peephole_sum(
     cdef double[LF] block
     cdef double[LF] chain
     cdef real factor
-    cdef Py_ssize_t n = min(columns, line_of(d)), rows = s.T * s.B, r, l
+    cdef Py_ssize_t n = min(columns, line_of(d)), rows = s.T * s.B, r, at, t, b, l
     cdef const store *inputs
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
-        inputs = input_row(s, first, H, rest, layout, r // s.B, r % s.B)
-        for l in range(n):
+        t, b = r // s.B, r % s.B
+        inputs = input_row(s, first, H, rest, layout, t, b)
+        at = (t * s.B + slot_of(s, b)) * ldd
+        for l in range(n if has_step(s, t, b) else 0):
             factor = 0
             if inputs is not NULL:
                 widen(&factor, inputs + l)
-            chain[l] = chain[l] + <double> d[r * ldd + l] * factor
+            chain[l] = chain[l] + <double> d[at + l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
                 block[l] = block[l] + chain[l]

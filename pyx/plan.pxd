@@ -7,6 +7,7 @@ before.  A call may have fewer parts than its plan was made for, but never more.
 """
 from caches cimport outgrow_caches
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
+from integer cimport in_integers, stride_of_codes
 from panels cimport (
     MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
     stride_of
@@ -67,6 +68,11 @@ cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
     return gates_of(c) + (1 if cell is ResetAfter else 0)
 
 
+cdef inline int saved_of(const cell *c) noexcept nogil:
+    """How many outputs of a step the tape of a layer has beside h."""
+    return 6 if cell is Lstm else 4 if cell is ResetAfter else 3
+
+
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
     """Reserve `size` reals of scratch; returns where they begin."""
     total[0] += size
@@ -84,6 +90,7 @@ cdef struct Forward:
     Py_ssize_t B, I, H
     Py_ssize_t L  # units in a line
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
+    Py_ssize_t As  # and of rows of h, or of the GRU's h_prev * r, as a product reads them
     Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads  # that are of use
@@ -97,6 +104,7 @@ cdef struct Forward:
     # Where rows of H begin in scratch: h, that of every other step, the LSTM's cs; or for the GRU h, h_prev * r, u.
     Py_ssize_t h, h_odd, cs, hr, u
     Py_ssize_t x, z, slots, total  # where rows of x, rows of z and the slots begin, and the size of scratch
+    Py_ssize_t codes  # where rows of codes of h begin, for products in integers
 
 
 cdef struct Part:
@@ -135,7 +143,10 @@ cdef inline Forward forward_of(
         p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1], c.narrow)
         p.panels += p.w[1].size * p.w[1].count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
+    p.As = p.Hs
+    if in_integers(c.narrow):
+        p.Is, p.As = stride_of_codes(c.narrow, I), stride_of_codes(c.narrow, H)
+    p.by_rows = p.packs_all and splits_rows(B, H, gates, 1 if in_integers(c.narrow) else itemsize, threads)
     p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.w[0].fetches = p.w[1].fetches = outgrow_caches(gates * H * H * itemsize)
@@ -150,6 +161,9 @@ cdef inline Forward forward_of(
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
     p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
+    p.codes = p.total
+    if in_integers(c.narrow):
+        take(&p.total, (B if p.by_rows else p.threads * B) * p.As + (p.threads - 1) * p.thread_gap)
     p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
@@ -160,12 +174,6 @@ cdef inline Forward forward_of(
 cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
     """Say where rows end or start anew, for a pass of so many parts."""
     use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
-
-
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and the output h [B,T,H]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.steps.T * p.I
-    p.y_layout.step, p.y_layout.row = p.H, p.steps.T * p.H
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -215,6 +223,11 @@ cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept 
     return work + part.shift + p.x + p.chunk * part.b0 * p.Is
 
 
+cdef inline real *codes_of(const Forward *p, real *work, const Part *part) noexcept nogil:
+    """Where a part has rows of codes of all rows of h that it reads, the first one that of slot 0."""
+    return work + part.shift + p.codes + (0 if p.by_rows else part.number * p.B * p.As)
+
+
 cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
     """Where a part keeps product n of x and the weights for a chunk of steps, panel after panel."""
     cdef Py_ssize_t row = p.chunk * LINES * p.L
@@ -240,14 +253,14 @@ cdef struct Backward:
     bint fetches  # as in Panels
     bint adds  # x_grad is added to what is there
     bint transposed  # as in the cell
-    Py_ssize_t tiles  # from one tile of the weight gradients' inputs to the next
+    Py_ssize_t tile_gap  # from one tile of the weight gradients' operands to the next
     # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
     # weight gradients in float32, which take the panels' place; carries of h and cs, peepholes, d.
     Py_ssize_t[MATRICES] w_h, w_x, w_grad
     Py_ssize_t d_h, d_cs, peep, d
-    # And for the weight gradients of a block of rows: x and states in tiles, panels of d; or, if transposed, d in tiles
-    # for x and for h, panels of x and states.  Sums of columns of d in double.
-    Py_ssize_t x, states, sums, panels, total
+    # And for the gradients of the weights for x and for h, of a block of rows: tiles of each with x or states, panels
+    # with d; or, if transposed, tiles with d, panels with x and states.  Sums of columns of d in double.
+    Py_ssize_t x_tiles, h_tiles, sums, panels, slots, total
 
 
 cdef inline Backward backward_of(
@@ -291,13 +304,19 @@ cdef inline Backward backward_of(
         p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
     p.d = take(&p.total, T * B * p.Ns)
     if weights:
-        p.tiles = stride_of(block * ROWS, p.L)
+        p.tile_gap = stride_of(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
-        p.x = take(&p.total, tiles_of(N if c.transposed else I) * p.tiles)
-        p.states = take(&p.total, tiles_of(N if c.transposed else H) * p.tiles)
+        p.x_tiles = take(&p.total, tiles_of(N if c.transposed else I) * p.tile_gap)
+        p.h_tiles = take(&p.total, tiles_of(N if c.transposed else H) * p.tile_gap)
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         p.panels = take(&p.total, block * PLAIN * p.L * (p.x_panels + p.h_panels if c.transposed else threads))
+    p.slots = take_slots(&p.total, B, p.L)
     return p
+
+
+cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
+    """As `take_marks`."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
 
 
 cdef inline Backward cell_grad_plan(

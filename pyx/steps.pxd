@@ -8,7 +8,9 @@ Rows that have ended cost nothing: in scratch every batch row has a slot, and th
 each part, so the rows that take part in a step stand side by side from the part's first slot on.
 """
 from libc.stdlib cimport qsort
+from libc.string cimport memset
 
+from integer cimport in_integers, quantise_row
 from real cimport real
 from team cimport share
 from tile cimport load_row, store
@@ -115,6 +117,11 @@ cdef inline Py_ssize_t slot_of(const Steps *s, Py_ssize_t row) noexcept nogil:
     return row if s.slots is NULL else s.slots[row].slot
 
 
+cdef inline bint has_step(const Steps *s, Py_ssize_t t, Py_ssize_t row) noexcept nogil:
+    """Whether step t of the row is before its end."""
+    return s.slots is NULL or t < s.slots[s.slots[row].slot].end
+
+
 cdef inline Py_ssize_t end_of(const Steps *s, Py_ssize_t b) noexcept nogil:
     """How many steps the row in slot b has."""
     return s.T if s.slots is NULL else s.slots[b].end
@@ -131,8 +138,8 @@ cdef inline Py_ssize_t last_step(const Steps *s, Py_ssize_t b) noexcept nogil:
 
 
 cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
-    """Of a part's slots b0 to b1, those from b0 up to the returned one have the rows that take part in the step
-    processed as number k; in none take part numbers below 0 and from T on."""
+    """Where the rows of a part's slots b0 to b1 end that take part in the step processed as number k, if there is such
+    a step: they stand side by side from b0 on."""
     cdef Py_ssize_t t = step_at(s, k), middle
     if k < 0 or k >= s.T:
         return b0
@@ -170,17 +177,34 @@ cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) no
 
 cdef inline void load_steps(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1
+    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int narrow
 ) noexcept nogil:
     """x of the rows in a part's slots b0 to b1 that take part to scratch, step after step from number k on; of these,
-    the rows r0 to r1."""
+    the rows r0 to r1.  They become rows of codes where products with weights that are so `narrow` are in integers."""
     cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
+    cdef const store *row
     while first < r1:
         n = taking_part(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            load_row(dst + (first + q) * stride, x + place(layout, step_at(s, k), row_in(s, b0 + q)), I)
+            row = x + place(layout, step_at(s, k), row_in(s, b0 + q))
+            if store is float and real is float:
+                if in_integers(narrow):
+                    quantise_row(narrow, dst + (first + q) * stride, row, I)
+                    continue
+            load_row(dst + (first + q) * stride, row, I)
         first += n
         k += 1
+
+
+cdef inline void clear_past_ends(
+    const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """Zeros in one part of the rows (t, b) of n values, past the rows' ends."""
+    cdef Py_ssize_t b = part, t
+    while b < s.B:  # by turns, since the shortest ones come last
+        for t in range(end_of(s, b), s.T):
+            memset(rows + place(layout, t, row_in(s, b)), 0, n * sizeof(store))
+        b += parts
 
 
 cdef inline const store *input_row(

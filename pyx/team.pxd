@@ -118,6 +118,10 @@ cdef extern from *:
     void barrier(Team *team) noexcept nogil  # each thread of the team waits for all; one alone does not wait
 
 
+cdef enum:
+    WAKING = 1000000  # floating-point operations that one thread does while others wake up: some 10 microseconds
+
+
 cdef inline void gather(Team *team) noexcept nogil:
     """Called by the calling thread before the others begin."""
     team.arrived = team.barrier = team.asleep = 0

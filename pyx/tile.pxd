@@ -38,7 +38,7 @@ cdef extern from *:
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
            ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
            CHAINS = (4 * ONCE > 3 * ONCE3 ? 4 * ONCE : 3 * ONCE3) * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
-           TILES = 4, FEWEST = ROWS * 2 / 3, TILE = ROWS * LINES * LF };
+           ROW_CHAINS = ROW_BLOCK / BLOCK, TILES = 4, FEWEST = ROWS * 2 / 3, TILE = ROWS * LINES * LF };
     typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
     /* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
@@ -135,6 +135,7 @@ cdef extern from *:
         CHAINS  # that this makes at most
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
+        ROW_CHAINS  # chains in that
         PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
         TILES  # tiles of rows that meet a block of a panel while it is in the first-level cache
         FEWEST  # rows of a tile that take as long as fewer

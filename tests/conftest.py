@@ -1,6 +1,8 @@
 """For all tests."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -11,6 +13,25 @@ from blockcell.optable import OPS
 
 # Their asserts show the values that they compared, as those in test files do.
 pytest.register_assert_rewrite("by_formulas", "calls", "convert_cases", "export_cases", "tf_cells")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `more` what a test marked `meet(n)` has of combinations in which no n values meet for the first time."""
+    tests = defaultdict(list)
+    for item in items:
+        for mark in item.iter_markers("meet"):
+            tests[item.path, item.originalname, mark.args[0]].append(item)  # type: ignore[attr-defined]
+    for (_, _, n), found in tests.items():
+        values = {item: sorted((name, id(value)) for name, value in item.callspec.params.items()) for item in found}
+        wanted = {item: set(combinations(values[item], n)) for item in found}
+        met: set[object] = set()
+        for new in range(max(map(len, wanted.values())), 0, -1):  # those with most that is new come first
+            for item in [item for item in wanted if len(wanted[item] - met) >= new]:
+                if len(wanted[item] - met) >= new:
+                    met |= wanted.pop(item)
+        for item in wanted:
+            item.add_marker("more")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from .. import __version__, build_info
+from ..errors import plain
 from ..installing import how_to_install
 from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
-from .terminal import plain, print_json, print_table, progress
+from .terminal import print_json, print_table, progress, say
 
 if TYPE_CHECKING:
     from ..tensorflow.cells import Cells
@@ -99,9 +100,9 @@ def layer_info(options: argparse.Namespace) -> int:
         columns = ["weights in", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
         print_table(f"What storing the weights in fewer bytes costs; x is {what}", columns, rows)
     for name, why in refused.items():
-        print(f"Not {name}: {why}")
+        say(f"Not {name}: {why}")
     if layer.dtype != np.float32:
-        print("Only weights of float32 layers can be stored in fewer bytes.")
+        say("Only weights of float32 layers can be stored in fewer bytes.")
     return 0
 
 
@@ -165,13 +166,14 @@ def demo(options: argparse.Namespace) -> int:
         rows,
     )
     if not runtimes:
-        print(f"The ONNX graphs were not run: {how_to_install('onnx')}\n")
+        say(f"The ONNX graphs were not run: {how_to_install('onnx')}")
+        say("")
     print_machine()
-    print(f"The picture is {options.output}")
+    say(f"The picture is {options.output}")
     failed = [part.network for part in result.trainings if not part.ok]
     failed += [c.op for c in result.checks if not c.ours.ok]
     failed += [f"{c.op} on {RUNTIMES[name]}" for c in result.checks for name in runtimes if not c.runtimes[name].ok]
-    print(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all ops keep their bounds.")
+    say(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all ops keep their bounds.")
     return 0 if result.ok else 1
 
 
@@ -203,9 +205,9 @@ def verify(options: argparse.Namespace) -> int:
         return 0 if report.ok else 1
     print_table("The largest errors in eps, against float64", report.heading(), report.lines())
     no_picture = f"There is no picture, as matplotlib is not installed: {how_to_install('demo')}"
-    print(f"The picture is {picture}" if picture else no_picture)
+    say(f"The picture is {picture}" if picture else no_picture)
     failed = list(dict.fromkeys(f"{row.op} on {row.provider}" for row in report.rows if not row.ok))
-    print(f"FAILED: {', '.join(failed)}" if failed else f"All {len(report.rows)} errors are within their bounds.")
+    say(f"FAILED: {', '.join(failed)}" if failed else f"All {len(report.rows)} errors are within their bounds.")
     return 0 if report.ok else 1
 
 
@@ -238,8 +240,8 @@ def inspect_file(options: argparse.Namespace) -> int:
         print_json({"path": options.path, "cells": described, "one_layer": not apart, "ok": ok})
         return 0 if ok else 1
     if not cells:
-        print(f"There is no LSTM and no GRU in {options.path}, by what blockcell knows of them. Its variables are in")
-        print(f"blockcell.tensorflow.open({options.path!r}).variables")
+        say(f"There is no LSTM and no GRU in {options.path}, by what blockcell knows of them. Its variables are in")
+        say(f"blockcell.tensorflow.open({options.path!r}).variables")
         return 0
     rows: list[list[Any]] = []
     for found, error in checked:
@@ -251,20 +253,21 @@ def inspect_file(options: argparse.Namespace) -> int:
     title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
     print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
     for found in cells.values():
-        print(f"{plain(found.name)}:")
+        say(f"{found.name}:")
         if found.refused is not None:
-            print(f"  refused: {plain(found.refused)}")
+            say(f"  refused: {found.refused}")
             continue
         if found.attributes:
-            print(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
+            say(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
         if reads := ", ".join(found.input_from) or found.input:
-            print(f"  its input is {plain(reads)}{', reversed' * bool(found.reverse)}")
+            say(f"  its input is {reads}{', reversed' * bool(found.reverse)}")
         for role, name in found.weights.items():
-            print(f"  {role} is {plain(name)}")
+            say(f"  {role} is {name}")
         if found.unsaid:
-            print(f"  not in the file: {', '.join(found.unsaid)}")
+            say(f"  not in the file: {', '.join(found.unsaid)}")
     if len(rows) > 1:
-        print(f"\nThey are not one layer: {plain(apart)}." if apart else "\nTogether they are one layer.")
+        say("")
+        say(f"They are not one layer: {apart}." if apart else "Together they are one layer.")
     return 0 if ok else 1
 
 
@@ -323,7 +326,7 @@ def extract(options: argparse.Namespace) -> int:
         described = [_described(*each) for each in zip(chosen, errors, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
-        print(f"{options.out} is {layer!r}, off by {max(errors):.2f} eps")
+        say(f"{options.out} is {layer!r}, off by {max(errors):.2f} eps")
     return 0
 
 
@@ -470,7 +473,7 @@ class Parser(argparse.ArgumentParser):
     """Errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells more)\n")
+        self.exit(2, f"{self.prog}: {plain(message)} (`{self.prog} --help` tells more)\n")
 
 
 def missing(*packages: str) -> list[str]:
@@ -527,5 +530,5 @@ def run(arguments: Sequence[str] | None) -> int:
         if options.debug:
             raise
         what, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
-    print(f"blockcell {options.command}: {plain(what)}", file=sys.stderr)
+    say(f"blockcell {options.command}: {what}", err=True)
     return status

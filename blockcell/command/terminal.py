@@ -1,4 +1,4 @@
-"""What the command prints: JSON, tables and progress."""
+"""What the command prints: JSON, lines, tables and progress. All text goes through `say` or `print_table`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import plain
+
 Progress = Callable[[str, int, int], None]
 """Is told what is being done, how much of it is done, and of how much."""
 VERDICTS = {True: "ok", False: "FAILED"}
@@ -18,9 +20,9 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def plain(text: str) -> str:
-    """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def say(line: str, err: bool = False) -> None:
+    """Print a line, with whatever a terminal would obey escaped; on standard error if `err`."""
+    print(plain(line), file=sys.stderr if err else sys.stdout)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], fold: int | None = None) -> None:
@@ -34,18 +36,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         lines = [list(columns), *texts] if any(columns) else texts
         widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-        print(title)
+        say(title)
         for line in lines:
             padded = (text.rjust(n) if r else text.ljust(n) for text, n, r in zip(line, widths, right, strict=True))
-            print(f"  {'  '.join(padded)}".rstrip())
-        print()
+            say(f"  {'  '.join(padded)}".rstrip())
+        say("")
         return
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
+    table = Table(title=Text(plain(title), "bold"), title_justify="left", box=SIMPLE, show_header=any(columns))
     for k, (heading, flush) in enumerate(zip(columns, right, strict=True)):
         whole = k == 0 if fold is None else k != fold
         table.add_column(Text(heading), justify="right" if flush else "left", overflow="fold", no_wrap=whole)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._read import ArgumentReader, short
-from ..optable import WEIGHT_STORAGES, Array
+from ..optable import ROUNDINGS, WEIGHT_STORAGES, Array
 
 LEAST_SCALE = np.finfo(np.float32).smallest_normal
 MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
@@ -84,6 +84,17 @@ def read_storage(reader: ArgumentReader, value: Any, dtype: np.dtype[Any]) -> st
         what = f"{reader.caller}: storage is {value!r} and the layer's dtype {dtype}"
         raise ValueError(f"{what}; expected float32: make a layer of weights.astype(np.float32) first")
     return value
+
+
+def read_activations(reader: ArgumentReader, value: Any, storage: str | None) -> None:
+    """Refuse what is no way to round activations, or none beside this storage of weights."""
+    if not isinstance(value, str) or value not in ROUNDINGS:
+        error = ValueError if isinstance(value, str) else TypeError
+        expected = f"expected one of {', '.join(map(repr, ROUNDINGS))}"
+        raise error(f"{reader.caller}: activations is {short(value)}; {expected}")
+    if value != ROUNDINGS[0] and storage != "int8":
+        what = f"{reader.caller}: activations is {value!r} and storage {storage!r}"
+        raise ValueError(f"{what}; expected storage='int8', as only weights in int8 are multiplied in integers")
 
 
 def narrowed(array: Array, storage: str, name: str = "w") -> Narrow:

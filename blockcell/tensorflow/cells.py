@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import plain
 from ..layers import GRU, LSTM, Bidirectional, Stack
 from .blocks import BLOCKS, found_block
 from .composed import found_composed
@@ -79,15 +80,18 @@ class Cells(Mapping[str, Found]):
             return [(usable,)]
         for each in usable:
             if each.mixed:
-                raise ValueError(f"{each.name} runs several times, and does not read the same cells each time")
+                raise ValueError(f"{plain(each.name)} runs several times, and does not read the same cells each time")
             if each.reverse is None:
-                raise ValueError(f"the file does not tell in which direction {each.name} runs, or what its input is")
+                raise ValueError(
+                    f"the file does not tell in which direction {plain(each.name)} runs, or what its input is"
+                )
         read = {below for each in usable for below in each.below}
         here = tuple(sorted((each for each in usable if each not in read), key=lambda each: bool(each.reverse)))
         if not 1 <= len(here) <= 2 or (len(here) == 2 and [each.reverse for each in here] != [False, True]):
             raise ValueError(f"the output of several cells is read by none of them: {_inputs(here)}")
         if len(here) == 2 and here[0] in here[1].behind and here[1] not in here[0].behind:
-            raise ValueError(f"the graph has the output of {here[1].name} before that of {here[0].name}")
+            one, other = (plain(each.name) for each in here)
+            raise ValueError(f"the graph has the output of {other} before that of {one}")
         found: list[tuple[list[Found], ...]] = []
         while here:
             chains = tuple([each] for each in here)
@@ -222,7 +226,8 @@ def _ordered(found: Iterable[Found]) -> list[Found]:
 
 def _inputs(cells: Iterable[Found]) -> str:
     """Cells, and what they read."""
-    return ", ".join(f"{each.name} (of {', '.join(each.input_from) or each.input or 'something'})" for each in cells)
+    said = (f"{each.name} (of {', '.join(each.input_from) or each.input or 'something'})" for each in cells)
+    return plain(", ".join(said))
 
 
 def scope_of(found: Found) -> str:

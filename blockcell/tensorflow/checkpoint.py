@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import FormatError
 from ..optable import Array
 from .crc32c import crc32c, masked
-from .mapped import File
+from .mapped import File, Folder
 from .objects import GRAPH, Objects
 from .slices import Slice, joined, size_of
 from .table import Entry, Table
@@ -35,8 +35,8 @@ MOST_SHARDS = 10**5  # five digits
 class Shards:
     """The data files of a checkpoint, opened when they are needed."""
 
-    def __init__(self, prefix: str, count: int, big_endian: bool) -> None:
-        self._prefix, self._count, self.big_endian = prefix, count, big_endian
+    def __init__(self, folder: Folder, prefix: str, count: int, big_endian: bool) -> None:
+        self._folder, self._prefix, self._count, self.big_endian = folder, prefix, count, big_endian
         self._files: dict[int, File] = {}
         self.taken: list[tuple[int, int, int]] = []
         """Data file, first byte and the one past the last, of each tensor."""
@@ -47,7 +47,7 @@ class Shards:
     def __getitem__(self, k: int) -> File:
         if k not in self._files:
             try:
-                self._files[k] = File(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
+                self._files[k] = self._folder.file(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
             except FileNotFoundError:
                 others = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
                 if others and not any(other.endswith(f"-of-{self._count:05}") for other in others):
@@ -136,9 +136,9 @@ class Partitioned(Stored):
         return joined(self.shape, self._parts, lambda k: self._tensors[k].read(), self._message)
 
 
-def read(prefix: str) -> Variables:
-    """The variables of a checkpoint."""
-    file = File(f"{prefix}.index")
+def read(folder: Folder, prefix: str) -> Variables:
+    """The variables of a checkpoint in a folder."""
+    file = folder.file(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
     for entry in Table(file).entries(check=True):
         _count(entries, entry.value)
@@ -149,7 +149,7 @@ def read(prefix: str) -> Variables:
     count = header.integer(1)
     if not 0 < count <= MOST_SHARDS:
         raise header.error(f"there are said to be {count} data files")
-    shards = Shards(prefix, count, header.integer(2) == 1)
+    shards = Shards(folder, prefix, count, header.integer(2) == 1)
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for key, message in [*entries.items()]:

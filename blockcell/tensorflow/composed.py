@@ -83,7 +83,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
             found.append(_refused(end, reason, kernels))
         refused |= kernels.keys()
     alive = _alive(tracer, matches, looped)
-    found += _found(tracer, [match for match in alive if not refused & match.kernels.keys()])
+    found += _found(sums, [match for match in alive if not refused & match.kernels.keys()])
     for product, reason in by_names(products, known | understood | refused):
         found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
     return found
@@ -200,7 +200,7 @@ def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
     return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
 
 
-def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
+def _found(sums: Sums, matches: list[Match]) -> Iterator[Found]:
     """Cells that were understood."""
     bodies: dict[tuple[object, ...], Body | str] = {}
     keys = []
@@ -208,7 +208,7 @@ def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
         sources = [(role, source.name) for role, source in match.sources.items()]
         keys.append((match.body, *sources, *match.attributes.items()))
         if not isinstance(bodies.get(keys[-1]), Body):
-            bodies[keys[-1]] = _body(tracer, match)
+            bodies[keys[-1]] = _body(sums, match)
     for key, match in zip(keys, matches, strict=True):
         body, kind = bodies[key], match.kind or _kind(match.kernels)
         kind = kind if match.cell in kind else match.cell
@@ -218,14 +218,19 @@ def _found(tracer: Tracer, matches: list[Match]) -> Iterator[Found]:
         yield Found(match.last.name, kind, [match.last.name], **more)
 
 
-def _body(tracer: Tracer, match: Match) -> Body | str:
+def _body(sums: Sums, match: Match) -> Body | str:
     """A match's nodes, or why they are no function of its input and its states."""
     try:
-        places = [tracer.straight(place) for place in (match.x, *match.states)]
+        places = [sums.tracer.straight(place) for place in (match.x, *match.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
-        if not {*places}.isdisjoint(tracer.straight(place) for place in match.results):
+        if not {*places}.isdisjoint(sums.tracer.straight(place) for place in match.results):
             return "a step reads what it computes itself"
-        return Body(tracer, match.x, match.states, match.results, *match.sizes)
+        for place, size in zip(places, (match.sizes[0], *[match.sizes[1]] * len(match.states)), strict=True):
+            with suppress(Unknown):  # most are computed, or fed
+                given = sums.tracer.source(place)
+                if given.name in match.kernels or given.shape[1:] != (size,):
+                    return f"its input or a state is {given.name}, of the shape {given.shape}"
+        return Body(sums, match.x, match.states, match.results, *match.sizes)
     except Unknown as unknown:
         return f"its nodes are not understood: {unknown}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..errors import plain
 from ..formulas import error_in_eps
 from ..layers import GRU, LSTM
 from ..optable import OPS, Array, Op
@@ -21,12 +21,14 @@ Origin = tuple[int, Place, int | None]
 Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
+FLOATS = ("float16", "float32", "float64", "bfloat16")
 _OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"], "GRU that resets after": OPS["block_gru_reset_after"]}
 _WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
 _UNITS = 64  # inputs and cells that are checked of a larger one
-_STEPS, _ROWS = 8, 3  # of a check
+_STEPS, ROWS = 8, 3  # of a check
 _EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
 _DEPTH = 256
+_MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
 
 
 class Found:
@@ -87,15 +89,16 @@ class Found:
         self.hidden_size: int | None = None
         self.dtype = next((each.dtype for each in self._sources.values()), "")
         self.weights = {role: source.name for role, source in self._sources.items()}
-        self.refused = refused or self._misfit()
+        why = refused or self._misfit()
+        self.refused = None if why is None else plain(why)
 
     def _misfit(self) -> str | None:
         """What is wrong with the weights; finds the sizes."""
-        main, gates = ("w", 4) if self._cell == "LSTM" else ("w_c", 1)
+        main, gates = self._main, 4 if self._cell == "LSTM" else 1
         for role, source in self._sources.items():
             if gone := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
                 return f"{role} is the variable {gone[0]!r}, which is not in the checkpoint"
-            if source.dtype not in ("float16", "float32", "float64", "bfloat16"):
+            if source.dtype not in FLOATS:
                 return f"{role}, which is {source.name}, is of {source.dtype}; expected float32, float64 or float16"
             if source.dtype != self.dtype:
                 return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
@@ -118,6 +121,11 @@ class Found:
     @property
     def _op(self) -> Op:
         return _OPS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
+
+    @property
+    def _main(self) -> str:
+        """The weight that tells the sizes and the dtype."""
+        return "w" if self._cell == "LSTM" else "w_c"
 
     @property
     def unsaid(self) -> list[str]:
@@ -148,6 +156,10 @@ class Found:
     ) -> LSTM | GRU:
         """The layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
 
+        The cell and the layer run on random numbers first, both in float64: the layer computes what the graph's nodes
+        do. In a bare checkpoint there are no nodes, and nothing to compare with. `check` tells the layer's error in its
+        own dtype.
+
         Its y is in the order of x, as behind a second reversal in the graph. If that is ReverseSequence, call the layer
         with the same `lengths`; if it is ReverseV2, without.
 
@@ -164,10 +176,15 @@ class Found:
         Raises
         ------
         ValueError
-            The cell is refused, what is needed is not given, or what is given is not what the file says.
+            The cell is refused, what is needed is not given, or what is given is not what the file says; or the layer
+            does not compute what the graph's nodes do.
         """
         backward = bool(self.reverse if reverse is None else reverse)
-        return self._made(self._arrays(average), self._completed(forget_bias, cell_clip), backward)
+        attributes, arrays = self._completed(forget_bias, cell_clip), self._arrays(average)
+        if self.nodes and (off := self._error(arrays, attributes, average, np.float64)) > _MOST_OFF:
+            found = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
+            raise ValueError(f"the cell {self.name!r}: {found}")
+        return self._made(arrays, attributes, backward)
 
     def _completed(self, forget_bias: float | None, cell_clip: float | None) -> dict[str, Any]:
         """The attributes, with those that the file does not say."""
@@ -190,31 +207,35 @@ class Found:
                 raise ValueError(f"{what}: the file does not say its {name}; pass {name}= ({hint})")
         return found
 
-    def _arrays(self, average: bool = False, units: int | None = None) -> dict[str, Array]:
-        """The weights, or those of the first inputs and cells only."""
+    def _arrays(self, average: bool) -> dict[str, Array]:
+        """The weights."""
+        return {role: self._read(role, source, average) for role, source in self._sources.items()}
+
+    def _read(self, role: str, source: Source, average: bool) -> Array:
+        try:
+            return source.read(AVERAGE if average else "")
+        except KeyError as error:
+            if not average:
+                raise
+            name = f"{source.name}{AVERAGE}"
+            raise ValueError(f"there is no moving average of {role}: {name!r} is not in the file") from error
+
+    def _first(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The weights of the first inputs and cells only."""
         found = {}
         tensors = {tensor.name: tensor for tensor in self._op.weights}
-        for role, source in self._sources.items():
-            try:
-                array = source.read(AVERAGE if average else "")
-            except KeyError as error:
-                if not average:
-                    raise
-                name = f"{source.name}{AVERAGE}"
-                raise ValueError(f"there is no moving average of {role}: {name} is not in the file") from error
-            if array.shape != source.shape:
-                raise ValueError(f"{source.name} of the shape {array.shape}; expected {source.shape}")
-            if units is not None:
-                for axis, word in enumerate(tensors[role].shape.split()):
-                    blocks = _size(word, self.input_size or 0, self.hidden_size or 0)
-                    starts = np.cumsum([0, *blocks[:-1]])
-                    parts = [slice(k, k + min(n, units)) for k, n in zip(starts, blocks, strict=True)]
-                    array = np.concatenate([array[(slice(None),) * axis + (part,)] for part in parts], axis)
-            found[role] = np.require(array, requirements=["A", "C"])
+        for role, array in arrays.items():
+            for axis, word in enumerate(tensors[role].shape.split()):
+                blocks = _size(word, self.input_size or 0, self.hidden_size or 0)
+                starts = np.cumsum([0, *blocks[:-1]])
+                parts = [slice(k, k + min(n, _UNITS)) for k, n in zip(starts, blocks, strict=True)]
+                array = np.concatenate([array[(slice(None),) * axis + (part,)] for part in parts], axis)
+            found[role] = array
         return found
 
     def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False) -> LSTM | GRU:
-        arguments: dict[str, Any] = {**arrays, **attributes, "reverse": reverse}
+        weights = {role: np.require(array, requirements=["A", "C"]) for role, array in arrays.items()}
+        arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
         return GRU(**arguments) if self._cell == "GRU" else LSTM(**arguments)
 
@@ -236,29 +257,32 @@ class Found:
         -------
         float
         """
-        attributes = self._completed(forget_bias, cell_clip)
-        with np.errstate(all="ignore"):  # weights may be anything
-            return self._error(attributes, average)
+        attributes, arrays = self._completed(forget_bias, cell_clip), self._arrays(average)
+        return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._main].dtype).eps)
 
-    def _error(self, attributes: Mapping[str, Any], average: bool) -> float:
-        assert self.input_size is not None and self.hidden_size is not None and self._step is not None
-        large = max(math.prod(source.shape) for source in self._sources.values()) > _WHOLE
-        arrays = self._arrays(average, _UNITS if large else None)
-        layer = self._made(arrays, attributes)
+    def _error(
+        self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any = None
+    ) -> float:
+        """How far the layer is off, of the largest entry; in the weights' dtype unless one is given."""
+        assert self._step is not None
+        if max(array.size for array in arrays.values()) > _WHOLE:
+            arrays = self._first(arrays)
+        layer = self._made({role: array.astype(dtype or array.dtype) for role, array in arrays.items()}, attributes)
         g = np.random.default_rng(0)
-        x = g.standard_normal((_STEPS, _ROWS, layer.input_size)).astype(layer.dtype)
+        x = g.standard_normal((_STEPS, ROWS, layer.input_size)).astype(layer.dtype)
         states = 2 if self._cell == "LSTM" else 1
-        start = [g.uniform(-1, 1, (_ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
-        y, _ = layer(x, tuple(start))
+        start = [g.uniform(-1, 1, (ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
         if self._parts is not None:
-            weights = {name: part.read(AVERAGE if average else "") for name, part in self._parts.items()}
+            weights = {name: self._read(name, part, average) for name, part in self._parts.items()}
         state: State = tuple(each.astype(np.float64) for each in start)
         exact = []
-        for t in range(_STEPS):
-            state = self._step(weights, x[t].astype(np.float64), state, attributes)
-            exact.append(state[-1])
-        return error_in_eps(y, np.stack(exact), float(np.finfo(layer.dtype).eps))
+        with np.errstate(all="ignore"):  # weights may be anything
+            y, _ = layer(x, tuple(start))
+            for t in range(_STEPS):
+                state = self._step(weights, x[t].astype(np.float64), state, attributes)
+                exact.append(state[-1])
+            return error_in_eps(y, np.stack(exact), 1.0)
 
     @property
     def bound(self) -> float:
@@ -271,7 +295,7 @@ class Found:
         says = [f"{name}={said(value)}" for name, value in self.attributes.items()]
         head = " ".join([f"{self.kind}{sizes}", self.dtype, *says, *["reversed"] * bool(self.reverse)]).rstrip()
         below = f"; input: {', '.join(self.input_from)}" if self.below else ""
-        return f"<{self.name}: {head}{below}{'' if self.refused is None else f'; refused: {self.refused}'}>"
+        return plain(f"<{self.name}: {head}{below}{'' if self.refused is None else f'; refused: {self.refused}'}>")
 
 
 def said(value: Any) -> str:

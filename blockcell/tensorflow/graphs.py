@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from ..errors import FormatError
+from ..errors import FormatError, plain
 from ..optable import Array
 from . import wire
 from .mapped import File
@@ -151,7 +151,7 @@ class Graph:
 
     def __repr__(self) -> str:
         tags = f" {', '.join(self.tags)}:" if self.tags else ""
-        return f"<graph:{tags} {len(self.nodes)} nodes, {len(self.functions)} functions>"
+        return plain(f"<graph:{tags} {len(self.nodes)} nodes, {len(self.functions)} functions>")
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

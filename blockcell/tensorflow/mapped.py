@@ -45,3 +45,19 @@ class File:
         found = masked(crc32c(self.buffer[start:end]))
         if found != stored:
             raise self.error(start, f"the checksum of {what} is {found:#010x}; expected {stored:#010x}")
+
+
+class Folder:
+    """Where a model is: what names in it or in its files lead to lies in it, too."""
+
+    def __init__(self, path: str) -> None:
+        """The folder itself may be a symbolic link, or lie behind one."""
+        self._real = os.path.realpath(path)
+
+    def file(self, path: str) -> File:
+        """A file in it, unless that is a symbolic link out of it, or lies behind one."""
+        real = os.path.realpath(path)
+        if not real.startswith(os.path.join(self._real, "")):
+            found = f"{path} is a symbolic link to {real}, outside of the folder {self._real}"
+            raise FormatError(f"{found}; copy the folder with what its links lead to, as `cp -rL` does")
+        return File(path)

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 
-from ..errors import FormatError
+from ..errors import FormatError, plain
 from . import cells, checkpoint, graphs
 from .cells import Cells
 from .graphs import Graph
-from .mapped import File
+from .mapped import File, Folder
 from .table import is_table
 from .tensors import Stored, is_number
 from .text import binary, unescaped
@@ -71,7 +71,7 @@ class Model:
 
     def __repr__(self) -> str:
         parts = [*self.graphs, self.cells, self.variables]
-        return "\n".join([f"<model {self.path}>", *(f"  {part!r}" for part in parts)])
+        return "\n".join([plain(f"<model {self.path}>"), *(f"  {part!r}" for part in parts)])
 
 
 def open(path: str | os.PathLike[str]) -> Model:
@@ -92,7 +92,8 @@ def open(path: str | os.PathLike[str]) -> Model:
     Raises
     ------
     FormatError
-        A file is damaged, or none of these. Some damage shows when what is damaged is read.
+        A file is damaged, or none of these; or it is a symbolic link out of the folder that was opened, or that `path`
+        lies in. Some damage shows when what is damaged is read.
     OSError
         A file is missing or cannot be read.
     """
@@ -101,20 +102,21 @@ def open(path: str | os.PathLike[str]) -> Model:
         raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
     if os.path.isdir(name):
         return Model(name, *_in_folder(name))
+    folder = Folder(os.path.dirname(name))
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
-        return Model(name, _graph_of(prefix), checkpoint.read(prefix))
+        return Model(name, _graph_of(folder, prefix), checkpoint.read(folder, prefix))
     if (_SHARD.search(name) or not os.path.exists(name)) and (files := _shards(name)):
-        return Model(name, _graph_of(_SHARD.sub("", name)), checkpoint.read_old(*map(File, files)))
+        return Model(name, _graph_of(folder, _SHARD.sub("", name)), checkpoint.read_old(*map(folder.file, files)))
     if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
     if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
         return Model(name, *_in_folder(os.path.dirname(name)))
     if name.endswith(".meta"):
-        return Model(name, [graphs.read_meta(File(name))], _variables_of(name.removesuffix(".meta")))
+        return Model(name, [graphs.read_meta(File(name))], _variables_of(folder, name.removesuffix(".meta")))
     file = File(name)
     if is_table(file):
-        return Model(name, _graph_of(name), checkpoint.read_old(file))
+        return Model(name, _graph_of(folder, name), checkpoint.read_old(file))
     if name.endswith(".pbmm"):
         return Model(name, [graphs.read_package(file)], None)
     if name.endswith((".pb", ".pbtxt")):
@@ -122,27 +124,28 @@ def open(path: str | os.PathLike[str]) -> Model:
     raise FormatError(f"{name} is of an unknown kind; {_OTHERS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
 
 
-def _in_folder(folder: str) -> tuple[list[Graph], Variables]:
-    saved, text, state = (os.path.join(folder, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
+def _in_folder(path: str) -> tuple[list[Graph], Variables]:
+    folder = Folder(path)
+    saved, text, state = (os.path.join(path, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
     if os.path.exists(saved) or os.path.exists(text):
-        file = File(saved) if os.path.exists(saved) else binary(File(text), "SavedModel")
-        prefix = os.path.join(folder, "variables", "variables")
-        found = checkpoint.read(prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
+        file = folder.file(saved) if os.path.exists(saved) else binary(folder.file(text), "SavedModel")
+        prefix = os.path.join(path, "variables", "variables")
+        found = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
         return graphs.read_saved_model(file), found
     if os.path.exists(state):
-        prefix = _last(folder, state)
-        return _graph_of(_SHARD.sub("", prefix)), _checkpoint(prefix)
+        prefix = _last(path, folder.file(state))
+        return _graph_of(folder, _SHARD.sub("", prefix)), _checkpoint(folder, prefix)
     endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
-    inside = [name for name in sorted(os.listdir(folder)) if name.lower().endswith(endings)]
+    inside = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
     hint = f"there is {inside[0]}: open that" if inside else _EXPECTED
-    raise FormatError(f"{folder} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
+    raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
 
 
-def _checkpoint(prefix: str) -> Variables:
+def _checkpoint(folder: Folder, prefix: str) -> Variables:
     """The variables of a checkpoint of either version."""
     if os.path.exists(f"{prefix}.index"):
-        return checkpoint.read(prefix)
-    return checkpoint.read_old(*map(File, _shards(prefix) or [prefix]))
+        return checkpoint.read(folder, prefix)
+    return checkpoint.read_old(*map(folder.file, _shards(prefix) or [prefix]))
 
 
 def _shards(name: str) -> list[str]:
@@ -154,22 +157,23 @@ def _shards(name: str) -> list[str]:
     return [f"{prefix}-{k:05}-of-{ends[0][2]}" for k in range(int(ends[0][2]))] if len(ends) == 1 else []
 
 
-def _variables_of(prefix: str) -> Variables:
+def _variables_of(folder: Folder, prefix: str) -> Variables:
     """Those of the checkpoint with this name, if there is one."""
-    if os.path.exists(f"{prefix}.index") or _shards(prefix) or (os.path.isfile(prefix) and is_table(File(prefix))):
-        return _checkpoint(prefix)
+    if os.path.exists(f"{prefix}.index") or _shards(prefix):
+        return _checkpoint(folder, prefix)
+    if os.path.isfile(prefix) and is_table(folder.file(prefix)):
+        return _checkpoint(folder, prefix)
     return Variables({}, {})
 
 
-def _graph_of(prefix: str) -> list[Graph]:
+def _graph_of(folder: Folder, prefix: str) -> list[Graph]:
     """That of the checkpoint with this name, if it has one."""
     name = f"{prefix}.meta"
-    return [graphs.read_meta(File(name))] if os.path.exists(name) else []
+    return [graphs.read_meta(folder.file(name))] if os.path.exists(name) else []
 
 
-def _last(folder: str, state: str) -> str:
+def _last(folder: str, file: File) -> str:
     """The last checkpoint in a folder, by what the file 'checkpoint' says."""
-    file = File(state)
     if len(file) > _LONGEST_STATE:
         raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
     found = _STATE.search(file.buffer)

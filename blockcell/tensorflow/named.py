@@ -13,7 +13,7 @@ from ..formulas import FORMULAS, sigmoid
 from ..optable import OPS, Array
 from .found import Found, State, Weights
 from .trace import AVERAGE, Source
-from .variables import Variables
+from .variables import Variables, alike
 
 _SLOT = re.compile(
     rf"(/(Adam|Adam_1|AdamW|Momentum|Adagrad|Adadelta|Adadelta_1|RMSProp|RMSProp_1|Ftrl|Ftrl_1)|{AVERAGE})\Z"
@@ -52,7 +52,11 @@ def found_named(variables: Variables) -> list[Found]:
 
 def _source(variables: Variables, name: str) -> Source:
     stored = variables.stored[name]
-    return Source(name, tuple(stored.shape), stored.dtype, lambda more: variables[name + more], (name,))
+
+    def read(more: str) -> Array:
+        return alike(variables[name + more], name + more, stored.dtype, stored.shape)
+
+    return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
 
 
 def _by_shape(sources: dict[str, Source]) -> dict[str, Source]:

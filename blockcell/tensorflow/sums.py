@@ -337,6 +337,9 @@ def joined(rows: Sequence[Sequence[Piece]]) -> Source:
     pieces = [piece for row in blocks for piece in row]
     if len({piece.source.dtype for piece in pieces}) != 1:
         raise Unknown(f"{pieces[0].source.name} and others of different dtypes")
+    uneven = any(piece.shape[:-1] != row[0].shape[:-1] for row in rows for piece in row)
+    if uneven or len({sum(piece.shape[-1] for piece in row) for row in rows}) > 1:
+        raise Unknown(f"{pieces[0].source.name} and others, which do not fit beside each other")
     if len(pieces) == 1 and pieces[0].shape == pieces[0].source.shape:
         return pieces[0].source
 

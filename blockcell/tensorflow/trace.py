@@ -17,7 +17,7 @@ import numpy as np
 from ..optable import OPS, Array
 from .graphs import Called, Function, Graph, Node
 from .tensors import Stored
-from .variables import Variables
+from .variables import Variables, alike
 
 AVERAGE = "/ExponentialMovingAverage"
 _DEEPEST = 4  # joins and splits within each other
@@ -27,6 +27,10 @@ _MOST_REPEATED = 2**22  # entries of a constant that is one number
 _THROUGH = {
     "Identity", "ReadVariableOp", "Enter", "RefEnter", "Switch", "RefSwitch", "Exit", "RefExit", "NextIteration",
     "RefNextIteration", "RefIdentity", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot", "EnsureShape",
+}  # fmt: skip
+_ONE_OUTPUT = _THROUGH - {"Switch", "RefSwitch"} | {
+    "Add", "AddV2", "BiasAdd", "Cast", "ClipByValue", "ConcatV2", "Const", "ImmutableConst", "MatMul", "Maximum",
+    "Minimum", "Mul", "Select", "SelectV2", "Sigmoid", "Squeeze", "StridedSlice", "Sub", "Tanh",
 }  # fmt: skip
 VARIABLES = {"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"}
 _OUTPUTS = {name: {each.name: k for k, each in enumerate(op.outputs)} for name, op in OPS.items()}
@@ -135,6 +139,8 @@ class Tracer:
         found = self.bodies[place.body].get(place.name)
         if found is None and not (place.body and place.name in self.graph.functions[place.body].inputs):
             raise Unknown(f"{place.name!r}, which is not in the graph")
+        if place.output and found is not None and found.op in _ONE_OUTPUT:
+            raise Unknown(f"{f'{place.name}:{place.output}'!r}, which is no output of a node")
         return found
 
     # -------------------------------------------------------------------------------------------------- to the origin
@@ -392,7 +398,9 @@ class Tracer:
             if copy is not None and copy.op in VARIABLES:
                 where = self._saved(copy) or where
             array = variables[where.key]
-            return array if where.part is None else array[tuple(slice(*each) for each in where.part)]
+            if where.part is not None and len(where.part) == array.ndim:
+                array = array[tuple(slice(*each) for each in where.part)]
+            return alike(array, where.key, stored.dtype, shape)
 
         return Source(name, shape, stored.dtype, read, (name,), saved)
 

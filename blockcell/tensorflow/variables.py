@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..errors import plain
 from ..optable import Array
 from .objects import Named, Objects, named
 from .tensors import Stored
@@ -63,4 +64,12 @@ class Variables(Mapping[str, Array]):
         lines += [f"{name}  {dtype}, not read" for name, dtype in self.skipped.items()]
         left = len(lines) - _SHOWN
         lines[_SHOWN:] = [f"... {left} more"] if left > 0 else []
-        return "\n    ".join([f"<{len(self)} variables>", *lines])
+        return "\n    ".join([f"<{len(self)} variables>", *map(plain, lines)])
+
+
+def alike(array: Array, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    """A variable, or its moving average, if it is of this dtype and shape."""
+    expected = "float32" if dtype == "bfloat16" else dtype
+    if (array.dtype.name, array.shape) != (expected, shape):
+        raise ValueError(f"{name!r} is {array.dtype} of the shape {array.shape}; expected {expected} of {shape}")
+    return array

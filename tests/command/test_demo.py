@@ -96,6 +96,7 @@ def test_learns(result):
 
 def test_same_seed_same_figures(result, monkeypatch):
     monkeypatch.setattr(demo, "EPOCHS", 1)
+    monkeypatch.setattr(demo, "check", lambda *given: None)
     first, second, other = ([t.losses for t in demo.run(seed).trainings] for seed in (3, 3, 4))
     assert first == second != other
 
@@ -222,6 +223,12 @@ def command(capsys, *arguments):
     return status, out
 
 
+@pytest.fixture
+def no_picture(monkeypatch):
+    """What is drawn `test_command` shows; drawing takes longer than all else."""
+    monkeypatch.setattr(demo, "draw", lambda result, path: None)
+
+
 def test_command(capsys, tmp_path):
     path = tmp_path / "digits.png"
     status, out = command(capsys, "--json", "--output", str(path))
@@ -241,6 +248,7 @@ def test_command(capsys, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG") and picture.shape[0] > 800 and picture.std() > 0.1
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_table(capsys, tmp_path, result, monkeypatch):
     monkeypatch.setattr(demo, "run", lambda seed, tell: result)
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
@@ -252,6 +260,7 @@ def test_table(capsys, tmp_path, result, monkeypatch):
     assert out.endswith("Both networks and all ops keep their bounds.\n")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
     trained = {training.network: training for training in result.trainings}
     monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])  # the first weights do here
@@ -263,6 +272,7 @@ def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
     assert {name for name in OPS if verdicts[name] == "FAILED"} == {"LSTMBlockCell", "block_gru"}
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch, result):
     trained = {training.network: training for training in result.trainings}
     genuine = verification._results
@@ -283,6 +293,7 @@ def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch, result):
         assert len(line) == 9 and (line[4] == line[5]) == (op != "BlockLSTM")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_without_onnx(capsys, tmp_path, monkeypatch, result):
     trained = {training.network: training for training in result.trainings}
     monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])
@@ -293,6 +304,7 @@ def test_without_onnx(capsys, tmp_path, monkeypatch, result):
     assert "reference" not in out
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_low_accuracy_is_status_1(capsys, tmp_path, monkeypatch, result):
     low = dataclasses.replace(result.trainings[0], accuracies=[*result.trainings[0].accuracies[:-1], 0.949])
     result = dataclasses.replace(result, trainings=[low, result.trainings[1]])

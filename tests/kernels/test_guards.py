@@ -46,6 +46,7 @@ def one_thread():
     blockcell.set_num_threads(None)
 
 
+@pytest.mark.meet(3)
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,6 +65,7 @@ def turned(array):
     return np.ascontiguousarray(array.swapaxes(0, 1))
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("one_thread", "level")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("level", LEVELS, indirect=True)

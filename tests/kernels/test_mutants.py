@@ -54,7 +54,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm h_prev and cs_prev": (
         "forward.pxd",
-        {"0), inputs[H_PREV], b": "0), inputs[CS_PREV], b", "p.cs, inputs[CS_PREV], b": "p.cs, inputs[H_PREV], b"},
+        {"b)), inputs[H_PREV], b": "b)), inputs[CS_PREV], b", "p.cs, inputs[CS_PREV], b": "p.cs, inputs[H_PREV], b"},
     ),
     "lstm h and cs": (
         "lstm.pxd",
@@ -175,14 +175,17 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart and": "if p.J > 0 and"}),
     "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
     "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
-    "reset after: d_c_bar for d_hc": ("backward.pxd", {"r0 * p.Ns + p.h_column[n]": "r0 * p.Ns + p.column[n]"}),
+    "reset after: d_c_bar for d_hc": (
+        "backward.pxd",
+        {"*d_h = work + p.d + p.h_column[n]": "*d_h = work + p.d + p.column[n]"},
+    ),
     "dense sigmoid and tanh": (
         "dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
     "torch w_hh from the start": ("panels.pxd", {"column * p.H + row - p.I": "column * p.H + row"}),
     "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
-    "torch d_c_bar for d_hc": ("backward.pxd", {"(p.states if apart else p.x)": "p.x"}),
+    "torch d_c_bar for d_hc": ("backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
     "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
     "torch gates that share lines are packed from one column": (
         "panels.pxd",
@@ -303,7 +306,14 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "tiles of several lines: of one line": ("tile.pxd", {"at = ((first + v) // sub * K": "at = (first // sub * K"}),
     "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
     "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
-    "torch bias sums of the first columns": ("gradients.pxd", {"rows[k * ld + c0 + l]": "rows[k * ld + l]"}),
+    "torch bias sums of the first columns": ("gradients.pxd", {"block.d[k] * ldd + c0": "block.d[k] * ldd"}),
+    "ragged rows in the slots of others": ("steps.pxd", {"s.slots[b].row\n": "b\n"}),
+    "ragged rows that end a step early": ("steps.pxd", {"s.slots[middle].end > t": "s.slots[middle].end > t + 1"}),
+    "ragged states of the last step of all": ("steps.pxd", {"s.T if s.reverse or end_of(s, b) == 0": "s.T if True"}),
+    "ragged gradients of the row, not of its slot": (
+        "gradients.pxd",
+        {"t, q, t * s.B + slot_of(s, q)": "t, q, t * s.B + q"},
+    ),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "dense.pxd",
@@ -363,7 +373,7 @@ ORDERS = {  # the same for the order of summation
     "biases without blocks of rows": (
         "gradients.pxd",
         {
-            "    block[l] = block[l] + chain[l]\n            k0": "    sums[c0 + l] += chain[l]\n            k0",
+            "total[l] = total[l] + chain[l]\n        for": "sums[c0 + l] += chain[l]\n        for",
         },
     ),
 }
@@ -371,6 +381,7 @@ KERNELS = "tests/kernels/test_kernels.py", "test_formulas and float64 and base"
 ORDER = "tests/kernels/test_order.py", "not shows and base"
 STORED = "tests/layers/test_storage_kernels.py"
 TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
+    "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
     "torch": ("tests/torch/test_torch_layout.py", "equals and float64 and base"),
     "stored in registers: loads": (STORED, "test_guards and v3"),

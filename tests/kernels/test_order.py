@@ -283,6 +283,7 @@ def test_backward(name, path, dtype, level):
     assert not others(run(name, args, level, num_threads=threads), backward(name, *sizes, DTYPES[dtype]))
 
 
+@pytest.mark.meet(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", [path for path in PATHS if path[0] > 1], ids=str)
 @pytest.mark.parametrize("name", STEPS)
@@ -331,6 +332,7 @@ def changed(name, dtype, what, value, monkeypatch):
     return others(results(), promised)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("what, value", [("BLOCK", 32), ("BLOCK", 128), ("chains", descending)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*STEPS, *BACKWARD])

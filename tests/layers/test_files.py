@@ -230,6 +230,56 @@ def test_save_errors(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+class Far(io.BytesIO):
+    """A file whose first bytes, so many, are elsewhere."""
+
+    def __init__(self, offset):
+        super().__init__()
+        self.offset = offset
+
+    def tell(self):
+        return super().tell() + self.offset
+
+    def seek(self, place, whence=0):
+        return super().seek(place - self.offset if whence == 0 else place, whence) + self.offset
+
+
+@pytest.mark.parametrize("offset", [0, 2**31 - 2000, 2**31 - 1, 2**32 - 1000, 2**40])
+def test_npz_is_what_zipfile_writes(offset):
+    """Byte for byte, as of numpy.savez, beyond 2 and 4 GiB too; and one that zipfile and numpy read."""
+    arrays = {
+        "w": np.ones((3, 4), np.float32),
+        "0.\u00e4": np.zeros(0),
+        "1.b": np.float16(2) * np.ones(300, np.float16),
+    }
+    ours, theirs = Far(offset), Far(offset)
+    files._write_npz(ours, "{}", arrays)
+    with zipfile.ZipFile(theirs, "w") as archive:
+        for name, array in {"blockcell": np.array("{}"), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.save(entry, array)
+    assert ours.getvalue() == theirs.getvalue()
+    if not offset:
+        with np.load(io.BytesIO(ours.getvalue())) as found:
+            assert [*found] == ["blockcell", *arrays] and found["1.b"].tobytes() == arrays["1.b"].tobytes()
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**33])
+@pytest.mark.parametrize("start", [0, 2**31 - 1, 2**31, 2**33])
+def test_directory_of_large_arrays(size, start):
+    """As zipfile writes it."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        entry = zipfile.ZipInfo("w.npy")
+        entry.file_size = entry.compress_size = size
+        entry.CRC, entry.header_offset, entry.external_attr = 77, start, 0o600 << 16
+        entry.create_system, entry.create_version, entry.extract_version = 3, 45, 45
+        archive.filelist.append(entry)
+        archive._didModify = True
+    listed = files._listed(b"w.npy", 0, 77, size, start)
+    assert target.getvalue() == listed + files._end(1, len(listed), 0)
+
+
 PRESSED = """
 import resource, sys
 import numpy as np

@@ -59,6 +59,7 @@ def loop(layer, x, state, lengths, reset, reverse=False):
     return y, last
 
 
+@pytest.mark.meet(3)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("given", ["", "lengths", "reset", "lengths reset", "state", "state lengths reset"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -128,6 +129,7 @@ def test_bits_of_the_ops(name, dtype, level):
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("given", ["", "lengths", "reset", "lengths reset"])
 @pytest.mark.parametrize("name", LAYERS)

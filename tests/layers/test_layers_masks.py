@@ -77,6 +77,7 @@ def halves(layer, reverse=False):
 
 
 # ---------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.meet(3)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", DTYPES)

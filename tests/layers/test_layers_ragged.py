@@ -13,7 +13,7 @@ from bits import leaves, like, on_threads, same
 from cases import rng
 from guarded import NONE, PAGE, protect
 from kernel_cases import DTYPES
-from layer_cases import CELLS, LAYERS, draw
+from layer_cases import CELLS, LAYERS, draw, run_all
 
 
 def drawn_lengths(g, T, B):
@@ -31,6 +31,8 @@ def test_rows_alone(name, dtype):
     g = rng("ragged", name)
     for seed in range(6):
         T, B, I, H = int(g.integers(1, 30)), int(g.integers(2, 70)), int(g.integers(1, 40)), int(g.integers(1, 40))
+        if seed == 0:  # few rows and many units, which threads divide
+            T, B, I, H = 9, 6, 20, 200
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, _, reset = draw(layer, T, B, name, seed)
         lengths, options = drawn_lengths(g, T, B), {"batch_first": bool(g.integers(2))}
@@ -61,6 +63,24 @@ def test_rows_alone(name, dtype):
             assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1))), f"{seed=} {b=}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_keep_their_places_in_sums(dtype, threads):
+    """The weights' gradients have the bits that they have where rows past their ends add zeros."""
+    g = rng("places", dtype)
+    for _ in range(5):
+        T, B, I, H = int(g.integers(1, 60)), int(g.integers(2, 30)), int(g.integers(1, 40)), int(g.integers(1, 40))
+        layer, lengths = LAYERS["dense alone"](I, H, DTYPES[dtype]), drawn_lengths(g, T, B)
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (I, H))
+        past = np.arange(T)[:, None] >= lengths
+        x[past], d_y[past] = 0, 0
+        with on_threads(threads):
+            found, expected = (
+                layer.backward(layer.forward(x, **given)[2], d_y)[2] for given in ({"lengths": lengths}, {})
+            )
+        assert same(found, expected), f"{T=} {B=} {lengths=}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages of memory")
 @pytest.mark.parametrize("what", ["lengths", "mask"])
 @pytest.mark.parametrize("name", [*CELLS, "bidirectional lstm"])
@@ -79,3 +99,12 @@ def test_padding_is_not_touched(name, what):
     for threads in (1, 2):
         with on_threads(threads):
             assert same(layer(hidden, state, **options, batch_first=True), expected)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows():
+    """A weight that is infinite gives NaN where it is multiplied; rows without a step meet no weight."""
+    layer = LAYERS["lstm without peepholes"](3, 4, np.float32)
+    layer.set_weights(w=np.where(np.arange(16) == 2, np.inf, layer.weights["w"]).astype(np.float32))
+    x, state, _, _ = draw(layer, 5, 4, "finite")
+    (_, d_x), (_, h, _, d_h), _ = run_all(layer, x, state, lengths=[5, 0, 3, 0])
+    assert same(h[[1, 3]], state.h[[1, 3]]) and np.isfinite(d_h[[1, 3]]).all() and not d_x[:, [1, 3]].any()

@@ -68,6 +68,7 @@ def in_tape(content):
 
 
 # ------------------------------------------------------------------------------------------------------------- threads
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)

@@ -211,6 +211,45 @@ def test_what_does_not_count_could_be_missing(dtype, name):
     np.testing.assert_array_equal(grad[mask], alone_grad)
 
 
+# ----------------------------------------------------------------------------------------------- bits of each number
+def by_whole_arrays(logits, labels):
+    """By numpy's operations on whole arrays, one after the other: what compiled code must give, bit for bit."""
+    z = np.array(logits, np.result_type(logits.dtype, np.float32), order="C").reshape(-1, logits.shape[-1])
+    label, n, each = labels.reshape(-1), max(len(z), 1), np.arange(len(z))
+    top = z.argmax(axis=-1)
+    z -= z[each, top, None]
+    p = np.exp(z)
+    p[each, top] = 0
+    others = p.sum(axis=-1)
+    losses = np.log1p(others) - z[each, label]
+    p[each, top] = 1
+    p[each, label] = np.where(label == top, -others, p[each, label] - (1 + others))
+    p /= ((1 + others) * n)[:, None]
+    return float(losses.sum(dtype=np.float64)) / n, p.reshape(logits.shape).astype(logits.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, *EMPTY, (1, 2), (8, 2), (3, 16), (4, 17), (5, 33), (300, 10), (9000, 3), (40, 1000)], ids=str
+)
+@pytest.mark.parametrize("kind", ["usual", "ties", "odd"])
+def test_same_bits_as_by_whole_arrays(kind, shape, dtype):
+    rng = np.random.default_rng([SEED, *shape])
+    logits = np.asarray(rng.normal(0, 5, shape))
+    if kind == "ties":
+        logits = np.round(logits / 4)
+    elif kind == "odd":
+        logits = np.where(rng.random(shape) < 0.15, rng.choice([np.inf, -np.inf, np.nan, -0.0, 1e4], shape), logits)
+    logits, labels = logits.astype(dtype), np.asarray(rng.integers(shape[-1], size=shape[:-1]))
+    with np.errstate(all="ignore"):
+        loss, grad = by_whole_arrays(logits, labels)
+        for given in (logits, np.asfortranarray(logits), logits[::-1][::-1]):
+            for classes in (labels, labels.astype(np.uint8) if shape[-1] < 256 else labels.astype(np.int16)):
+                found, found_grad = softmax_cross_entropy(given, classes)
+                assert np.float64(found).tobytes() == np.float64(loss).tobytes()
+                assert found_grad.tobytes() == grad.tobytes() and found_grad.dtype == dtype
+
+
 # ------------------------------------------------------------------------------------------------------------- numerics
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_big_logits(dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -134,6 +135,112 @@ def test_norm_that_is_not_finite(bad):
 
 
 W = {"w": np.ones(2, np.float32)}
+
+
+# ----------------------------------------------------------------------------------------------- bits of each number
+def by_arrays(name, weights, grads, state, **settings):
+    """One step by numpy's operations on whole arrays, one after the other; compiled code must give the same bits."""
+    new, after = {}, {}
+    if name == "adam":
+        after["step"] = np.asarray((state or {"step": 0})["step"] + 1, np.int64)
+    for key, given in weights.items():
+        dtype = np.result_type(given.dtype, np.float32)
+        w, g = given.astype(dtype), grads[key].astype(dtype)
+
+        def before(slot, key=key, w=w):
+            return state[f"{slot}.{key}"] if state else np.zeros_like(w)
+
+        rate = settings.get("learning_rate", 0.001)
+        if name == "sgd":
+            change = rate * g
+        elif name == "momentum":
+            after[f"velocity.{key}"] = velocity = settings.get("momentum", 0.9) * before("velocity") + g
+            change = rate * velocity
+        else:
+            beta1, beta2 = settings.get("beta1", 0.9), settings.get("beta2", 0.999)
+            small, t = settings.get("epsilon", 1e-8), int(after["step"])
+            after[f"m.{key}"] = m = beta1 * before("m") + (1 - beta1) * g
+            after[f"v.{key}"] = v = beta2 * before("v") + (1 - beta2) * g * g
+            size = np.sqrt(v / (1 - beta2**t)) + small
+            if small == 0:
+                size = np.where(size == 0, np.inf, size)
+            change = rate / (1 - beta1**t) * m / size
+        new[key] = np.asarray(w - change, given.dtype)
+    return new, after
+
+
+def bits(arrays):
+    return {key: (value.dtype, value.shape, value.tobytes()) for key, value in arrays.items()}
+
+
+SIZES = [(), (1,), (3,), (2, 0), (5, 7), (17, 64), (16,), (3, 33, 5), (70000,)]  # a large one runs without the GIL
+
+
+def arrays_of(kind, dtype, rng):
+    found = {}
+    for k, shape in enumerate(SIZES):
+        values = np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 3, shape))
+        if kind == "odd" and values.size:
+            values[rng.random(shape) < 0.3] = 0
+            values[rng.random(shape) < 0.1] = rng.choice([np.inf, -np.inf, np.nan, 1e-42, -0.0])
+        found[f"{k}.w"] = np.asarray(values, dtype)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("kind", ["usual", "odd"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*CASES, ("adam", {"epsilon": 0}), ("adam", {"epsilon": 1e-60, "beta1": 0}), ("sgd", {"learning_rate": 0})],
+)
+def test_same_bits_as_by_whole_arrays(name, settings, kind, dtype):
+    rng = np.random.default_rng(0)
+    weights = expected = arrays_of("usual", dtype, rng)
+    state = expected_state = None
+    with np.errstate(all="ignore"):
+        for _ in range(4):
+            grads = arrays_of(kind, dtype, rng)
+            weights, state = getattr(optim, name)(weights, grads, state, **settings)
+            expected, expected_state = by_arrays(name, expected, grads, expected_state, **settings)
+            assert bits(weights) == bits(expected) and bits(state) == bits(expected_state)
+            assert [*state] == [*expected_state]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_arrays_that_have_to_be_converted(name):
+    """Of any layout, kind and mixture of dtypes: the bits of contiguous ones."""
+    rng, function = np.random.default_rng(0), getattr(optim, name)
+    plain = {
+        "a": rng.standard_normal((6, 5)).astype(np.float32),
+        "b": rng.standard_normal(8),
+        "c": rng.standard_normal(4).astype(np.float16),
+        "d": rng.standard_normal(3),
+    }
+
+    def turned(arrays):
+        raw = np.zeros(65, np.uint8)[1:].view(np.float64)  # not aligned
+        raw[:] = arrays["b"]
+        return MappingProxyType(
+            {"a": np.asfortranarray(arrays["a"]), "b": raw, "c": arrays["c"][::-1][::-1], "d": arrays["d"].tolist()}
+        )
+
+    grads = [{key: np.asarray(rng.standard_normal(w.shape), w.dtype) for key, w in plain.items()} for _ in range(3)]
+    expected, expected_state, found, state = plain, None, plain, None
+    for step in grads:
+        expected, expected_state = function(expected, step, expected_state, learning_rate=0.1)
+        found, state = function(turned(found), turned(step), state, learning_rate=0.1)
+        assert bits(found) == bits(expected) and bits(state) == bits(expected_state)
+        state = MappingProxyType(
+            {key: np.asfortranarray(value) if value.ndim else int(value) for key, value in state.items()}
+        )
+    mixed, _ = function({"a": plain["a"]}, {"a": grads[0]["a"].astype(np.float16)}, learning_rate=0.1)
+    wide, _ = function({"a": plain["a"]}, {"a": grads[0]["a"].astype(np.float16).astype(np.float32)}, learning_rate=0.1)
+    assert bits(mixed) == bits(wide)
+
+
+def test_an_empty_state_is_none():
+    for function in (optim.sgd, optim.momentum, optim.adam):
+        assert bits(function(W, W, {}, learning_rate=0.1)[0]) == bits(function(W, W, learning_rate=0.1)[0])
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def any_weights(g, storage, shape):
     return w
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @every_storage
 @pytest.mark.parametrize("name", SINGLE)
@@ -168,6 +169,7 @@ def test_a_stream_keeps_its_weights(storage):
     assert same(stream.run(x), layer.rounded_to(storage)(x)[0])
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("storage", [None, *WEIGHT_STORAGES])
 @pytest.mark.parametrize("name", LAYERS)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import os
+import ctypes
 import pickle
 import tracemalloc
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+import traced
 from bits import leaves, same
+from traced import MALLINFO, in_use
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
@@ -32,14 +33,6 @@ LAYERS = {
 }
 DTYPES = [np.float32, np.float64, np.float16]
 every_layer = pytest.mark.parametrize("name", LAYERS)
-
-
-STATM = Path("/proc/self/statm")
-
-
-def resident():
-    """The bytes of memory that this process has."""
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def inputs(dtype=np.float32, steps=T):
@@ -72,18 +65,19 @@ SMALL = {
 }
 
 
-@pytest.mark.skipif(not STATM.exists(), reason="memory is read from /proc")
+counts_memory = pytest.mark.skipif(MALLINFO is None, reason="the C library does not tell what it has given out")
+
+
+@counts_memory
 @pytest.mark.parametrize("by", ["steps", "blocks"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_million_steps(name, by):
-    """They have the bits of one call over all of them, and memory does not grow by even a byte a step."""
+    """They have the bits of one call over all of them, and keep no memory: not a byte in a hundred steps."""
     steps, layer = 1_000_000, SMALL[name]()
     x = np.random.default_rng(7).standard_normal((steps, 1, 2), np.float32)
     y, last = layer(x)
     stream, found = layer.stream(), np.zeros_like(y)
-    found[:] = 9  # memory that is there before anything is measured
-    before = grown = 0
-    block = 1000
+    block, before, kept = 1000, (), 0
     for t in range(0, steps, block):
         if by == "blocks":
             stream.run(x[t : t + block], out=found[t : t + block])
@@ -91,10 +85,18 @@ def test_a_million_steps(name, by):
             for row, out in zip(x[t : t + block], found[t : t + block], strict=True):
                 stream.step(row, out=out)
         if t == 20 * block:
-            before = resident()
-        grown = max(grown, resident() - before if before else 0)
+            before = in_use()
+        kept = max(kept, *np.subtract(in_use(), before)) if before else 0
     assert np.array_equal(found, y) and same(stream.state, last)
-    assert grown < steps / 2
+    assert kept < steps / 100
+
+
+@counts_memory
+@pytest.mark.parametrize("keep", [lambda: traced.libc.malloc(ctypes.c_size_t(1)), object], ids=["byte", "object"])
+def test_what_is_kept_is_noticed(keep):
+    """A byte of the C library's or an object of Python's, kept in each hundredth of a million steps."""
+    before, kept = in_use(), [keep() for _ in range(10_000)]
+    assert max(np.subtract(in_use(), before)) >= len(kept)
 
 
 @every_layer

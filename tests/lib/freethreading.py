@@ -73,7 +73,7 @@ def main() -> None:
         print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **path), flush=True)
         without = path | {"PYTHON_GIL": "0"}
         files = test_files(checkout, [*TESTS, "formulas"])
-        options = ["-q", "-W", "error", "-p", "no:cacheprovider"]
+        options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-m", "not slow"]
         print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **without), flush=True)
         print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **without), flush=True)
     print(f"{time.perf_counter() - start:.0f} s in all")

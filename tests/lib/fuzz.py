@@ -525,9 +525,9 @@ def session() -> Callable[[Generator], bool]:
 
 
 def tensorflow(kind: str) -> Callable[[Generator], bool]:
-    from fuzz_tensorflow import target
+    from fuzz_tensorflow import rewired_graphs, target
 
-    return target(kind, bytes_changed)
+    return rewired_graphs() if kind == "tf_rewired" else target(kind, bytes_changed)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -544,6 +544,7 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "tf_graph": lambda: tensorflow("tf_graph"),
     "tf_cells": lambda: tensorflow("tf_cells"),
     "tf_names": lambda: tensorflow("tf_names"),
+    "tf_rewired": lambda: tensorflow("tf_rewired"),
 }
 
 

@@ -3,6 +3,8 @@
 Everything is done with them that the package can: all is read, cells are found, checked and made to layers, and some
 are given to `blockcell inspect`. Whatever a checkpoint with changed bytes still gives must be what was saved, bit for
 bit: its checksums tell. A layer that is taken from a graph must compute what the graph's nodes do.
+
+`rewired_graphs` changes one input of one node, or one whole number, of graphs that are right otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rewired
 import tf_files
 from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_composed import GOLDEN, of_other_kinds
@@ -237,6 +240,51 @@ def package_of_cells() -> bytes:
     nodes += [*inputs(), block("BlockLSTM", "lstm", names, cell_clip=0.5), block("GRUBlockCell", "gru", names)]
     return tf_files.package({NAMES[role]: array.tobytes() for role, array in weights.items()} |
                             {".": tf_files.graph(*nodes)})  # fmt: skip
+
+
+def rewired_graphs() -> Callable[[Generator], bool]:
+    """One input of one node or one whole number is another; whether as many cells are taken as before."""
+    kept = tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
+    cases: list[tuple[Path, Path, bytes, int, list[rewired.Slot]]] = []
+
+    def usable(path: Path) -> int:
+        return sum(cell.refused is None for cell in opened(path).cells.values())
+
+    def add(path: Path, changed: Path, *wrapped: int) -> None:
+        content = changed.read_bytes()
+        cases.append((path, changed, content, usable(path), rewired.slots(content, *wrapped)))
+
+    graphs = {"cells": of_all_kinds(), "others": of_other_kinds()}
+    with np.load(GOLDEN) as golden:
+        found = {name.removeprefix("graph/"): golden[name].tobytes() for name in golden.files if "graph/" in name}
+    with np.load(GOLDEN.with_name("networks.npz")) as networks:
+        found |= {name: networks[f"file/{name}.pb"].tobytes() for name in ("v1", "v2")}
+    for name, content in (graphs | found).items():
+        path = folder / f"{name}.pb"
+        path.write_bytes(content)
+        add(path, path)
+    zipfile.ZipFile(GOLDEN.with_name("digits.zip")).extractall(folder)
+    add(folder / "digits", folder / "digits" / "model.ckpt-1800.meta", 2)
+    write_saved(folder / "captured", called=False)
+    add(folder / "captured", folder / "captured" / "saved_model.pb", 2, 2)
+
+    def one(g: Generator, kept: object = kept) -> bool:
+        path, changed, content, expected, slots = cases[g.integers(len(cases))]
+        slot = slots[g.integers(len(slots))]
+        changed.write_bytes(rewired.changed(content, slot, slot.others[g.integers(len(slot.others))]))
+        try:
+            if not g.integers(4):
+                inspected(path, bool(g.integers(2)))
+            everything(path)
+            return usable(path) == expected
+        except FormatError as error:
+            assert str(folder) in str(error) and "; " in str(error), error
+            return False
+        finally:
+            changed.write_bytes(content)
+
+    return one
 
 
 def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:

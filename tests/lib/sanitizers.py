@@ -199,7 +199,7 @@ def memory() -> None:
             sanitized.finds(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
     print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
     files = test_files(folder, TESTS)
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-m", "not slow"]
     print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)
     print(sanitized.passes("-m", "pytest", *options, "-k", SKIPPED, *files))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tf_cells import attributes, looped, real
+from tf_cells import attributes, looped, real, write
 from tf_files import graph, node
 
 I, H, T, B = 5, 4, 7, 3  # noqa: E741
@@ -25,6 +25,13 @@ def made(scope, lines):
         more = {key: value if isinstance(value, bytes) else attributes(k=value)["k"] for key, value in attrs.items()}
         nodes.append(node(f"{scope}/{name}", op, inputs, **more))
     return nodes
+
+
+def cells_of(tmp_path, lines, *states, scope="net/thing", **weights):
+    consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
+    around = looped(*states) if states else {}
+    model = write(tmp_path, node("x", "Placeholder"), *consts, *made(scope, lines | around))
+    return model.cells
 
 
 def cudnn_gru(**change):

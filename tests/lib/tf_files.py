@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from blockcell.tensorflow.crc32c import crc32c
+
 MAGIC = 0xDB4775248B80FB57
 TYPES = {"float32": 1, "float64": 2, "int32": 3, "string": 7, "int64": 9, "bool": 10, "bfloat16": 14, "float16": 19}
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow.npz"
@@ -36,7 +38,7 @@ def crcs(data: bytes) -> list[int]:
 
 
 def masked(data: bytes) -> int:
-    crc = crcs(data)[-1]
+    crc = crcs(data)[-1] if len(data) < 100_000 else crc32c(data)  # which is compared with `crcs`, and much faster
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -125,6 +125,7 @@ def test_every_seq_len_max(op, loop, static):
                 assert (result[n:] == 0).all()
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("rows", ["free", "fixed"])
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *NATIVE_FORMS[:1]])
@@ -150,6 +151,7 @@ def test_nothing_is_read_at_length_zero(op, loop):
     assert all((result == 0).all() for result in on_onnxruntime(model, {**args, **dirty}))
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("empty", ["B", "I", "H"])
 @pytest.mark.parametrize(("op", "loop"), FORMS)

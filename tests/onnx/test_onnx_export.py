@@ -45,6 +45,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -322,6 +323,7 @@ def test_native_in_float64(name, state):
 
 
 # ------------------------------------------------------------------------------------------------------- other runtimes
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(
     ("runtime", "form"),

@@ -72,6 +72,7 @@ def linked(model):
 
 
 # ------------------------------------------------------------------------------------------------------- single nodes
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize("domain", ["", DOMAIN, FROM_TENSORFLOW])
 @pytest.mark.parametrize("op", RAW_OPS)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fresh import printed
 
+import blockcell
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,6 +25,19 @@ def test_import_loads_numpy_and_the_standard_library_alone():
     others = set(new.split()) - set(sys.stdlib_module_names) - {"numpy", "blockcell"}
     # compiled modules bring cython_runtime, _cython_3_3_1 and _cyutility
     assert not {name for name in others if "cython" not in name and name != "_cyutility"}
+
+
+def test_import_leaves_out_what_takes_long():
+    """`convert` is imported when it is first used. zipfile and pathlib would bring along a dozen modules."""
+    new = printed("import sys, numpy; before = set(sys.modules); import blockcell; print(*set(sys.modules) - before)")
+    assert "blockcell.files" in new.split()
+    assert not {"blockcell.convert", "bz2", "ipaddress", "shutil", "subprocess", "urllib", "zipfile"} & {*new.split()}
+    assert printed("import blockcell; print(blockcell.convert.from_keras.__module__)") == "blockcell.convert.keras"
+    assert printed("from blockcell import convert; print(convert.__name__)") == "blockcell.convert"
+    assert printed("from blockcell import *; print(convert.__name__)") == "blockcell.convert"
+    assert {*blockcell.__all__} <= {*dir(blockcell)}
+    with pytest.raises(AttributeError, match="module 'blockcell' has no attribute 'loda'"):
+        _ = blockcell.loda
 
 
 # -------------------------------------------------------------------------------------------------------------- imports
@@ -62,7 +77,7 @@ def test_imports_point_one_way():
         packages = {module[:k] for module in imported for k, letter in enumerate(module) if letter == "."}
         graph[name] = imported | {package for package in packages if not f"{name}.".startswith(f"{package}.")}
     assert {"blockcell.layers", "blockcell.layers.loading"} <= graph["blockcell"]
-    assert "blockcell._team" in graph["blockcell._stream"] and "blockcell.files" in graph["blockcell.layers.base"]
+    assert "blockcell._team" in graph["blockcell._layers"] and "blockcell.files" in graph["blockcell.layers.base"]
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules
 
 
@@ -96,7 +111,7 @@ def test_onnx_export_imports_no_kernels(source):
 def test_kernels_use_no_c_interface_of_numpy(source):
     """Arrays come in through the buffer protocol.  Only what leads to the kernels is built against numpy, for speed: it
     looks at every array of every call and makes the results."""
-    assert source.name in ("_args.pyx", "_stream.pyx", "arrays.pxd") or not re.search(
+    assert source.name in ("_args.pyx", "_layers.pyx", "_stream.pyx", "_training.pyx", "arrays.pxd") or not re.search(
         r"^\s*cimport numpy|^\s*from numpy\S* cimport", source.read_text(), re.MULTILINE
     )
 

@@ -444,7 +444,7 @@ def test_graph_beside_a_checkpoint(tmp_path):
     agrees(found.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
     with pytest.raises(ValueError, match=r"forget_bias is 1\.0, but the graph has 0\.5"):
         found.layer(forget_bias=1.0)
-    with pytest.raises(ValueError, match="no moving average of b: s/bias/ExponentialMovingAverage"):
+    with pytest.raises(ValueError, match="no moving average of b: 's/bias/ExponentialMovingAverage'"):
         found.layer(average=True)
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts[1:])))
     (found,) = opened(tmp_path / "model.ckpt").cells.values()
@@ -470,7 +470,7 @@ def test_large_cells_are_checked_in_part(tmp_path):
         tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
     ).cells.values()
     assert (found.input_size, found.hidden_size) == (inputs_, cells)
-    arrays = found._arrays(units=64)
+    arrays = found._first(found._arrays(False))
     columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
@@ -521,17 +521,38 @@ def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
     assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
 
 
-def test_inspect_escapes_what_a_terminal_would_obey(tmp_path, capsys):
-    name = "a\x1b[2Jb\x07/lstm_cell"
+def test_commands_escape_what_a_terminal_would_obey(tmp_path, capsys):
+    """PATH, OUT, names of cells and variables, and reasons: whatever others have named."""
+    name, folder = "a\x1b[2Jb\x07/lstm_cell", tmp_path / "\x1b]0;title\x07"
+    folder.mkdir()
     parts = [*inputs(), real(f"{name}/kernel", W), real("b", drawn("b")["b"])]
     parts += [block("BlockLSTM", "cell", {"w": f"{name}/kernel", "b": "b"})]
-    path = tmp_path / "graph.pb"
+    parts += [block("BlockLSTM", "\u202ecell\x9b", {"w": f"{name}/kernel", "b": "\x1bmissing"})]
+    path, none = folder / "graph.pb", folder / "none.pb"
     path.write_bytes(graph(*parts))
-    assert main(["inspect", str(path)]) == 0
-    assert main(["extract", str(path), str(tmp_path / "layer.npz"), "--cell", "\x1b"]) == 1
-    out, err = capsys.readouterr()
-    assert r"a\x1b[2Jb\x07/lstm_cell" in out and r"\x07" in err
-    assert all(line.isprintable() for line in (out + err).split("\n"))
+    none.write_bytes(graph(node("x", "Placeholder")))
+    out = folder / "layer.npz"
+    for arguments, status in (
+        (["inspect", path], 0),
+        (["inspect", none], 0),
+        (["inspect", folder], 1),
+        (["extract", path, out, "--cell", "\x1b"], 1),
+        (["extract", path, out], 0),
+        (["extract", path, folder / "layer.onnx"], 0),
+        (["info", out], 0),
+        (["info", folder / "no.npz"], 1),
+    ):
+        assert main([*map(str, arguments)]) == status, arguments
+    for wrong in (["info", "--x\x1b"], ["extract", str(path), "x\x1b.pdf"], ["verify", "\x1b"], ["\x1b"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+    said, err = capsys.readouterr()
+    assert r"a\x1b[2Jb\x07/lstm_cell" in said and r"\x1b]0;title\x07/layer.npz is LSTM" in said and r"\x07" in err
+    assert r"\u202ecell\x9b" in said and r"\x1bmissing" in said
+    assert all(line.isprintable() for line in (said + err).split("\n"))
+    found = opened(path).cells
+    texts = [repr(found), *(each.refused or "" for each in found.values())]
+    assert all(line.isprintable() for text in texts for line in text.split("\n"))
 
 
 def test_inspect_without_cells(tmp_path, capsys):

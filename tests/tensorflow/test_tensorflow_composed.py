@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tf_cells import drawn, kind_of, looped, real, write, write_variables
-from tf_composed import GOLDEN, B, H, I, T, cudnn_gru, gru_weights, keras_lstm, lstm_weights, made, of_other_kinds
+from tf_composed import (
+    GOLDEN,
+    B,
+    H,
+    I,
+    T,
+    cells_of,
+    cudnn_gru,
+    gru_weights,
+    keras_lstm,
+    lstm_weights,
+    made,
+    of_other_kinds,
+)
 from tf_files import field, graph, node
 
 from blockcell import formulas
@@ -84,13 +97,6 @@ def test_what_keras_exported(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------ node by node
 X = np.random.default_rng(7).standard_normal((T, B, I)).astype(np.float32)
-
-
-def cells_of(tmp_path, lines, *states, scope="net/thing", **weights):
-    consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
-    around = looped(*states) if states else {}
-    model = write(tmp_path, node("x", "Placeholder"), *consts, *made(scope, lines | around))
-    return model.cells
 
 
 def test_a_gru_that_resets_after(tmp_path):

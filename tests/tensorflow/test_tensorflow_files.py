@@ -643,3 +643,75 @@ def test_imported_only_when_asked_for():
     assert printed(f"{code}; print(before, blockcell.tensorflow.open, 'tensorflow' in sys.modules)").endswith("False")
     assert printed(f"{code}; print(before)") == "False"
     assert FormatError is blockcell.FormatError and issubclass(FormatError, ValueError)
+
+
+# ------------------------------------------------------------------------------------------------------ symbolic links
+FOLDERS = {"checkpoint": "v2", "saved model": "saved", "old": "v1"}
+
+
+def linked(folder: Path, name: str, to: Path) -> None:
+    """In place of a file or folder, a link to it where it has been moved."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).rename(to)
+    (folder / name).symlink_to(os.path.relpath(to, folder))
+
+
+@pytest.mark.parametrize("name", FOLDERS.values(), ids=FOLDERS)
+def test_links_that_stay_in_the_folder(tmp_path, name):
+    """Of all files, in a folder that is a link itself and lies behind another one."""
+    tf_files.unpack(tmp_path / "real")
+    folder = tmp_path / "real" / name
+    expected = [*opened(folder).variables]
+    for path in sorted(folder.iterdir()):
+        linked(folder, path.name, folder / "data" / path.name)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "model").symlink_to(tmp_path / "link" / name)
+    found = opened(tmp_path / "model")
+    assert [*found.variables] == expected
+    assert all(found.variables[each] is not None for each in expected)
+
+
+OUTSIDE = {
+    "the index": ("v2", "model.ckpt.index", "v2"),
+    "by its name": ("v2", "model.ckpt.index", "v2/model.ckpt"),
+    "by its data": ("v2", "model.ckpt.data-00000-of-00002", "v2/model.ckpt.index"),
+    "the graph": ("v2", "model.ckpt.meta", "v2"),
+    "the state": ("v2", "checkpoint", "v2"),
+    "an old one": ("v1", "model.ckpt", "v1"),
+    "the model": ("saved", "saved_model.pb", "saved"),
+    "the model itself": ("saved", "saved_model.pb", "saved/saved_model.pb"),
+    "the variables": ("saved", "variables", "saved"),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_links_out_of_the_folder(tmp_path, case):
+    folder, name, given = OUTSIDE[case]
+    tf_files.unpack(tmp_path)
+    outside = tmp_path / f"{folder} too" / name  # which begins alike
+    linked(tmp_path / folder, name, outside)
+    with pytest.raises(FormatError, match=r"is a symbolic link to .* too.*, outside of the folder .*; copy the folder"):
+        read_all(tmp_path / given)
+
+
+def test_what_is_named_may_be_a_link(tmp_path):
+    """Its name is not the file's, but the user's."""
+    tf_files.unpack(tmp_path)
+    (tmp_path / "links").mkdir()
+    for source, name in (("graph.pb", "graph.pb"), ("v2/model.ckpt.meta", "other.meta"), ("v1/model.ckpt", "old")):
+        (tmp_path / "links" / name).symlink_to(tmp_path / source)
+        assert opened(tmp_path / "links" / name).path.endswith(name)
+
+
+def test_escapes_in_names_are_escaped(tmp_path):
+    """In errors and in what `print` shows."""
+    folder = tmp_path / "a\x1b[2Jb"
+    folder.mkdir()
+    (folder / "graph.pb").write_bytes(graph(node("x\x1b[31m", "Placeholder"), constant("y\x07", tensor("float32", ()))))
+    (folder / "model.onnx").write_bytes(b"")
+    for name in ("", "model.onnx"):
+        with pytest.raises(FormatError) as caught:
+            opened(folder / name)
+        assert str(caught.value).isprintable() and r"a\x1b[2Jb" in str(caught.value)
+    shown = repr(opened(folder / "graph.pb"))
+    assert all(line.isprintable() for line in shown.split("\n")) and r"y\x07" in shown

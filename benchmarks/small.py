@@ -1,0 +1,144 @@
+"""What small calls cost: a training step of README's classifier in parts, PyTorch's beside it; and `import blockcell`.
+
+    python benchmarks/small.py [--threads N]
+
+Prints Markdown: microseconds of each line of the training loop, in the loop, as medians over its steps; ours and
+PyTorch's, if that is installed, take turns.  Then a step of adam with many weights; and the import, in a fresh process
+that has imported numpy, with its bytecode compiled before.  Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from time import perf_counter_ns
+
+import numpy as np
+
+import blockcell
+from blockcell import LSTM, Dense, Stack, loss, optim
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+Step = Callable[[], list[int]]
+SIZES = [(1, 1), (10, 8)]  # T, B
+H, CLASSES, RATE = 16, 2, 0.02
+PARTS = ("forward", "loss", "backward", "adam", "set_weights")
+ROUNDS, STEPS, IMPORTS = 10, 300, 15
+IMPORT = "import time, numpy; start = time.perf_counter(); import blockcell; print(time.perf_counter() - start)"
+
+
+def data(T: int, B: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
+    return x, (x[0, :, 0] > 0).astype(int)
+
+
+def ours(T: int, B: int) -> Step:
+    x, labels = data(T, B)
+    net = Stack([LSTM.init(1, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
+    memory = None
+
+    def step() -> list[int]:
+        nonlocal memory
+        times = [perf_counter_ns()]
+        logits, _, tape = net.forward(x)
+        times.append(perf_counter_ns())
+        _, d_logits = loss.softmax_cross_entropy(logits, labels)
+        times.append(perf_counter_ns())
+        _, _, grads = net.backward(tape, d_logits)
+        times.append(perf_counter_ns())
+        weights, memory = optim.adam(net.weights, grads, memory, learning_rate=RATE)
+        times.append(perf_counter_ns())
+        net.set_weights(**weights)
+        times.append(perf_counter_ns())
+        return times
+
+    return step
+
+
+def theirs(T: int, B: int) -> Step:
+    x, labels = map(torch.from_numpy, data(T, B))
+    lstm, dense = torch.nn.LSTM(1, H), torch.nn.Linear(H, CLASSES)
+    adam = torch.optim.Adam([*lstm.parameters(), *dense.parameters()], lr=RATE)
+
+    def step() -> list[int]:
+        times = [perf_counter_ns()]
+        logits = dense(lstm(x)[0][-1])
+        times.append(perf_counter_ns())
+        mean = torch.nn.functional.cross_entropy(logits, labels)
+        times.append(perf_counter_ns())
+        mean.backward()
+        times.append(perf_counter_ns())
+        adam.step()
+        adam.zero_grad()
+        times.append(perf_counter_ns())
+        return times
+
+    return step
+
+
+def medians(steps: list[Step]) -> list[list[float]]:
+    """Of each, the microseconds of its parts and of all together."""
+    found: list[list[list[int]]] = [[] for _ in steps]
+    for _ in range(ROUNDS):
+        for step, times in zip(steps, found, strict=True):
+            times += [step() for _ in range(STEPS)][STEPS // 10 :]
+    results = []
+    for times in found:
+        parts = [statistics.median(column) / 1e3 for column in np.diff(times).T.tolist()]
+        results.append([*parts, statistics.median(each[-1] - each[0] for each in times) / 1e3])
+    return results
+
+
+def adam_of_many() -> float:
+    """Milliseconds of a step of ten million weights."""
+    weights, grads = ({"w": np.full(10**7, value, np.float32)} for value in (1.0, 0.5))
+    _, memory = optim.adam(weights, grads)
+    times = []
+    for _ in range(ROUNDS):
+        start = perf_counter_ns()
+        optim.adam(weights, grads, memory)
+        times.append((perf_counter_ns() - start) / 1e6)
+    return statistics.median(times)
+
+
+def import_times() -> list[float]:
+    """In milliseconds; the first one, which compiles, is left out."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryDirectory() as folder:
+        environment["PYTHONPYCACHEPREFIX"] = folder
+        run = [sys.executable, "-c", IMPORT]
+        found = [
+            subprocess.run(run, env=environment, stdout=subprocess.PIPE, check=True).stdout for _ in range(IMPORTS + 1)
+        ]
+    return [float(each) * 1e3 for each in found[1:]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, help="of both; default: each one's own")
+    options = parser.parse_args()
+    if options.threads:
+        blockcell.set_num_threads(options.threads)
+        if torch:
+            torch.set_num_threads(options.threads)
+    print("|", " | ".join(["T", "B", "", *PARTS, "step, us"]), "|\n|", " | ".join(["---"] * (len(PARTS) + 4)), "|")
+    for T, B in SIZES:
+        found = medians([ours(T, B), theirs(T, B)] if torch else [ours(T, B)])
+        for name, (*parts, step) in zip(("blockcell", "torch.nn"), found, strict=False):
+            shown = [f"{each:.1f}" for each in parts] + [""] * (len(PARTS) - len(parts))
+            print("|", " | ".join([str(T), str(B), name, *shown, f"{step:.0f}"]), "|", flush=True)
+    print(f"\nadam of 10 million weights: {adam_of_many():.1f} ms")
+    print(f"import blockcell: {statistics.median(import_times()):.1f} ms beside numpy")
+
+
+if __name__ == "__main__":
+    main()
