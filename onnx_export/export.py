@@ -24,9 +24,10 @@ from onnx import (
 )
 
 from blockcell import __version__
-from blockcell._read import short
+from blockcell._read import ArgumentReader, short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.layers.storage import read_storage, stored_arrays
 from blockcell.optable import OPS, Array, Op, Tensor
 
 from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, constant, dtype_of, function, packed
@@ -64,6 +65,7 @@ def export(
     train: bool = False,
     loop: str = "scan",
     dtype: DTypeLike | None = None,
+    storage: str | None = None,
     lengths: bool = True,
     reset: bool = False,
     state: bool = True,
@@ -102,7 +104,8 @@ def export(
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
     Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
-    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``.
+    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an initializer
+    of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each row.
 
     Parameters
     ----------
@@ -118,6 +121,9 @@ def export(
         GRUs, neither gradients nor resets, and no float16.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
+    storage : {None, "int8"}
+        "int8": a float32 model of ``layer.rounded_to("int8")`` that has its matrices in a quarter of the bytes. They
+        become float32 outside the loop, by a Cast and a Mul.
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
@@ -158,10 +164,13 @@ def export(
         if size == 0:
             raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
+    _check_storage(storage, layer, kind, train)
     check_form("export", loop, opset)
+    stored = {} if train else _stored(layer, kind, storage)
     made = _Model(
         layer,
         kind,
+        stored,
         sizes=fixed,
         options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
         inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
@@ -171,7 +180,7 @@ def export(
         reset=reset,
         state=state,
     )
-    size = 0 if train else sum(array.size for array in layer.weights.values()) * kind.itemsize
+    size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
     imports = [helper.make_opsetid("", opset)]
@@ -183,6 +192,28 @@ def export(
     except EncodeError as error:  # as protobuf calls it
         raise MemoryError("export: there is too little memory for the model") from error
     return model
+
+
+def _stored(layer: Layer, dtype: np.dtype[Any], storage: str | None) -> dict[str, Array]:
+    """The weights as a model of this dtype has them."""
+    weights = layer.weights
+    if storage is None:
+        return {name: array.astype(dtype) for name, array in weights.items()}
+    return stored_arrays(weights, layer._stored(ArgumentReader("export"), "", weights, storage))
+
+
+def _check_storage(storage: str | None, layer: Layer, dtype: np.dtype[Any], train: bool) -> None:
+    """Raise a ValueError unless a model can have its weights so."""
+    if storage is None:
+        return
+    if storage != "int8":
+        what = f"export: storage is {short(storage)}; expected None or 'int8'"
+        raise ValueError(f"{what}; for the function of other storages export layer.rounded_to(storage), in float32")
+    if train:
+        raise ValueError(f"export: storage is {storage!r} and train True; expected one: weights are inputs in training")
+    read_storage(ArgumentReader("export"), storage, layer.dtype)
+    if dtype != np.float32:
+        raise ValueError(f"export: storage is {storage!r} and dtype {dtype}; expected float32, which scales are in")
 
 
 def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelProto:
@@ -218,6 +249,8 @@ class _Model:
 
     layer: Layer
     dtype: np.dtype[Any]
+    weights: dict[str, Array]
+    """The initializers; none where weights are inputs."""
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
     inlined: bool
@@ -227,8 +260,6 @@ class _Model:
     reset: bool
     state: bool
     nodes: Nodes = field(default_factory=list)
-    weights: dict[str, Array] = field(default_factory=dict)
-    """The initializers."""
     inputs: list[ValueInfoProto] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
     """The names of the values of the outputs, by the outputs' names."""
@@ -248,8 +279,6 @@ class _Model:
         layer, cells = self.layer, self.layer._cells()
         rows = ["B"] if self.streaming else ["T", "B"]
         weights = layer.weights
-        if not self.train:
-            self.weights = {name: array.astype(self.dtype) for name, array in weights.items()}
         states: dict[str, Sequence[int | str]] = {
             p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
         }
@@ -343,7 +372,7 @@ class _Model:
         reverse ^= cell.reverse
         first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
-        arguments |= {name: prefix + name for name in cell.weights}
+        arguments |= {name: self._weight(prefix + name) for name in cell.weights}
         if self.reset:
             arguments["fresh"] = self._fresh(reverse)
         if self.lengths:
@@ -365,12 +394,9 @@ class _Model:
         handed = [name for name in names if name not in gathered]
         c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
         if self.native:
-            weights = packed(c, {name: self.weights[prefix + name] for name in cell.weights})
-            for name in cell.weights if weights else ():
-                del self.weights[prefix + name]
-            self.weights |= {prefix + name: array for name, array in weights.items()}
+            weights = self._pack(cell, prefix, c)
             zeros = {} if self.state else {f"{name}_first": self._zeros(cell.hidden_size) for name in names}
-            arguments |= {name: prefix + name for name in weights} | zeros
+            arguments |= {name: self._weight(prefix + name) for name in weights} | zeros
             c = replace(c, direct=(*PACKED, *zeros))
         found = self._call(cell, prefix, "", c, arguments)
         arguments |= found
@@ -404,7 +430,7 @@ class _Model:
     def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
         if layer.last and not self.streaming:
             x = self._at_last(layer, x)
-        product = self._add("MatMul", self._computed(x), self._computed(f"{prefix}w"))
+        product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
         y = self._add("Add", product, self._computed(f"{prefix}b"))
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
@@ -519,6 +545,34 @@ class _Model:
         inputs = [arguments[each] for each in made.input]
         self.nodes.append(node(made.name, inputs, [*found.values()], name=name, domain=DOMAIN))
         return found
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+    def _weight(self, name: str) -> str:
+        """The value of a weight, float32 again if it is stored in codes."""
+        scale = f"{name}.scale"
+        if scale not in self.weights:
+            return name
+        # No DequantizeLinear: onnxruntime 1.31 runs it at every call, and fuses it with a MatMul that rounds x to int8.
+        return self._add("Mul", self._add("Cast", name, to=TensorProto.FLOAT), scale)
+
+    def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
+        """Replace a cell's weights by those in the layout of ONNX's own LSTM or GRU; the names of these."""
+        stored = {name: self.weights[prefix + name] for name in cell.weights}
+        made = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
+        if not made:
+            return ()
+        of_columns = {name: self.weights.pop(f"{prefix}{name}.scale", None) for name in stored}
+        scales = {name: each for name, each in of_columns.items() if each is not None}
+        if scales:  # packed like the weights; all entries of a row of W have the same one
+            rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
+            scale = packed(c, rows)["W"][0, :, :1]
+            for name in ("W", "R"):
+                made[name] = made[name].astype(np.int8)
+                self.weights[f"{prefix}{name}.scale"] = scale
+        for name in stored:
+            del self.weights[prefix + name]
+        self.weights |= {prefix + name: array for name, array in made.items()}
+        return made.keys()
 
     # ------------------------------------------------------------------------------------------------------------ nodes
     def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
