@@ -27,9 +27,10 @@ from blockcell import __version__
 from blockcell._read import ArgumentReader, short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from blockcell.layers.storage import read_storage, stored_arrays
+from blockcell.layers.storage import read_activations, read_storage, stored_arrays
 from blockcell.optable import OPS, Array, Op, Tensor
 
+from . import integers
 from .build import DOMAIN, PACKED, Config, check_form, checked_sizes, config, constant, dtype_of, function, packed
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
@@ -66,6 +67,7 @@ def export(
     loop: str = "scan",
     dtype: DTypeLike | None = None,
     storage: str | None = None,
+    activations: str = "float32",
     lengths: bool = True,
     reset: bool = False,
     state: bool = True,
@@ -104,8 +106,9 @@ def export(
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
     Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
-    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an initializer
-    of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each row.
+    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
+    initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
+    row.
 
     Parameters
     ----------
@@ -124,6 +127,9 @@ def export(
     storage : {None, "int8"}
         "int8": a float32 model of ``layer.rounded_to("int8")`` that has its matrices in a quarter of the bytes. They
         become float32 outside the loop, by a Cast and a Mul.
+    activations : {"float32", "int8", "int16"}
+        With ``storage="int8"``: to what rows are rounded before they are multiplied, in integers, as of `Layer.packed`.
+        The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
@@ -166,11 +172,14 @@ def export(
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
     _check_storage(storage, layer, kind, train)
     check_form("export", loop, opset)
-    stored = {} if train else _stored(layer, kind, storage)
+    if activations != "float32":
+        _check_activations(activations, storage, layer, loop, opset)
+    stored = {} if train else _stored(layer, kind, storage, activations)
     made = _Model(
         layer,
         kind,
         stored,
+        activations,
         sizes=fixed,
         options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
         inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
@@ -194,12 +203,15 @@ def export(
     return model
 
 
-def _stored(layer: Layer, dtype: np.dtype[Any], storage: str | None) -> dict[str, Array]:
+def _stored(layer: Layer, dtype: np.dtype[Any], storage: str | None, activations: str) -> dict[str, Array]:
     """The weights as a model of this dtype has them."""
     weights = layer.weights
     if storage is None:
         return {name: array.astype(dtype) for name, array in weights.items()}
-    return stored_arrays(weights, layer._stored(ArgumentReader("export"), "", weights, storage))
+    narrow = layer._stored(ArgumentReader("export"), "", weights, storage)
+    if activations != "float32":  # the bytes of code + 128
+        narrow = {name: each._replace(codes=each.codes.view(np.uint8) ^ 128) for name, each in narrow.items()}
+    return stored_arrays(weights, narrow)
 
 
 def _check_storage(storage: str | None, layer: Layer, dtype: np.dtype[Any], train: bool) -> None:
@@ -214,6 +226,21 @@ def _check_storage(storage: str | None, layer: Layer, dtype: np.dtype[Any], trai
     read_storage(ArgumentReader("export"), storage, layer.dtype)
     if dtype != np.float32:
         raise ValueError(f"export: storage is {storage!r} and dtype {dtype}; expected float32, which scales are in")
+
+
+def _check_activations(activations: str, storage: str | None, layer: Layer, loop: str, opset: int) -> None:
+    """Raise a ValueError unless a model can have its products in integers."""
+    read_activations(ArgumentReader("export"), activations, storage)
+    what = f"export: activations is {activations!r}"
+    if loop == "native":
+        raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; expected another loop")
+    if opset < integers.OLDEST_OPSET:
+        raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
+    for prefix, cell in layer._cells().items():
+        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size])):
+            if not 0 < size <= integers.MOST:
+                where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
+                raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
 
 
 def _proto(made: _Model, imports: list[OperatorSetIdProto], loop: str) -> ModelProto:
@@ -251,6 +278,7 @@ class _Model:
     dtype: np.dtype[Any]
     weights: dict[str, Array]
     """The initializers; none where weights are inputs."""
+    activations: str
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
     inlined: bool
@@ -266,6 +294,9 @@ class _Model:
     configs: list[tuple[Config, FunctionProto]] = field(default_factory=list)
     _made: dict[Any, str] = field(default_factory=dict)
     _turned: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._products = integers.IntegerProducts(self.activations)
 
     @property
     def native(self) -> bool:
@@ -373,6 +404,7 @@ class _Model:
         first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
         arguments |= {name: self._weight(prefix + name) for name in cell.weights}
+        arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
         if self.reset:
             arguments["fresh"] = self._fresh(reverse)
         if self.lengths:
@@ -430,8 +462,11 @@ class _Model:
     def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
         if layer.last and not self.streaming:
             x = self._at_last(layer, x)
-        product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
-        y = self._add("Add", product, self._computed(f"{prefix}b"))
+        if self.activations == "float32":
+            product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
+            y = self._add("Add", product, self._computed(f"{prefix}b"))
+        else:
+            y = self._product_in_integers(prefix, x)
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = self._add(layer.activation.capitalize(), y, **axis)
@@ -439,6 +474,14 @@ class _Model:
         if not self.streaming:
             y = self._counted(layer, y)
         return y, (x, y)
+
+    def _product_in_integers(self, prefix: str, x: str) -> str:
+        numbers = integers.constants(self.activations)
+        names = {name: self._constant(np.asarray(value)) for name, value in numbers.items()}
+        z = f"{prefix}z"
+        made = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
+        self.nodes += renamed(made, names | {"at_last": self._ints(-1)})
+        return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str) -> str:
         x, y, d = (self._computed(array) for array in (*tape, d_y))
@@ -529,7 +572,8 @@ class _Model:
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
-        return replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+        c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+        return replace(c, activations=self.activations)
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """The values of the function's outputs, by the names that these have in the function."""
@@ -550,9 +594,9 @@ class _Model:
     def _weight(self, name: str) -> str:
         """The value of a weight, float32 again if it is stored in codes."""
         scale = f"{name}.scale"
-        if scale not in self.weights:
+        if scale not in self.weights or self.activations != "float32":
             return name
-        # No DequantizeLinear: onnxruntime 1.31 runs it at every call, and fuses it with a MatMul that rounds x to int8.
+        # No DequantizeLinear: onnxruntime 1.32 fuses it with a MatMul or Gemm into a product that rounds x as well.
         return self._add("Mul", self._add("Cast", name, to=TensorProto.FLOAT), scale)
 
     def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:

@@ -52,8 +52,9 @@ def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
     With the PATH of a file that ``layer.save`` wrote: its layer, and in what its weights are stored. If the layer is
-    float32, also what each way to store them in fewer bytes costs, with int8 also what it costs to multiply in integers:
-    how many bytes remain, and how far y is off. That depends on the data: give your own, an array (T, B, I) that numpy.save wrote.
+    float32, also what each way to store them in fewer bytes costs, and with int8 products in integers, too: how many
+    bytes remain, and how far y is off. That depends on the data: give your own, an array (T, B, I) that numpy.save
+    wrote.
     """
     if options.path is not None:
         return layer_info(options)

@@ -76,7 +76,7 @@ def error_of(
     (most, rms), whole = largest_and_rms(rounded - exact), largest_and_rms(exact)
     relative = [part / all_ if all_ else np.inf if part else 0.0 for part, all_ in zip((most, rms), whole, strict=True)]
     nbytes = [sum(array.nbytes for array in arrays) for arrays in (stored, weights)]
-    return StorageError(storage, activations, most, rms, *relative, *nbytes)
+    return StorageError(storage, activations, most, rms, relative[0], relative[1], nbytes[0], nbytes[1])
 
 
 def read_storage(reader: ArgumentReader, value: Any, dtype: np.dtype[Any]) -> str:

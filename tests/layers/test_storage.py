@@ -274,7 +274,7 @@ def test_storage_errors_of_activations_that_do_not_go():
     said = "GRU.storage_error: activations is 'int8' and storage 'float16'; expected storage='int8'"
     with pytest.raises(ValueError, match=said):
         layer.storage_error("float16", x, activations="int8")
-    with pytest.raises(ValueError, match="GRU.storage_error: activations is 'int4'; expected one of"):
+    with pytest.raises(ValueError, match=r"GRU\.storage_error: activations is 'int4'; expected one of"):
         layer.storage_error("int8", x, activations="int4")
 
 
