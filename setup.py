@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
-PLAIN = ("_args", "_cpu", "_stream", "_team", "_training")
+PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_training")
 FOR_TESTS = "blockcell._activations_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
@@ -72,7 +72,7 @@ def source_hash(source):
 
 
 def extensions():
-    headers = [path.as_posix() for path in Path("pyx").glob("*.pxd")]
+    headers = [path.as_posix() for path in Path("pyx").rglob("*.pxd")]
     hashes = {path.stem: source_hash(path) for path in sorted(Path("pyx").glob("_*.pyx")) if path.stem not in PLAIN}
     for source in sorted(Path("pyx").glob("_*.pyx")):
         for level in ["base"] if source.stem in PLAIN else levels():
@@ -131,7 +131,7 @@ class BuildExt(build_ext):
                 extension.extra_link_args = [] if plain else link_flags
                 if extension.name == "blockcell._training":
                     extension.extra_compile_args += ["-ffp-contract=off"]  # its sums and products are numpy's
-                if extension.name in ("blockcell._args", "blockcell._stream", "blockcell._training"):
+                if extension.name.removeprefix("blockcell.") in ("_args", "_layers", "_stream", "_training"):
                     extension.include_dirs = [numpy.get_include()]
                     extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
                 if extension.name == "blockcell._cpu":

@@ -19,11 +19,10 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from turns import Worker, answer
+from turns import Worker, answer, busy_after, means
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT), str(ROOT / "tests" / "lib")]  # a copy with its own runtime stands before them
@@ -81,32 +80,11 @@ def work(imports: list[str], T: int, B: int, H: int) -> None:
     blockcell.set_num_threads(threads)
     pairs = calls(T, B, H)
 
-    def means(both: list[Call], seconds: float) -> list[float]:
-        spent, count = [0.0] * len(both), 0
-        for call in both:
-            call()
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            for k, call in enumerate(both):
-                start = time.perf_counter()
-                call()
-                spent[k] += time.perf_counter() - start
-            count += 1
-        return [1e6 * one / count for one in spent]
-
-    def wait(call: Call) -> float:
-        """Microseconds for which idle threads wait busily after a call."""
-        found = []
-        for _ in range(9):
-            call()
-            start = time.process_time()
-            time.sleep(0.05)
-            found.append(time.process_time() - start)
-        return 1e6 * statistics.median(found)
-
     def reply(question: tuple[str, float]) -> list[float]:
+        """Microseconds."""
         (ours, theirs), seconds = pairs[question[0]], question[1]
-        return [*means([ours], seconds), *means([theirs], seconds), *means([ours, theirs], seconds), wait(theirs)]
+        alone = means([ours], seconds) + means([theirs], seconds)
+        return [1e6 * one for one in (*alone, *means([ours, theirs], seconds), busy_after(theirs))]
 
     answer(reply)
 

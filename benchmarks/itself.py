@@ -1,6 +1,8 @@
-"""blockcell beside itself: all threads and one, float64 and float16 and float32, and the slowest steps of a stream.
+"""blockcell beside itself: all threads and one, float64 and float16 and float32, the slowest steps of a stream, and
+what small calls cost.
 
     python benchmarks/itself.py [--rounds 7]
+    python benchmarks/itself.py --small   # instead: what small calls cost
     python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
@@ -68,6 +70,51 @@ def peak_of_steps(step: Callable[[], object]) -> int:
     return peak
 
 
+def small_calls() -> dict[str, Callable[[], object]]:
+    """Of one row and one step, which are hardly any arithmetic; all take turns."""
+    layer, x = blockcell.LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
+    stack = blockcell.Stack([layer, blockcell.Dense.init(32, 4, seed=1)])
+    classifier = blockcell.Stack([blockcell.LSTM.init(1, 16, seed=2), blockcell.Dense.init(16, 2, seed=3, last=True)])
+    both = blockcell.Bidirectional(layer, layer)
+    one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
+
+    def trained(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
+        y = layer(x)[0]
+        return lambda: layer.backward(layer.forward(x)[2], y)
+
+    return {
+        "a stream's step": lambda: stream.step(row),
+        "`layer(x)`": lambda: layer(x),
+        "`layer(x, batch_first=True)`": lambda: layer(x, batch_first=True),
+        "`layer(x, lengths=)`": lambda: layer(x, lengths=lengths),
+        "a `Stack` of an LSTM and a `Dense`": lambda: stack(x),
+        "a `Bidirectional` of two LSTMs": lambda: both(x),
+        "`forward` and `backward`": trained(layer, x),
+        "`forward` and `backward` of the `Stack`": trained(stack, x),
+        "`forward` and `backward` of README's classifier": trained(classifier, one),
+        "the same at T = 10, B = 8": trained(classifier, np.ones((10, 8, 1), np.float32)),
+    }
+
+
+def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Microseconds of each, the median of rounds in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(30):
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            for _ in repeat(None, 300):
+                call()
+            times[name].append((time.perf_counter_ns() - start) / 3e5)
+    return {name: statistics.median(each[5:]) for name, each in times.items()}
+
+
+def print_small_calls() -> None:
+    row(["call, H = 32, T = B = 1", "us"])
+    row(["---"] * 2)
+    for name, each in times_of_calls(small_calls()).items():
+        row([name, f"{each:.2f}"])
+
+
 def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None:
     """How long padded batches take, as a share of the time of full ones."""
 
@@ -92,8 +139,12 @@ def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
     options = parser.parse_args()
+    if options.small:
+        print_small_calls()
+        return
     rounds = options.rounds
     cores = len(os.sched_getaffinity(0))
     one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
@@ -129,6 +180,8 @@ def main() -> None:
         times = times_of_steps(step)
         median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
         row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
+    print()
+    print_small_calls()
 
 
 if __name__ == "__main__":

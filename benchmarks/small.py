@@ -3,8 +3,8 @@
     python benchmarks/small.py [--threads N]
 
 Prints Markdown: microseconds of each line of the training loop, in the loop, as medians over its steps; ours and
-PyTorch's, if that is installed, take turns.  The import is that of a fresh process that has imported numpy, with its
-bytecode compiled before.  Nothing else should run on the machine.
+PyTorch's, if that is installed, take turns.  Then a step of adam with many weights; and the import, in a fresh process
+that has imported numpy, with its bytecode compiled before.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -98,6 +98,18 @@ def medians(steps: list[Step]) -> list[list[float]]:
     return results
 
 
+def adam_of_many() -> float:
+    """Milliseconds of a step of ten million weights."""
+    weights, grads = ({"w": np.full(10**7, value, np.float32)} for value in (1.0, 0.5))
+    _, memory = optim.adam(weights, grads)
+    times = []
+    for _ in range(ROUNDS):
+        start = perf_counter_ns()
+        optim.adam(weights, grads, memory)
+        times.append((perf_counter_ns() - start) / 1e6)
+    return statistics.median(times)
+
+
 def import_times() -> list[float]:
     """In milliseconds; the first one, which compiles, is left out."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -124,7 +136,8 @@ def main() -> None:
         for name, (*parts, step) in zip(("blockcell", "torch.nn"), found, strict=False):
             shown = [f"{each:.1f}" for each in parts] + [""] * (len(PARTS) - len(parts))
             print("|", " | ".join([str(T), str(B), name, *shown, f"{step:.0f}"]), "|", flush=True)
-    print(f"\nimport blockcell: {statistics.median(import_times()):.1f} ms beside numpy")
+    print(f"\nadam of 10 million weights: {adam_of_many():.1f} ms")
+    print(f"import blockcell: {statistics.median(import_times()):.1f} ms beside numpy")
 
 
 if __name__ == "__main__":

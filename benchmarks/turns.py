@@ -50,6 +50,32 @@ def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
     return statistics.median(times)
 
 
+def means(calls: Sequence[Callable[[], object]], budget: float) -> list[float]:
+    """The mean seconds of each call, where they alternate for so long."""
+    spent, count = [0.0] * len(calls), 0
+    for call in calls:
+        call()
+    end = time.perf_counter() + budget
+    while time.perf_counter() < end:
+        for k, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            spent[k] += time.perf_counter() - start
+        count += 1
+    return [one / count for one in spent]
+
+
+def busy_after(call: Callable[[], object]) -> float:
+    """For how many seconds of CPU time idle threads wait busily after a call."""
+    found = []
+    for _ in range(5):
+        call()
+        start = time.process_time()
+        time.sleep(0.1)
+        found.append(time.process_time() - start)
+    return statistics.median(found)
+
+
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """The median and the quartiles, between which half of the values lie."""
     low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _cpu, _team, _threads
+from . import _cpu, _integer, _team, _threads
 from ._version import __version__
 from .installing import not_built
 from .optable import STORAGE
@@ -143,6 +143,7 @@ def build_info() -> dict[str, Any]:
         "numpy": np.__version__,
         "cpu": _cpu_name(),
         "caches": dict(_cpu.CACHES),
+        "integer_products": _integer.in_use(),
     }
 
 

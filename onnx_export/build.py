@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from types import ModuleType
@@ -20,6 +20,7 @@ from blockcell._read import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import gru, gru_reset_after, lstm
+from .integers import IntegerProducts, constants
 from .loops import (
     Live,
     LoopBody,
@@ -43,6 +44,15 @@ from .text import Program, TextParser
 DOMAIN = "blockcell"
 PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM and GRU call their weights
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
+# What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
+FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "cpu": [{"loop": "scan"}],
+    # TF32 has ten bits of fraction; whether `Session` keeps it out of cuDNN's LSTM and GRU is not known.
+    "cuda": [{"loop": "scan", "static": True}],
+    "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
+}
+# Nodes that the CPU runs, which fetches the states from the GPU at every step.
+SLOW = {"webgpu": ("Scan", "Loop")}
 OLDEST_OPSET = 15  # functions; Shape with a start
 
 
@@ -68,6 +78,12 @@ class Config:
     direct: tuple[str, ...] = ()
     """Values in the text of ONNX's own LSTM or GRU that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
+    activations: str = "float32"
+    """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""
+
+    @property
+    def integers(self) -> bool:
+        return self.activations != "float32"
 
     @property
     def half(self) -> bool:
@@ -98,12 +114,16 @@ class Config:
     def conditions(self) -> set[str]:
         """The conditions of the text's lines that hold."""
         clip = self.attribute("cell_clip")
+        cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
         holds = {
-            "cell": not self.op.sequence or self.loop == "native",
+            "cell": cell,
+            "joint": cell and not self.integers,
+            "apart": not cell or self.integers,
             "sequence": self.op.sequence and self.loop != "native",
             "peephole": bool(self.attrs.get("use_peephole")),
             "plain": not self.attrs.get("use_peephole"),
-            "bias": self.attribute("forget_bias") != 0,
+            "bias": bias and not self.integers,
+            "late": bias and self.integers,
             "clip": 0 < clip < np.inf,
             "rounded": self.half and self.op.sequence,
         }
@@ -145,6 +165,27 @@ def check_form(caller: str, loop: str, opset: int) -> None:
     if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
         newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
         raise ValueError(f"{caller}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
+
+
+def in_form(
+    caller: str, provider: str, loop: str | None, static: bool, make: Callable[[str, bool], ModelProto]
+) -> ModelProto:
+    """What ``make(loop, static)`` makes with the given loop or, without one, in the provider's first possible form."""
+    if provider not in FORMS:
+        raise ValueError(f"{caller}: provider is {provider!r}; expected one of {', '.join(FORMS)}")
+    forms = FORMS[provider]
+    if loop is not None:
+        return make(loop, static or bool(forms[0].get("static")))
+    refusals = []
+    for form in forms:
+        try:
+            return make(form["loop"], static or bool(form.get("static")))
+        except ValueError as error:
+            refusals.append(error)
+    if len({str(error) for error in refusals}) == 1:  # of an argument that is wrong in any form
+        raise refusals[0]
+    reasons = "; ".join(str(error).removeprefix(f"{caller}: ") for error in refusals)
+    raise ValueError(f"{caller}: there is no form for provider={provider!r}: {reasons}")
 
 
 def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
@@ -227,7 +268,7 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     for each in nodes:
         _named(c, each)
     read = reads(nodes)
-    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct]
+    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
     return nodes, [name for name in arguments if name in read]
 
 
@@ -236,6 +277,8 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     before, step = parser.nodes(program.before), parser.nodes(program.step)
+    if c.integers:
+        step = IntegerProducts(c.activations).of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     if c.loop == "native":
         before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
@@ -297,6 +340,11 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         return nodes, results | {name: f"{name}_result" for name in values}
     nodes_of_run, found = run(Live(known=c.full_length))
     return [*nodes, *nodes_of_run], results | found
+
+
+def _scales(c: Config) -> dict[str, str]:
+    """The arguments with the scales of matrices, by the names of these."""
+    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if "I+H" in tensor.shape.split()}
 
 
 def _started_anew(
@@ -412,6 +460,11 @@ def _given(c: Config, names: set[str]) -> Nodes:
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
         *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
+        *(
+            constant(name, value)
+            for name, value in (constants(c.activations) if c.integers else {}).items()
+            if name in names
+        ),
         *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
     ]
 
@@ -457,7 +510,8 @@ def build(
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
     attrs: Mapping[str, float | bool] | None = None,
-    loop: str = "scan",
+    provider: str = "cpu",
+    loop: str | None = None,
     functions: bool = True,
     opset: int = 18,
     static: bool = False,
@@ -480,10 +534,13 @@ def build(
     attrs : dict, optional
         The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
         gradient has no default.
-    loop : {"scan", "unroll", "native", "loop"}
+    provider : {"cpu", "cuda", "webgpu"}
+        Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``.
+    loop : {"scan", "unroll", "native", "loop"}, optional
         What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
         own LSTM or GRU (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a Loop.
-        The results are the same.
+        The results are the same. None: "scan"; for "webgpu", where each step of a Scan copies arrays to the host and
+        back, "native" where it is possible, else "unroll".
     functions : bool
         True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
         for runtimes that know no functions. With ``static``, a Scan's body then ends in copies of its results, as tract
@@ -494,7 +551,7 @@ def build(
         A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
         zero what lies past ``seq_len_max``; and steps that are written out read their arrays from one Split. True: for
         runtimes that do without: only the other version, in "native" a loop only where T is free, and no Split with
-        more than 7 outputs, which WebGPU needs.
+        more than 7 outputs, which WebGPU needs. For the providers of a GPU it is True in any case.
 
     Returns
     -------
@@ -511,10 +568,17 @@ def build(
     Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
     `onnx_export.gru_reset_after`.
     """
-    c = replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions)
-    imports = [helper.make_opsetid("", opset)]
+
+    def make(loop: str, static: bool) -> ModelProto:
+        return _model(op, replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions))
+
+    return in_form(op, provider, loop, static, make)
+
+
+def _model(op: str, c: Config) -> ModelProto:
+    imports = [helper.make_opsetid("", c.opset)]
     made: list[FunctionProto] = []
-    if functions:
+    if not c.inlined:
         made = [function(c)]
         inputs = list(made[0].input)
         nodes = [node(made[0].name, inputs, made[0].output, name=op, domain=DOMAIN)]
@@ -536,7 +600,7 @@ def build(
         producer_name="blockcell",
         producer_version=__version__,
     )
-    provenance = {"version": __version__, "op": op, "attributes": json.dumps(c.attrs), "loop": loop}
+    provenance = {"version": __version__, "op": op, "attributes": json.dumps(c.attrs), "loop": c.loop}
     helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
     return model
 

@@ -105,12 +105,12 @@ def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[Grap
             yield from graphs(body, types)
 
 
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """The nodes and those in their bodies."""
     for each in nodes:
         yield each
         for body in bodies(each):
-            yield from _nodes(body.node)
+            yield from nodes_within(body.node)
 
 
 def _is_block_op(each: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
@@ -136,7 +136,7 @@ def _inlined(model: ModelProto) -> ModelProto:
         found = [
             (made.domain, made.name)
             for made in copy.functions
-            if any(_is_block_op(each, with_body) for each in _nodes(made.node))
+            if any(_is_block_op(each, with_body) for each in nodes_within(made.node))
         ]
         if not found:
             return copy
@@ -152,7 +152,7 @@ def _check_growth(model: ModelProto) -> None:
 
     def size(nodes: Iterable[NodeProto], within: Collection[tuple[str, str]]) -> int:
         total = 0
-        for each in _nodes(nodes):
+        for each in nodes_within(nodes):
             key = each.domain, each.op_type
             if key in within:
                 raise ValueError(
@@ -282,7 +282,7 @@ def _add_import(model: ModelProto, domain: str, version: int) -> None:
 
 def drop_import(model: ModelProto, *domains: str) -> None:
     """Those of the domains that no node is in any more."""
-    used = {each.domain for part in (model.graph, *model.functions) for each in _nodes(part.node)}
+    used = {each.domain for part in (model.graph, *model.functions) for each in nodes_within(part.node)}
     kept = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)

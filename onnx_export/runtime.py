@@ -34,17 +34,13 @@ class Provider:
     """One of onnxruntime's execution providers."""
 
     name: str
-    forms: tuple[str, ...]
-    """The form of a sequence, as `build` takes it, where nobody chooses one: the first of these that is possible."""
     options: Mapping[str, str] = field(default_factory=dict)
 
 
 PROVIDERS = {
-    "cpu": Provider("CPUExecutionProvider", ("scan",)),
-    # TF32 has ten bits of fraction; whether this reaches cuDNN's LSTM and GRU is not known, so "native" is not chosen.
-    "cuda": Provider("CUDAExecutionProvider", ("scan",), {"use_tf32": "0"}),
-    # A Scan or Loop is run by the CPU, which fetches the states from the GPU at every step.
-    "webgpu": Provider("WebGpuExecutionProvider", ("native", "unroll")),
+    "cpu": Provider("CPUExecutionProvider"),
+    "cuda": Provider("CUDAExecutionProvider", {"use_tf32": "0"}),
+    "webgpu": Provider("WebGpuExecutionProvider"),
 }
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 # What WebGPU may leave to the CPU beside control flow: lengths, masks and indices, for which it has few kernels.
@@ -144,6 +140,9 @@ class Running:
         for name, size in self._sizes.items():
             options.add_free_dimension_override_by_name(name, size)
         options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
+        # Idle threads look for the next run for 50 microseconds instead of tens of milliseconds, which runs one after
+        # the other do not notice, but blockcell's calls in between do (benchmarks/beside_onnxruntime.py).
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         for name, value in self._settings.items():
             setattr(options, name, value)

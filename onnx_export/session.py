@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,9 @@ from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
-from .build import LOOPS, arguments_of, build, checked_attributes
+from .build import FORMS, LOOPS, SLOW, arguments_of, build, checked_attributes
 from .call import KINDS, LayerCall
+from .link import nodes_within
 from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
 
 
@@ -36,8 +38,8 @@ class Session:
         floats to the CPU); float32 products are computed in float32, not TF32; and an op gets a graph of its own for
         every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model.
     **build_options
-        For an op: what `build` takes, such as ``dtype`` and ``attrs``. Without ``loop``, the form of a sequence is
-        "scan"; on WebGPU it is "native" where that is exact, else "unroll".
+        For an op: what `build` takes, such as ``dtype`` and ``attrs``. Without ``loop``, the form of a sequence is the
+        provider's, as in `build`.
 
     Raises
     ------
@@ -50,6 +52,11 @@ class Session:
         The model cannot be read.
     RuntimeError
         onnxruntime has no such provider here, or it cannot run all of the model.
+
+    Warns
+    -----
+    RuntimeWarning
+        The model is slow on this provider: it has a Scan or Loop, whose steps WebGPU leaves to the CPU.
     """
 
     def __init__(
@@ -83,12 +90,20 @@ class Session:
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
-        self._forms = (build_options["loop"],) if "loop" in build_options else PROVIDERS[provider].forms
+        chosen = build_options.get("loop")
+        self._forms = FORMS[provider] if chosen is None else [{"loop": chosen}]
         self._running: dict[tuple[tuple[str, int], ...], Running] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
         if reason := why_no_dtype(provider, self.dtype):
             raise ValueError(f"{self._name}: dtype is {self.dtype} and provider {provider!r}, but {reason}")
+        if not self._rebuilt and (slow := _slow(self.model, provider)):
+            warnings.warn(
+                f"{self._name}: its steps run in a {slow}, which {provider!r} leaves to the CPU, with copies of arrays "
+                f"at every step; expected a model that was built or exported with provider={provider!r}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if provider == "cpu" or not (self._rebuilt or self._layer):
             self._running[()] = Running(self.model, provider)
 
@@ -156,15 +171,15 @@ class Session:
     def _rebuilt_for(self, sizes: dict[str, int]) -> Running:
         """The op of these sizes, in the first form that is exact and that the provider runs."""
         *others, last = self._forms
-        for loop in others:
+        for chosen in others:
             try:
-                return Running(self._build(loop, sizes), self.provider)
+                return Running(self._build(chosen, sizes), self.provider)
             except (RuntimeError, ValueError):
                 continue
         return Running(self._build(last, sizes), self.provider)
 
-    def _build(self, loop: str, sizes: dict[str, int]) -> ModelProto:
-        return build(**{**(self._rebuilt or {}), "loop": loop, "sizes": sizes, "static": True})
+    def _build(self, chosen: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
+        return build(**{**(self._rebuilt or {}), **chosen, "sizes": sizes, "static": True})
 
     def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
         """What the model leaves open of the sizes, as it is here."""
@@ -241,6 +256,13 @@ class Session:
             expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
             raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")
         return sizes
+
+
+def _slow(model: ModelProto, provider: str) -> str:
+    """A node of the model's, in functions and bodies too, that is slow on the provider; empty if there is none."""
+    slow = SLOW.get(provider, ())
+    parts = (model.graph, *model.functions)
+    return next((each.op_type for part in parts for each in nodes_within(part.node) if each.op_type in slow), "")
 
 
 def _loaded(path: str | os.PathLike[str]) -> ModelProto:

@@ -6,22 +6,22 @@ kernel needs and how many threads are of use to it.  Kernels return the nanoseco
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from caches cimport use_cache_sizes
-from dense cimport (
-    Arrays, Backward, Forward, backward_of, forward_of, run_backward, run_forward, run_pack, run_stream,
-    take_batch_first, take_marks, take_marks_back
-)
-from narrow cimport FLOAT16, INT8, WIDE, bytes_of
+from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow
+from passes cimport Pass
 from source cimport BLOCKCELL_SOURCE
-from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef Forward p = forward_of(rows, 1, I, O, itemsize, WIDE, 0, num_threads)
+    cdef int narrow = narrow_of(&itemsize)
+    cdef Forward p = forward_of(rows, 1, I, O, itemsize, narrow, 0, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
@@ -37,10 +37,10 @@ def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] pac
     run_pack(&p, &w[0, 0], &b[0])
 
 
-def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    """`itemsize` is that of the codes."""
-    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), INT8 if itemsize == 1 else FLOAT16, 0, 1)
-    return p.w.count * p.w.size * sizeof(float) + 64, 1
+def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int narrow, int num_threads):
+    """`narrow` says how the weights are stored."""
+    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
+    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def dense_narrow(
@@ -63,21 +63,25 @@ def dense_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_
     return forward_work(T * B, I, O, itemsize, num_threads)
 
 
+cdef struct LayerPlan:
+    Forward p
+    int storage
+
+
+cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const LayerPlan *s = <const LayerPlan *> plan
+    return run_pass(&s.p, s.storage, ready, work, a)
+
+
 def dense_layer(
-    const store[:, :, :] x, unsigned char[::1] packed, store[:, :, :] y, const unsigned char[:, ::1] marks,
-    int narrow, int activation, unsigned char[::1] work, int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int narrow,
+    int activation
 ):
-    """The rows of x and y may lie anywhere."""
-    cdef Forward p = forward_of(x.shape[0], x.shape[1], x.shape[2], y.shape[2], computed_size(&x[0, 0, 0]), narrow,
-                                activation, num_threads)
-    cdef long long nanoseconds
-    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    if marks is not None:
-        take_marks(&p, &marks[0, 0])
-    p.w.base = aligned(packed)
-    with nogil:
-        nanoseconds = run_forward(&p, &x[0, 0, 0], &y[0, 0, 0], aligned(work), ready)
-    return nanoseconds
+    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    cdef LayerPlan s
+    s.p = forward_of(T, B, I, O, computed_size(&kind[0]), narrow, activation, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def dense_layer_grad_work(
@@ -87,52 +91,21 @@ def dense_layer_grad_work(
     return p.total * itemsize + 64, p.threads
 
 
-def dense_layer_grad(
-    const store[:, :, ::1] x, const store[:, ::1] w, const store[:, :, ::1] y, const store[:, :, :] y_grad,
-    store[:, :, :] x_grad, store[:, ::1] w_grad, store[::1] b_grad, const unsigned char[:, ::1] marks, int activation,
-    unsigned char[::1] work, int num_threads, int ready
-):
-    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
-    cdef Backward p = backward_of(x.shape[0], x.shape[1], w.shape[0], w.shape[1], computed_size(&x[0, 0, 0]),
-                                  activation, num_threads)
-    cdef Arrays a
-    cdef long long nanoseconds
-    a.w, a.y, a.y_grad = &w[0, 0], &y[0, 0, 0], &y_grad[0, 0, 0]
-    a.x_grad, a.w_grad, a.b_grad = &x_grad[0, 0, 0], &w_grad[0, 0], &b_grad[0]
-    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
-    if marks is not None:
-        take_marks_back(&p, &marks[0, 0], aligned(work))
-    with nogil:
-        nanoseconds = run_backward(&p, &a, &x[0, 0, 0], aligned(work), ready)
-    return nanoseconds
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
-cdef struct StreamPlan:
-    Forward p
+cdef struct GradPlan:
+    Backward p
     int storage
 
 
-cdef long long stream(
-    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
-) noexcept nogil:
-    cdef const StreamPlan *s = <const StreamPlan *> plan
-    return run_stream(&s.p, s.storage, ready, work, x, y)
+cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const GradPlan *s = <const GradPlan *> plan
+    return run_pass_back(&s.p, s.storage, ready, work, a)
 
 
-def dense_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T * B, I, O, itemsize, num_threads)
-
-
-def dense_stream(
-    const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O,
-    bint batch_first, int narrow, int activation, int num_threads
+def dense_layer_grad(
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int activation
 ):
-    """What `_stream` calls for T steps, and the plan that it passes to it."""
-    cdef StreamPlan s
-    s.p = forward_of(T, B, I, O, computed_size(&b[0]), narrow, activation, num_threads)
-    s.storage = storage_of(&b[0])
-    s.p.w.base = aligned(packed)
-    if batch_first:
-        take_batch_first(&s.p)
-    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]
+    """Likewise for the gradients."""
+    cdef GradPlan s
+    s.p = backward_of(T, B, I, O, computed_size(&kind[0]), activation, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -6,25 +6,26 @@ kernel needs and how many threads are of use to it.  Kernels return the nanoseco
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from backward cimport run_backward
+from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
 from gru_reset_after cimport reset_after_of
-from narrow cimport FLOAT16, INT8, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
     W_RU, W_RU_GRAD, X, X_GRAD
 )
-from plan cimport (
-    Backward, Forward, ResetAfter, backward_of, forward_of, take_batch_first, take_marks, take_marks_back, use_panels
-)
+from passes cimport Pass
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks, take_marks_back, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ops
@@ -32,6 +33,7 @@ cdef forward_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
 ):
     cdef ResetAfter c = reset_after_of()
+    c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -126,13 +128,13 @@ def gru_reset_after_pack(
 
 
 def gru_reset_after_narrow_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads
 ):
-    """`itemsize` is that of the codes."""
+    """`narrow` says how the weights are stored."""
     cdef ResetAfter c = reset_after_of()
-    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def gru_reset_after_narrow(
@@ -160,32 +162,27 @@ def gru_reset_after_layer_work(
     return forward_work(T, B, I, H, itemsize, True, num_threads)
 
 
+cdef struct LayerPlan:
+    Forward p
+    ResetAfter c
+    int storage
+
+
+cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const LayerPlan *s = <const LayerPlan *> plan
+    return run_pass(&s.p, &s.c, s.storage, ready, work, a)
+
+
 def gru_reset_after_layer(
-    const store[:, :, :] x, const store[:, ::1] h, unsigned char[::1] packed, store[:, :, :] y,
-    store[:, :, :, ::1] saved, store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, int narrow,
-    unsigned char[::1] work, int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow
 ):
-    """A layer's h goes to y, and r, u, c, hc to `saved`, unless None.  The rows of x and y may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef ResetAfter c = reset_after_of()
-    c.narrow = narrow
-    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[H_PREV] = &x[0, 0, 0], &h[0, 0]
-    for k in range(OUT_R, OUT_HC + 1):
-        outputs[k] = NULL if saved is None else &saved[k - OUT_R, 0, 0, 0]
-    outputs[OUT_H], outputs[H_LAST] = &y[0, 0, 0], &h_last[0, 0]
-    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks(&p, &marks[0, 0], aligned(work), ready)
-    use_panels(&p, aligned(packed))
-    with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    cdef LayerPlan s
+    s.c = reset_after_of()
+    s.c.narrow = narrow
+    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def gru_reset_after_layer_grad_work(
@@ -194,35 +191,26 @@ def gru_reset_after_layer_grad_work(
     return backward_work(T, B, I, H, itemsize, num_threads)
 
 
+cdef struct GradPlan:
+    Backward p
+    ResetAfter c
+    int storage
+
+
+cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const GradPlan *s = <const GradPlan *> plan
+    return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
+
+
 def gru_reset_after_layer_grad(
-    const store[:, :, ::1] x, const store[:, ::1] h, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[:, :, :, ::1] saved, const store[:, :, ::1] y, const store[:, :, :] y_grad,
-    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, store[:, ::1] h_grad, store[:, ::1] w_ru_grad,
-    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, store[::1] b_hc_grad,
-    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
 ):
-    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef ResetAfter c = reset_after_of()
-    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                  num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h[0, 0], &w_ru[0, 0], &w_c[0, 0]
-    for k in range(OUT_R, OUT_HC + 1):
-        inputs[k] = &saved[k - OUT_R, 0, 0, 0]
-    inputs[OUT_H], inputs[H_GRAD], inputs[H_LAST_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], &h_last_grad[0, 0]
-    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_grad[0, 0]
-    outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
-    outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
-    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
-    with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """Likewise for the gradients."""
+    cdef GradPlan s
+    s.c = reset_after_of()
+    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -316,39 +304,3 @@ def gru_torch_grad(
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
-cdef struct StreamPlan:
-    Forward p
-    ResetAfter c
-    int storage
-
-
-cdef long long stream(
-    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
-) noexcept nogil:
-    cdef const StreamPlan *s = <const StreamPlan *> plan
-    return run_stream(&s.p, &s.c, s.storage, ready, work, x, y, first, last)
-
-
-def gru_reset_after_stream_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
-):
-    return forward_work(T, B, I, H, itemsize, True, num_threads)
-
-
-def gru_reset_after_stream(
-    const store[::1] b_ru, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    bint batch_first, int narrow, int num_threads
-):
-    """What `_stream` calls for T steps, and the plan that it passes to it."""
-    cdef StreamPlan s
-    s.c = reset_after_of()
-    s.c.narrow = narrow
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&b_ru[0]), True, num_threads)
-    s.storage = storage_of(&b_ru[0])
-    use_panels(&s.p, aligned(packed))
-    if batch_first:
-        take_batch_first(&s.p)
-    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

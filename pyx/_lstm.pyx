@@ -7,20 +7,21 @@ needs and how many threads are of use to it.  Kernels return the nanoseconds tha
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from cython.parallel cimport parallel, prange
 
-from backward cimport run_backward
+from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_stream
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from narrow cimport FLOAT16, INT8, bytes_of
+from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
+from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_batch_first, take_marks, take_marks_back,
-    use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks, take_marks_back, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -30,6 +31,7 @@ from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store,
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -37,6 +39,7 @@ cdef forward_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
 ):
     cdef Lstm c = lstm_of(0, 0, False, False)
+    c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -289,12 +292,12 @@ def lstm_pack(
     run_pack(&p, &c, inputs)
 
 
-def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    """`itemsize` is that of the codes."""
+def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
+    """`narrow` says how the weights are stored."""
     cdef Lstm c = lstm_of(0, 0, False, False)
-    c.narrow = INT8 if itemsize == 1 else FLOAT16
+    c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def lstm_narrow(
@@ -319,72 +322,55 @@ def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
     return forward_work(T, B, I, H, itemsize, True, num_threads)
 
 
+cdef struct LayerPlan:
+    Forward p
+    Lstm c
+    int storage
+
+
+cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const LayerPlan *s = <const LayerPlan *> plan
+    return run_pass(&s.p, &s.c, s.storage, ready, work, a)
+
+
 def lstm_layer(
-    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, unsigned char[::1] packed,
-    store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last, store[:, ::1] h_last,
-    const unsigned char[:, ::1] marks, bint reverse, int narrow, double forget_bias, double cell_clip,
-    bint use_peephole, unsigned char[::1] work, int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
+    double forget_bias, double cell_clip, bint use_peephole
 ):
-    """A layer's h goes to y; i, cs, f, o, ci, co go to `saved`, unless None.  The rows of x and y may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, False)
-    c.narrow = narrow
-    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs[0, 0], &h[0, 0]
-    for k in range(OUT_I, OUTS):
-        outputs[k] = NULL if saved is None else &saved[k - OUT_I, 0, 0, 0]
-    outputs[OUT_H], outputs[CS_LAST], outputs[H_LAST] = &y[0, 0, 0], &cs_last[0, 0], &h_last[0, 0]
-    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks(&p, &marks[0, 0], aligned(work), ready)
-    use_panels(&p, aligned(packed))
-    with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    cdef LayerPlan s
+    s.c = lstm_of(forget_bias, cell_clip, use_peephole, False)
+    s.c.narrow = narrow
+    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return backward_work(T, B, I, H, itemsize, num_threads)
 
 
+cdef struct GradPlan:
+    Backward p
+    Lstm c
+    int storage
+
+
+cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    cdef const GradPlan *s = <const GradPlan *> plan
+    return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
+
+
 def lstm_layer_grad(
-    const store[:, :, ::1] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w,
-    const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[:, :, :, ::1] saved,
-    const store[:, :, ::1] y, const store[:, :, :] y_grad, const store[:, ::1] cs_last_grad,
-    const store[:, ::1] h_last_grad, store[:, :, :] x_grad, store[:, ::1] cs_grad, store[:, ::1] h_grad,
-    store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    const unsigned char[:, ::1] marks, bint reverse, bint use_peephole, bint ifco, unsigned char[::1] work,
-    int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, bint use_peephole,
+    bint ifco
 ):
-    """The gradients of that, from x and y without gaps.  The rows of y_grad and x_grad may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
-    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                  num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0, 0], &cs[0, 0], &h[0, 0], &w[0, 0]
-    inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
-    for k in range(OUT_I, OUTS):
-        inputs[k] = &saved[k - OUT_I, 0, 0, 0]
-    inputs[OUT_H], inputs[H_GRAD], inputs[CS_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], NULL
-    inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = &cs_last_grad[0, 0], &h_last_grad[0, 0]
-    outputs[X_GRAD], outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &cs_grad[0, 0], &h_grad[0, 0]
-    outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
-    outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
-    p.d_y_layout, p.d_x_layout = strided(y_grad.strides, sizeof(store)), strided(x_grad.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
-    with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """Likewise for the gradients."""
+    cdef GradPlan s
+    s.c = lstm_of(0, 0, use_peephole, ifco)
+    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -475,37 +461,3 @@ def lstm_torch_grad(
     with nogil:
         nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
     return nanoseconds
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
-cdef struct StreamPlan:
-    Forward p
-    Lstm c
-    int storage
-
-
-cdef long long stream(
-    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
-) noexcept nogil:
-    cdef const StreamPlan *s = <const StreamPlan *> plan
-    return run_stream(&s.p, &s.c, s.storage, ready, work, x, y, first, last)
-
-
-def lstm_stream_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, True, num_threads)
-
-
-def lstm_stream(
-    const store[::1] b, unsigned char[::1] packed, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H,
-    bint batch_first, int narrow, double forget_bias, double cell_clip, bint use_peephole, int num_threads
-):
-    """What `_stream` calls for T steps, and the plan that it passes to it."""
-    cdef StreamPlan s
-    s.c = lstm_of(forget_bias, cell_clip, use_peephole, False)
-    s.c.narrow = narrow
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&b[0]), True, num_threads)
-    s.storage = storage_of(&b[0])
-    use_panels(&s.p, aligned(packed))
-    if batch_first:
-        take_batch_first(&s.p)
-    return PyCapsule_New(<void *> stream, NULL, NULL), (<char *> &s)[:sizeof(StreamPlan)]

@@ -1,12 +1,6 @@
-"""Layers without detours: one call on arrays that can be taken as they are, or step by step in a stream."""
-cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.pycapsule cimport PyCapsule_GetPointer
+"""Streams: a layer, or layers one above the other, step by step."""
 from libc.string cimport memcpy, memset
-from numpy cimport (
-    PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, ndarray, npy_intp
-)
+from numpy cimport PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, ndarray, npy_intp
 
 import sys
 
@@ -14,19 +8,12 @@ import numpy
 
 from blockcell._args import empty
 from blockcell._read import which
-from blockcell._team import NUMBER, RUN
-from arrays cimport is_plain, overlap
-from runs cimport Runs
+
+from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
+from arrays cimport overlap
+from passes cimport STATES, Pass
 
 import_array()
-
-cdef const int *number_of_threads = <const int *> PyCapsule_GetPointer(NUMBER, "blockcell._team.NUMBER")
-cdef Runs run_kernel = <Runs> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
-
-# On so many threads, from the states in `first` (NULL: zeros) to those in `last`; what `_team` wants to know.
-ctypedef long long (*Run)(
-    const void *plan, int ready, void *work, const void *x, void *y, const void **first, void **last
-) noexcept nogil
 
 cdef extern from *:
     """
@@ -36,145 +23,7 @@ cdef extern from *:
     bint claim_flag(int *flag)
     void release_flag(int *flag)
 
-cdef enum:
-    SHORT = 1 << 15  # multiplications, above which a call leaves other Python threads running
-    STATES = 2  # at most
 
-
-cdef struct Steps:  # of one call
-    Run run
-    const void *plan
-    void *work
-    const void *x
-    void *y
-    const void **first
-    void **last
-    bint brief
-
-
-cdef long long run_steps(void *context, int ready) except? -1:
-    cdef const Steps *s = <const Steps *> context
-    cdef long long lost
-    if s.brief:
-        return s.run(s.plan, ready, s.work, s.x, s.y, s.first, s.last)
-    with nogil:
-        lost = s.run(s.plan, ready, s.work, s.x, s.y, s.first, s.last)
-    return lost
-
-
-@cython.final
-cdef class Plan:
-    """How T steps of B rows are run with so many threads, and the weights that this reads."""
-
-    cdef object weights, parameters
-    cdef Run run
-    cdef Py_ssize_t T, B, size  # bytes of scratch
-    cdef int threads, planned  # there may be; are of use
-    cdef bint batch_first, brief
-
-    cdef execute(self, char *work, const void *x, void *y, const void **first, void **last):
-        cdef Steps steps
-        work += -<size_t> work & 63
-        steps.run, steps.plan, steps.work = self.run, PyBytes_AS_STRING(self.parameters), work
-        steps.x, steps.y, steps.first, steps.last, steps.brief = x, y, first, last, self.brief
-        run_kernel(self.planned, run_steps, &steps)
-
-
-cdef Plan plan_of(Plan last, layer, weights, Py_ssize_t T, Py_ssize_t B, bint batch_first):
-    """The last one, where it is of the same."""
-    cdef int threads = number_of_threads[0]
-    cdef Plan plan
-    if (
-        last is not None and last.weights is weights and last.T == T and last.B == B and last.threads == threads
-        and last.batch_first == batch_first
-    ):
-        return last
-    plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned = layer._stream_kernel(weights, T, B, batch_first, threads)
-    plan.run = <Run> PyCapsule_GetPointer(kernel, NULL)
-    plan.weights, plan.T, plan.B, plan.threads, plan.batch_first = weights, T, B, threads, batch_first
-    plan.brief = T * B * (layer.input_size + layer.hidden_size) * layer.hidden_size < SHORT
-    return plan
-
-
-cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept:
-    """Whether a kernel can take it as it is: (B, width), or for a rank of 3 (T, B, width); any T or B below zero."""
-    cdef npy_intp *shape
-    if not is_plain(array, type_number, rank):
-        return False
-    shape = PyArray_DIMS(<ndarray> array)
-    return (
-        shape[rank - 1] == width
-        and (B < 0 or shape[rank - 2] == B)
-        and (rank == 2 or T < 0 or shape[0] == T)
-    )
-
-
-cdef class Runner:
-    """Calls of a layer with weights of its own.  Nothing is kept of them but what the next one of the same sizes can
-    use."""
-
-    cdef Py_ssize_t inputs, cells
-    cdef object dtype
-    cdef type state
-    cdef int type_number, states
-    cdef Plan plan
-
-    def __init__(self, layer):
-        self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
-        self.type_number = self.dtype.num
-        self.states = len(layer._state._fields)
-        self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
-
-    def call(self, layer, dict weights, x, state, batch_first):
-        """What ``layer(x, state, batch_first=...)`` returns, with one of all `weights`; None where something has to be
-        converted, or explained."""
-        cdef Py_ssize_t T, B
-        cdef int k
-        cdef bint turned
-        cdef const void *first[STATES]
-        cdef void *last[STATES]
-        cdef char *work
-        cdef Plan plan
-        if not is_shaped(x, self.type_number, 3, -1, -1, self.inputs):
-            return None
-        if batch_first is not True and batch_first is not False:
-            return None
-        turned = batch_first is True
-        T, B = PyArray_DIMS(<ndarray> x)[turned], PyArray_DIMS(<ndarray> x)[not turned]
-        if T == 0 or B == 0 or self.cells == 0:
-            return None
-        if state is not None and (type(state) is not self.state or len(<tuple> state) != self.states):
-            return None
-        for k in range(self.states):
-            first[k] = NULL
-            if state is not None:
-                part = (<tuple> state)[k]
-                if not is_shaped(part, self.type_number, 2, 0, B, self.cells):
-                    return None
-                first[k] = PyArray_BYTES(<ndarray> part)
-        y = empty((B, T, self.cells) if turned else (T, B, self.cells), self.dtype)
-        after = []
-        for k in range(self.states):
-            part = empty((B, self.cells), self.dtype)
-            last[k] = PyArray_BYTES(<ndarray> part)
-            after.append(part)
-        with cython.critical_section(self):
-            plan = self.plan
-        plan = plan_of(plan, layer, weights[layer], T, B, turned)
-        with cython.critical_section(self):
-            self.plan = plan
-        work = <char *> PyMem_RawMalloc(plan.size)
-        if work is NULL:
-            raise MemoryError()
-        try:
-            plan.execute(work, PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), first, last)
-        finally:
-            PyMem_RawFree(work)
-        return y, tuple.__new__(self.state, after)
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
 cdef class Stream:
     """Steps of a layer, one after the other, with the state kept in between.
 
@@ -192,15 +41,19 @@ cdef class Stream:
         B, the rows that run side by side.
     storage : str or None
         How matrices of weights are kept: "float16", "bfloat16" or "int8"; None for as they are.
+    activations : str
+        To what x and h are rounded for products: "int8" or "int16"; "float32" for not at all.
     state : LSTMState, GRUState or the empty tuple
         [B,H] each; a copy.  Assigning sets it.
     """
 
-    cdef readonly object layer, storage
+    cdef readonly object layer, storage, activations
     cdef readonly Py_ssize_t batch
     cdef object cell  # whose weights they are: the layer, or what a Packed has of it
     cdef object dtype, given, weights  # what the layer has, and what of it is read
     cdef Plan step_plan, block_plan
+    cdef char *packed  # of the weights
+    cdef int narrow  # how they are
     cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
     cdef const void *first[STATES]  # where both are in memory
     cdef void *last[STATES]
@@ -208,12 +61,12 @@ cdef class Stream:
     cdef object memory  # scratch, of so much room
     cdef int type_number, in_use
 
-    def __init__(self, layer, batch=1, storage=None):
+    def __init__(self, layer, batch=1, storage=None, activations="float32"):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
         if batch * (layer.input_size + layer.hidden_size + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
-        self.layer, self.cell, self.batch, self.storage = layer, layer, batch, storage
+        self.layer, self.cell, self.batch, self.storage, self.activations = layer, layer, batch, storage, activations
         self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room = None, 0
@@ -294,19 +147,24 @@ cdef class Stream:
     cdef compute(self, x, y, Py_ssize_t T):
         """T steps, up to the states that follow; `move_on` makes them those of now."""
         cdef Plan plan
+        cdef Pass a
+        cdef int k
         if self.cells == 0:
             return
         if T == 1:
-            plan = self.step_plan = plan_of(self.step_plan, self.cell, self.weights, 1, self.batch, False)
+            plan = self.step_plan = plan_of(self.step_plan, self.cell, "layer", self.narrow, 1, self.batch)
         else:
-            plan = self.block_plan = plan_of(self.block_plan, self.cell, self.weights, T, self.batch, False)
+            plan = self.block_plan = plan_of(self.block_plan, self.cell, "layer", self.narrow, T, self.batch)
         if plan.size > self.room:
             self.memory = numpy.empty(plan.size, numpy.uint8)
             self.room = plan.size
-        plan.execute(
-            PyArray_BYTES(<ndarray> self.memory), PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), self.first,
-            self.last,
-        )
+        a.x, a.y, a.packed = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), self.packed
+        a.saved, a.marks, a.reverse = NULL, NULL, False
+        for k in range(STATES):
+            a.first[k], a.last[k] = self.first[k], self.last[k]
+        a.x_layout.step, a.x_layout.row = self.batch * self.inputs, self.inputs
+        a.y_layout.step, a.y_layout.row = self.batch * self.cells, self.cells
+        plan.execute(PyArray_BYTES(<ndarray> self.memory), &a)
 
     # ---------------------------------------------------------------------------------------------- states and weights
     @property
@@ -352,7 +210,7 @@ cdef class Stream:
     # ---------------------------------------------------------------------------------------------------------- pickles
     def _belong_to(self, packed):
         """Of a stream that a `Packed` makes."""
-        self.layer, self.storage = packed, packed.storage
+        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
         return self
 
     def _in_use(self):
@@ -362,22 +220,24 @@ cdef class Stream:
     def __reduce__(self):
         if self.layer is not self.cell:
             return restored, (self.layer, self.batch, self.state)
-        return restored, (self._in_use(), self.batch, self.state, self.storage)
+        return restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
 
     def __repr__(self):
-        return shown(self.layer, self.batch, self.storage if self.layer is self.cell else None)
+        return shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self.cell)
 
 
-def restored(layer, batch, state, storage=None):
+def restored(layer, batch, state, storage=None, activations="float32"):
     """A stream from its pickle."""
-    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage)
+    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage, activations)
     stream.state = state
     return stream
 
 
-def shown(layer, batch, storage):
-    """A stream's repr."""
-    return f"<Stream of {layer!r}, batch={batch}{'' if storage is None else f', storage={storage!r}'}>"
+def shown(layer, batch, storage, activations, packed):
+    """A stream's repr; a packed layer's says by itself how it is stored."""
+    stored = "" if storage is None or packed else f", storage={storage!r}"
+    rounded = "" if activations == "float32" or packed else f", activations={activations!r}"
+    return f"<Stream of {layer!r}, batch={batch}{stored}{rounded}>"
 
 
 # --------------------------------------------------------------- streams that stand one above the other change together
@@ -469,10 +329,13 @@ def refresh(tuple streams, dict weights):
         for k in range(len(streams)):
             stream = streams[k]
             given = weights[stream.cell]
-            read.append(stream.weights if given is stream.given else stream.cell._streamed(given, stream.storage))
+            if given is stream.given:
+                read.append(stream.weights)
+            else:
+                read.append(stream.cell._streamed(given, stream.storage, stream.activations))
         for k in range(len(streams)):
             stream = streams[k]
             stream.given, stream.weights = weights[stream.cell], read[k]
-            stream.step_plan = stream.block_plan = None
+            stream.packed, stream.narrow = address_of(read[k].packed), read[k].narrow
     finally:
         release(streams, len(streams))

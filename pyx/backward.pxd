@@ -18,16 +18,20 @@ from gru_reset_after cimport bars_grad_line
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
 from operands cimport (
-    BIAS_GRAD, BIAS_HC_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, OUT_CS, OUT_H, OUT_R, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
+    BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR,
+    H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CS, OUT_H, OUT_R, W, WCI, WCI_GRAD, W_C,
+    W_C_GRAD, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
 )
-from plan cimport Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of
+from passes cimport Pass
+from plan cimport (
+    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, saved_of, take_marks_back
+)
 from real cimport real
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
-    BLOCK, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow, pack_rows, product,
-    row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow,
+    pack_rows, product, row_group, store, store_line, store_row
 )
 
 
@@ -594,3 +598,49 @@ cdef inline long long run_backward(
         return backward(p, c, inputs, outputs, <double *> work, threads)
     else:
         return backward(p, c, inputs, outputs, <float *> work, threads)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+cdef inline long long pass_backward(
+    const Backward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef Backward p = plan[0]
+    cdef int k, biases = 4 if cell is Lstm else 2  # where they begin among the weights
+    for k in range(saved_of(c)):
+        inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
+    inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
+    outputs[X_GRAD] = <store *> a.x_grad
+    inputs[W], outputs[W_GRAD] = <const store *> a.weights[0], <store *> a.weight_grads[0]
+    outputs[BIAS_GRAD] = <store *> a.weight_grads[biases]
+    if cell is Lstm:
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
+        inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = <const store *> a.last_grad[0], <const store *> a.last_grad[1]
+        outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = <store *> a.first_grad[0], <store *> a.first_grad[1]
+        inputs[CS_GRAD] = NULL
+        for k in range(PEEPHOLES):
+            inputs[WCI + k] = <const store *> a.weights[1 + k]
+            outputs[WCI_GRAD + k] = <store *> a.weight_grads[1 + k]
+    else:
+        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
+        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
+        inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
+        outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
+        if cell is ResetAfter:
+            outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
+    p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
+    if a.marks is not NULL:
+        take_marks_back(&p, a.marks, work, threads)
+    return run_backward(&p, c, inputs, outputs, work, threads)
+
+
+cdef inline long long run_pass_back(
+    const Backward *p, const cell *c, int storage, int threads, void *work, const Pass *a
+) noexcept nogil:
+    """The gradients of `run_pass` in forward.pxd."""
+    if storage == DOUBLE:
+        return pass_backward(p, c, threads, work, a, <const double *> a.x)
+    if storage == HALF:
+        return pass_backward(p, c, threads, work, a, <const half *> a.x)
+    return pass_backward(p, c, threads, work, a, <const float *> a.x)

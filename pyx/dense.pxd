@@ -25,17 +25,19 @@ from gradients cimport (
     plain_panels, tiles_of, weight_grad_rows
 )
 from half cimport half
+from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     units_in
 )
 from plan cimport take, take_slots
 from real cimport real
+from passes cimport Pass
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
 from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
-    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
-    load_row, narrow, row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
+    narrow, row_group, store, store_line, store_row
 )
 
 cdef enum:  # as in blockcell/optable.py
@@ -138,8 +140,8 @@ cdef struct Forward:
     bint by_rows  # parts are of the rows, not of the panels
     Py_ssize_t chunk  # rows
     Panels w
-    # Where in scratch a part has x, of float16 in float32, z, for softmax, and the numbers of the rows that have not
-    # ended; from one part to the next; the size.
+    # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
+    # have not ended; from one part to the next; the size.
     Py_ssize_t x, z, numbers, part, total
 
 
@@ -153,9 +155,9 @@ cdef inline Forward forward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, O, p.L, 1, stored)
+    p.w = panels_with(I, I, O, p.L, 1, stored)
     p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
@@ -170,12 +172,6 @@ cdef inline Forward forward_of(
     p.part += THREAD_GAP * p.L
     p.total = p.threads * p.part
     return p
-
-
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and y [B,T,O]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.rows // p.B * p.I
-    p.y_layout.step, p.y_layout.row = p.O, p.rows // p.B * p.O
 
 
 cdef inline void take_marks(Forward *p, const unsigned char *marks) noexcept nogil:
@@ -261,6 +257,15 @@ cdef inline void multiply_rows(
         j += 1
 
 
+cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
+    """Row r of x as the product reads it."""
+    if store is float and real is float:
+        if in_integers(p.w.narrow):
+            quantise_row(p.w.narrow, row, x + place_of(&p.x_layout, p.B, r), p.I)
+            return
+    load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
+
+
 cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
     """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
     return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part + p.numbers)
@@ -283,7 +288,7 @@ cdef inline void multiply_marked(
         n = 0
         for q in range(r, min(r + most, p.rows)):
             if not ended(p.marks, q):
-                load_row(rows + n * p.Is, x + place_of(&p.x_layout, p.B, q), p.I)
+                load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
             elif p.by_rows or number == 0:
@@ -314,10 +319,10 @@ cdef inline void multiply(
         j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
     while r < r1:
         n = min(p.chunk, r1 - r)
-        if store is half:
+        if store is half or in_integers(p.w.narrow):
             a, stride = rows, p.Is
             for q in range(n):
-                load_row(rows + q * p.Is, x + place_of(&p.x_layout, p.B, r + q), p.I)
+                load_input(p, rows + q * p.Is, x, r + q)
         else:
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)
@@ -383,28 +388,26 @@ cdef inline void run_pack(const Forward *p, const store *w, const store *b) noex
         pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
 
 
-cdef inline long long run_stream(
-    const Forward *p, int storage, int threads, void *work, const void *x, void *y
+cdef inline long long pass_forward(
+    const Forward *plan, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
-    """A stream's steps, where `storage` says which type the arrays have."""
+    cdef Forward p = plan[0]
+    p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
+    if a.marks is not NULL:
+        take_marks(&p, a.marks)
+    return run_forward(&p, x, <store *> a.y, work, threads)
+
+
+cdef inline long long run_pass(const Forward *p, int storage, int threads, void *work, const Pass *a) noexcept nogil:
+    """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return run_forward(p, <const double *> x, <double *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const double *> a.x)
     if storage == HALF:
-        return run_forward(p, <const half *> x, <half *> y, work, threads)
-    return run_forward(p, <const float *> x, <float *> y, work, threads)
+        return pass_forward(p, threads, work, a, <const half *> a.x)
+    return pass_forward(p, threads, work, a, <const float *> a.x)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef struct Arrays:  # of a backward pass
-    const void *x
-    const void *w
-    const void *y
-    const void *y_grad
-    void *x_grad
-    void *w_grad
-    void *b_grad
-
-
 cdef struct Backward:
     Steps steps
     Py_ssize_t rows, B, I, O
@@ -547,17 +550,17 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Arrays *a, const store *x, real *work, int threads
+    const Backward *p, const Pass *a, const store *x, real *work, int threads
 ) noexcept nogil:
     """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
     cdef Team team
     cdef Py_ssize_t part, parts = threads
-    cdef const store *w = <const store *> a.w
+    cdef const store *w = <const store *> a.weights[0]
     cdef const store *y = <const store *> a.y
     cdef const store *y_grad = <const store *> a.y_grad
     cdef store *x_grad = <store *> a.x_grad
-    cdef store *w_grad = <store *> a.w_grad
-    cdef store *b_grad = <store *> a.b_grad
+    cdef store *w_grad = <store *> a.weight_grads[0]
+    cdef store *b_grad = <store *> a.weight_grads[1]
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
@@ -582,10 +585,31 @@ cdef inline long long backward(
 
 
 cdef inline long long run_backward(
-    const Backward *p, const Arrays *a, const store *x, void *work, int threads
+    const Backward *p, const Pass *a, const store *x, void *work, int threads
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed."""
     if store is double:
         return backward(p, a, x, <double *> work, threads)
     else:
         return backward(p, a, x, <float *> work, threads)
+
+
+cdef inline long long pass_backward(
+    const Backward *plan, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef Backward p = plan[0]
+    p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
+    if a.marks is not NULL:
+        take_marks_back(&p, a.marks, work)
+    return run_backward(&p, a, x, work, threads)
+
+
+cdef inline long long run_pass_back(
+    const Backward *p, int storage, int threads, void *work, const Pass *a
+) noexcept nogil:
+    """The gradients of `run_pass`."""
+    if storage == DOUBLE:
+        return pass_backward(p, threads, work, a, <const double *> a.x)
+    if storage == HALF:
+        return pass_backward(p, threads, work, a, <const half *> a.x)
+    return pass_backward(p, threads, work, a, <const float *> a.x)

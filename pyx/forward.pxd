@@ -11,6 +11,7 @@ from cython.parallel cimport parallel, prange
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
+from integer cimport in_integers, quantise_row
 from lstm cimport load_peepholes, lstm_cells
 from narrow cimport WIDE
 from operands cimport (
@@ -20,8 +21,10 @@ from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
     pack_narrow, pack_panels, spread
 )
+from passes cimport Pass
 from plan cimport (
-    Forward, Gru, Lstm, Part, ResetAfter, cell, end_of_chunk, h_before, part_of, products_of, x_of, z_of
+    Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, h_before, part_of, products_of, saved_of,
+    take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from steps cimport (
@@ -97,7 +100,8 @@ cdef inline void load_x(
     cdef Py_ssize_t n = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1), r0 = 0, r1 = n
     if not p.by_rows and parts > 1:
         r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1)
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1,
+               p.w[0].narrow)
 
 
 cdef inline void multiply_x(
@@ -117,7 +121,8 @@ cdef inline void cells(
     const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to b1."""
+    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to
+    b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
         lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
@@ -150,7 +155,7 @@ cdef inline void step_rows(
             a = acc
             add_bias(w, j, m, a)
             add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, p.I, p.H, h + b * p.Hs, p.Hs, m, a + w.apart * L, first)
+        add_product(w, j, p.I, p.H, h + b * p.As, p.As, m, a + w.apart * L, first)
         spread(w, j, m, a)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
@@ -182,7 +187,7 @@ cdef inline void step_row(
                 for q in range(m):
                     add_bias(w, i + q, 1, panel + q * z_panel)
                 add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, p.I, p.H, h + b * p.Hs, panel + w.apart * L, z_panel)
+            add_row_product(w, i, m, p.I, p.H, h + b * p.As, panel + w.apart * L, z_panel)
             i += m
             spread(w, i - 1, 1, panel + (m - 1) * z_panel)
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
@@ -193,7 +198,8 @@ cdef inline void step_unpacked(
     const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
     Py_ssize_t rows, real *work, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed yet."""
+    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed
+    yet."""
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = work + p.z
@@ -203,6 +209,18 @@ cdef inline void step_unpacked(
     add_product_once(panels, w, p.I, p.H, False, h, p.Hs, rows, z + panels.apart * p.L, z_panel, j0, j1)
     for j in range(j0, j1):
         cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
+
+
+cdef inline const real *as_codes(
+    const Forward *p, real *work, const Part *part, const real *h, Py_ssize_t b1
+) noexcept nogil:
+    """Rows of codes of h, for a part's slots up to b1."""
+    cdef real *codes = codes_of(p, work, part)
+    cdef Py_ssize_t b
+    if real is float:
+        for b in range(part.b0, b1):
+            quantise_row(p.w[0].narrow, codes + b * p.As, h + b * p.Hs, p.H)
+    return codes
 
 
 cdef inline void multiply_h(
@@ -225,6 +243,8 @@ cdef inline void multiply_h(
     if not p.packs_all:
         step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
         return
+    if in_integers(p.w[n].narrow):
+        h = as_codes(p, work, part, h, b1)
     x = x_of(p, work, part) + row * p.Is
     z = z_of(p, work, part, n) + row * LINES * p.L
     if b1 - b0 == 1:
@@ -373,32 +393,38 @@ cdef inline void run_pack_narrow(
         pack_narrow(&p.w[n], codes + n, scales + n, back)
 
 
-# -------------------------------------------------------------------------------------------------------------- streams
-cdef inline long long run_steps(
-    const Forward *p, const cell *c, int threads, void *work, const store *x, store *y, const void **first, void **last
+# --------------------------------------------------------------------------------------------------------------- layers
+cdef inline long long pass_forward(
+    const Forward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
-    """A stream's steps, from the states `first`, NULL for zeros, to the states `last`.  The only other output is h."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
+    cdef Forward p = plan[0]
     cdef int k
     for k in range(OUTS):
         outputs[k] = NULL
-    inputs[X], outputs[OUT_H] = x, y
+    if a.saved is not NULL:
+        for k in range(saved_of(c)):
+            outputs[OUT_H + 1 + k] = <store *> a.saved + k * p.steps.T * p.B * p.H
+    inputs[X], outputs[OUT_H] = x, <store *> a.y
     if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> first[0], <const store *> first[1]
-        outputs[CS_LAST], outputs[H_LAST] = <store *> last[0], <store *> last[1]
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
+        outputs[CS_LAST], outputs[H_LAST] = <store *> a.last[0], <store *> a.last[1]
     else:
-        inputs[H_PREV], outputs[H_LAST] = <const store *> first[0], <store *> last[0]
-    return run_forward(p, c, inputs, outputs, work, threads)
+        inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
+    p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
+    if a.marks is not NULL:
+        take_marks(&p, a.marks, work, threads)
+    use_panels(&p, a.packed)
+    return run_forward(&p, c, inputs, outputs, work, threads)
 
 
-cdef inline long long run_stream(
-    const Forward *p, const cell *c, int storage, int threads, void *work, const void *x, void *y, const void **first,
-    void **last
+cdef inline long long run_pass(
+    const Forward *p, const cell *c, int storage, int threads, void *work, const Pass *a
 ) noexcept nogil:
-    """The same, where `storage` says which type the arrays have."""
+    """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return run_steps(p, c, threads, work, <const double *> x, <double *> y, first, last)
+        return pass_forward(p, c, threads, work, a, <const double *> a.x)
     if storage == HALF:
-        return run_steps(p, c, threads, work, <const half *> x, <half *> y, first, last)
-    return run_steps(p, c, threads, work, <const float *> x, <float *> y, first, last)
+        return pass_forward(p, c, threads, work, a, <const half *> a.x)
+    return pass_forward(p, c, threads, work, a, <const float *> a.x)

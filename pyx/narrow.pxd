@@ -14,7 +14,8 @@ from tile cimport (
 
 cdef extern from *:
     """
-    enum { WIDE, FLOAT16, BFLOAT16, INT8 };  /* how the weights of a panel are stored; WIDE: as they are computed */
+    /* How the weights of a panel are stored; WIDE: as they are computed.  The last two: rows are rounded as well. */
+    enum { WIDE, FLOAT16, BFLOAT16, INT8, INT8_INT8, INT8_INT16 };
     enum { PAIRED = VECTORS > 1 };
     #if defined(__AVX2__)
     enum { WIDENS = 1 };
@@ -52,6 +53,8 @@ cdef extern from *:
         FLOAT16  # and on: in the order of WEIGHT_STORAGES in blockcell/optable.py
         BFLOAT16
         INT8
+        INT8_INT8  # these two for integer.pxd
+        INT8_INT16
         PAIRED  # of BFLOAT16, lane l of a line's first half stands beside that of its second: one shift widens each
         WIDENS  # whether there are instructions to widen weights on their way into registers
     vecf widened(const char *line, int v, int narrow) noexcept nogil
@@ -60,7 +63,7 @@ cdef extern from *:
 
 cdef inline Py_ssize_t bytes_of(int narrow) noexcept nogil:
     """Of a weight."""
-    return 1 if narrow == INT8 else 2
+    return 1 if narrow >= INT8 else 2
 
 
 cdef inline Py_ssize_t place_in_line(int narrow, Py_ssize_t l) noexcept nogil:

@@ -17,14 +17,16 @@ A sequence packs all of w once.  A single step uses each weight once for every b
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
 """
 from libc.stdint cimport uint16_t
+from libc.string cimport memset
 
 from caches cimport L1, L2, cache_sizes
 from half cimport half
+from integer cimport QUAD, add_integer_product, in_integers, quads_of
 from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line
 from real cimport real
 from team cimport WAKING
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROWS, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
+    BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
     load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
     product_of_one, row_group, store, store_line, widen
 )
@@ -101,13 +103,13 @@ cdef inline Panels panels_of(
     bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
 ) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    cdef Panels p = panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), H, L, gates, narrow)
-    p.I = I
-    return p
+    return panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), I, H, L, gates, narrow)
 
 
-cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow) noexcept nogil:
-    """Panels that hold K rows."""
+cdef inline Panels panels_with(
+    Py_ssize_t K, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+) noexcept nogil:
+    """Panels that hold K rows, of which I are for x."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
@@ -117,7 +119,7 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
-    p.I = p.K = K
+    p.I, p.K = I, K
     p.narrow = narrow
     p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
     return p
@@ -125,12 +127,14 @@ cdef inline Panels panels_with(Py_ssize_t K, Py_ssize_t H, Py_ssize_t L, Py_ssiz
 
 cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
     """Reals that the K rows of a panel of so many lines take: whole cache lines."""
+    if in_integers(p.narrow):
+        return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * p.L
     return p.K * lines * p.L if p.narrow == WIDE else (p.K * lines * bytes_of(p.narrow) + 3) // 4 * p.L
 
 
 cdef inline int constants_of(const Panels *p) noexcept nogil:
     """How many numbers each column has besides its weights: a bias and perhaps a scale."""
-    return 2 if p.narrow == INT8 else 1
+    return 2 if p.narrow >= INT8 else 1
 
 
 cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
@@ -285,38 +289,51 @@ cdef inline void pack_bias(
             load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
 
 
+cdef inline Py_ssize_t place_of_code(
+    const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t g, Py_ssize_t l
+) noexcept nogil:
+    """The byte of a panel of so many lines at which the code of row k of w, line g, lane l begins."""
+    cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
+    if in_integers(p.narrow):
+        return ((quad * lines + g) * p.L + l) * QUAD + (k if k < p.I else k - p.I) % QUAD
+    return ((k * lines + g) * p.L + place_in_line(p.narrow, l)) * bytes_of(p.narrow)
+
+
 cdef inline called pack_narrow(
     const Panels *p, unsigned char **codes, float **scales, bint back
 ) noexcept nogil:
     """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy both `back` from the panels.  A panel
-    holds its lines for one row of w after the other, since a single row of activations reads all of them at once."""
-    cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, at
-    cdef unsigned char *matrix
+    holds its lines for one row of w, or four, after the other, since a single row of activations reads all of them at
+    once.  For products in integers codes are unsigned."""
+    cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, lines
+    cdef unsigned char sign = 128 if in_integers(p.narrow) else 0
+    cdef unsigned char *panel
     cdef unsigned char *row
-    cdef unsigned char *line
+    cdef unsigned char *code
     cdef float *scale
     cdef float *given
     for j in range(p.count):
+        lines = p.gates * units_in(p, j)
+        panel = <unsigned char *> panel_at(p, scales[0], j)
+        if not back:
+            memset(panel, sign, size_of_rows(p, lines) * sizeof(float))
         for u in range(units_in(p, j)):
             count = min(L, width_of(p, j, u))
             for gate in range(p.gates):
-                matrix = codes[p.matrix[gate]] + column_of(p, j, u, gate) * n
                 for k in range(p.K):
-                    row = matrix + k * row_stride(p, gate, k < p.I) * n
-                    line = <unsigned char *> panel_at(p, scales[0], j)
-                    line += (k * p.gates * units_in(p, j) + line_in(p, u, gate, k < p.I)) * L * n
-                    for l in range(L if not back else count):
-                        at = place_in_line(p.narrow, l)
+                    row = codes[p.matrix[gate]] + (column_of(p, j, u, gate) + k * row_stride(p, gate, k < p.I)) * n
+                    for l in range(count):
+                        code = panel + place_of_code(p, lines, k, line_in(p, u, gate, k < p.I), l)
                         if n == 1:
                             if back:
-                                row[l] = line[at]
+                                row[l] = code[0] ^ sign
                             else:
-                                line[at] = row[l] if l < count else 0
+                                code[0] = row[l] ^ sign
                         elif back:
-                            (<uint16_t *> row)[l] = (<uint16_t *> line)[at]
+                            (<uint16_t *> row)[l] = (<uint16_t *> code)[0]
                         else:
-                            (<uint16_t *> line)[at] = (<uint16_t *> row)[l] if l < count else 0
-                if p.narrow == INT8:
+                            (<uint16_t *> code)[0] = (<uint16_t *> row)[l]
+                if p.narrow >= INT8:
                     scale = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
                     given = scales[p.matrix[gate]] + column_of(p, j, u, gate)
                     if back:
@@ -349,12 +366,17 @@ cdef inline void add_narrow_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const float *a, Py_ssize_t stride,
     Py_ssize_t rows, float *z, Py_ssize_t zs
 ) noexcept nogil:
-    """`add_product` or `add_row_product` with narrow weights."""
-    cdef Py_ssize_t lines = p.gates * units_in(p, j)
-    cdef const char *weights = <const char *> panel_at(p, z, j) + at * lines * LF * bytes_of(p.narrow)
+    """`add_product` or `add_row_product` with narrow weights; for products in integers, `a` has rows of codes."""
+    cdef Py_ssize_t lines = p.gates * units_in(p, j), i
+    cdef const char *weights = <const char *> panel_at(p, z, j) + place_of_code(p, lines, at, 0, 0)
     cdef const float *scales = bias_at(p, z, j) + lines_of_z(p, j) * LF
     if at >= p.I:
         scales += p.apart * LF
+    if in_integers(p.narrow):
+        for i in range(panels):
+            add_integer_product(p.narrow, z + i * zs, rows, lines, a, weights + i * p.size * sizeof(float), K,
+                                scales + i * p.size)
+        return
     narrow_product(p.narrow, z, zs, rows, panels, lines, a, stride, weights, p.size, K, scales)
 
 

@@ -1,4 +1,5 @@
-"""How the work of a call is divided into parts, and where everything is in scratch memory.  No other file knows either.
+"""How the work of a call is divided into parts, and where everything is in scratch memory, for the passes over cells;
+`dense.pxd` has the plan of a dense layer.
 
 Each thread has one part of the work.  If there are enough batch rows, the parts are rows, and no part has to wait for
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
@@ -6,6 +7,7 @@ before.  A call may have fewer parts than its plan was made for, but never more.
 """
 from caches cimport outgrow_caches
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
+from integer cimport in_integers, stride_of_codes
 from panels cimport (
     MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
     stride_of
@@ -66,6 +68,11 @@ cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
     return gates_of(c) + (1 if cell is ResetAfter else 0)
 
 
+cdef inline int saved_of(const cell *c) noexcept nogil:
+    """How many outputs of a step the tape of a layer has beside h."""
+    return 6 if cell is Lstm else 4 if cell is ResetAfter else 3
+
+
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
     """Reserve `size` reals of scratch; returns where they begin."""
     total[0] += size
@@ -83,6 +90,7 @@ cdef struct Forward:
     Py_ssize_t B, I, H
     Py_ssize_t L  # units in a line
     Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
+    Py_ssize_t As  # and of rows of h, or of the GRU's h_prev * r, as a product reads them
     Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads  # that are of use
@@ -96,6 +104,7 @@ cdef struct Forward:
     # Where rows of H begin in scratch: h, that of every other step, the LSTM's cs; or for the GRU h, h_prev * r, u.
     Py_ssize_t h, h_odd, cs, hr, u
     Py_ssize_t x, z, slots, total  # where rows of x, rows of z and the slots begin, and the size of scratch
+    Py_ssize_t codes  # where rows of codes of h begin, for products in integers
 
 
 cdef struct Part:
@@ -134,7 +143,10 @@ cdef inline Forward forward_of(
         p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1], c.narrow)
         p.panels += p.w[1].size * p.w[1].count
     p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.by_rows = p.packs_all and splits_rows(B, H, gates, itemsize, threads)
+    p.As = p.Hs
+    if in_integers(c.narrow):
+        p.Is, p.As = stride_of_codes(c.narrow, I), stride_of_codes(c.narrow, H)
+    p.by_rows = p.packs_all and splits_rows(B, H, gates, 1 if in_integers(c.narrow) else itemsize, threads)
     p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.w[0].fetches = p.w[1].fetches = outgrow_caches(gates * H * H * itemsize)
@@ -149,6 +161,9 @@ cdef inline Forward forward_of(
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
     p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
+    p.codes = p.total
+    if in_integers(c.narrow):
+        take(&p.total, (B if p.by_rows else p.threads * B) * p.As + (p.threads - 1) * p.thread_gap)
     p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
@@ -159,12 +174,6 @@ cdef inline Forward forward_of(
 cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
     """Say where rows end or start anew, for a pass of so many parts."""
     use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
-
-
-cdef inline void take_batch_first(Forward *p) noexcept nogil:
-    """Say that x is [B,T,I] and the output h [B,T,H]."""
-    p.x_layout.step, p.x_layout.row = p.I, p.steps.T * p.I
-    p.y_layout.step, p.y_layout.row = p.H, p.steps.T * p.H
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -212,6 +221,11 @@ cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept 
 cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept nogil:
     """Where a part keeps the x of a chunk of steps."""
     return work + part.shift + p.x + p.chunk * part.b0 * p.Is
+
+
+cdef inline real *codes_of(const Forward *p, real *work, const Part *part) noexcept nogil:
+    """Where a part has rows of codes of all rows of h that it reads, the first one that of slot 0."""
+    return work + part.shift + p.codes + (0 if p.by_rows else part.number * p.B * p.As)
 
 
 cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:

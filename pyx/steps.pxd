@@ -10,6 +10,7 @@ each part, so the rows that take part in a step stand side by side from the part
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
+from integer cimport in_integers, quantise_row
 from real cimport real
 from team cimport share
 from tile cimport load_row, store
@@ -176,15 +177,21 @@ cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) no
 
 cdef inline void load_steps(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1
+    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int narrow
 ) noexcept nogil:
     """x of the rows in a part's slots b0 to b1 that take part to scratch, step after step from number k on; of these,
-    the rows r0 to r1."""
+    the rows r0 to r1.  They become rows of codes where products with weights that are so `narrow` are in integers."""
     cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
+    cdef const store *row
     while first < r1:
         n = taking_part(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            load_row(dst + (first + q) * stride, x + place(layout, step_at(s, k), row_in(s, b0 + q)), I)
+            row = x + place(layout, step_at(s, k), row_in(s, b0 + q))
+            if store is float and real is float:
+                if in_integers(narrow):
+                    quantise_row(narrow, dst + (first + q) * stride, row, I)
+                    continue
+            load_row(dst + (first + q) * stride, row, I)
         first += n
         k += 1
 

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Generic, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _kernels, _team, files
-from .._args import empty, frozen_copy
+from .. import _kernels, files
+from .._args import frozen_copy
+from .._layers import Runner
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
-from .._stream import Runner, Stream
-from ..optable import DTYPES, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
+from .._stream import Stream
+from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
 from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
 from .packed import Packed, Parts
@@ -26,17 +27,15 @@ from .shared import (
     ZERO,
     CellWeights,
     Directions,
-    ForwardPass,
     GivenState,
     GRUState,
     LSTMState,
     NoState,
-    RowMarks,
     S_co,
     SharedWeights,
     State,
 )
-from .storage import Narrow, StorageError, error_of, narrowed, read_storage, stored_arrays, widened
+from .storage import Narrow, StorageError, error_of, narrowed, read_activations, read_storage, stored_arrays, widened
 
 HALF = DTYPES.index(np.dtype(np.float16))
 
@@ -61,8 +60,7 @@ class Layer(ABC, Generic[S_co]):
     """What `LSTM`, `GRU`, `Dense`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
-    _runner: Runner | None = None
-    """Runs plain calls by compiled code alone."""
+    _runner: Runner
 
     # -------------------------------------------------------------------------------------------------- what a layer is
     @property
@@ -196,7 +194,15 @@ class Layer(ABC, Generic[S_co]):
         layer.set_weights(**weights | {name: widened(each) for name, each in stored.items()})
         return layer
 
-    def storage_error(self, storage: str, x: ArrayLike, state: GivenState = None, **options: Any) -> StorageError:
+    def storage_error(
+        self,
+        storage: str,
+        x: ArrayLike,
+        state: GivenState = None,
+        *,
+        activations: str = "float32",
+        **options: Any,
+    ) -> StorageError:
         """Measure what it costs to store the weights in fewer bytes: how far y is off on these data.
 
         Parameters
@@ -204,25 +210,30 @@ class Layer(ABC, Generic[S_co]):
         storage : {"float16", "bfloat16", "int8"}
         x, state, **options
             As of a call.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
 
         Returns
         -------
         StorageError
-            `max` and `rms`, of the difference between the y of this layer and that of ``rounded_to(storage)``;
-            `relative_max` and `relative_rms`, as shares of the largest y and of y's root mean square; `nbytes` of all
-            weights as stored, and `nbytes_float32`.
+            `max` and `rms`, of the difference between the y of this layer and that of
+            ``packed(storage, activations)``; `relative_max` and `relative_rms`, as shares of the largest y and of y's
+            root mean square; `nbytes` of all weights as stored, and `nbytes_float32`.
 
         Raises
         ------
         TypeError, ValueError
-            As from `rounded_to` and a call.
+            As from `packed` and a call.
         """
+        reader = ArgumentReader(f"{type(self).__name__}.storage_error")
+        storage = read_storage(reader, storage, self.dtype)
+        read_activations(reader, activations, storage)
         layer = copy.copy(self)  # whose weights nobody replaces meanwhile
-        rounded = layer.rounded_to(storage)
         weights = layer.weights
-        stored = stored_arrays(weights, self._stored(ArgumentReader(type(self).__name__), "", weights, storage))
-        y, expected = rounded(x, state, **options)[0], layer(x, state, **options)[0]
-        return error_of(storage, expected, y, stored.values(), weights.values())
+        stored = stored_arrays(weights, self._stored(reader, "", weights, storage))
+        expected = layer(x, state, **options)[0]
+        y = layer.packed(storage, activations)(x, state, **options)[0]
+        return error_of(storage, activations, expected, y, stored.values(), weights.values())
 
     def save(self, path: str | os.PathLike[str], storage: str | None = None) -> None:
         """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
@@ -314,11 +325,13 @@ class Layer(ABC, Generic[S_co]):
         ValueError
             A shape or a length does not fit, or `masked` is unknown.
         """
-        if self._runner is not None and lengths is None and reset is None and mask is None and masked is ZERO:
-            results = self._runner.call(self, self._shared.weights, x, state, batch_first)
+        if reset is None and mask is None and masked is ZERO:
+            results: tuple[Array, S_co] | None = self._runner.call(
+                self._shared.weights, x, state, lengths, batch_first, False
+            )
             if results is not None:
                 return results
-        y, last, _ = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)
+        y, last = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)[0]
         return y, last
 
     def forward(
@@ -342,7 +355,13 @@ class Layer(ABC, Generic[S_co]):
             For `backward`, any number of times. It has copies of everything, so x, y, the states and the layer's
             weights may change before that.
         """
-        return self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, True)
+        results = counted = None
+        if reset is None and mask is None and masked is ZERO:
+            results = self._runner.call(self._shared.weights, x, state, lengths, batch_first, True)
+        if results is None:
+            results, counted = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, True)
+        y, last, T, B, end, content = results
+        return y, last, Tape(self, T, B, end, content, bool(batch_first), counted)
 
     def backward(
         self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
@@ -389,18 +408,13 @@ class Layer(ABC, Generic[S_co]):
         if batch_first is not None and reader.switch("batch_first", batch_first) != tape.batch_first:
             expected = f"expected {tape.batch_first}, which forward had for this tape"
             raise ValueError(f"{reader.caller}: batch_first is {batch_first}; {expected}")
-        reader = CallReader(reader.caller, tape.batch_first)
-        reader.T, reader.B = tape.T, tape.B
-        d_last = self._read_state(reader, "d_state", d_state, tape.B)
-        d_y = self._read_d_y(reader, d_y, tape)
-        result, d_x = reader.new(self.input_size, self.dtype)
-        if tape.counted is None:
-            d_x[tape.end :] = 0
-            _, d_first, grads = self._backward(tape.content, d_y, d_last, d_x[: tape.end])
-        else:
-            gathered, d_first, grads = self._backward(tape.content, d_y, d_last, None)
-            tape.counted.scatter(gathered, d_x)
-        return result, d_first, grads
+        results: tuple[Array, S_co, dict[str, Array]] | None = self._runner.differentiate(tape, d_y, d_state)
+        if results is None:
+            reader = CallReader(reader.caller, tape.batch_first)
+            reader.T, reader.B = tape.T, tape.B
+            d_last = self._read_state(reader, "d_state", d_state, tape.B)
+            results = self._runner.run_back(tape, self._read_d_y(reader, d_y, tape), d_last)
+        return results
 
     def _read_d_y(self, reader: CallReader, d_y: Any, tape: Tape) -> Array:
         """The gradient to y at the steps that count, as the tape has them."""
@@ -418,7 +432,8 @@ class Layer(ABC, Generic[S_co]):
 
     def _read_and_run(
         self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
-    ) -> tuple[Array, State, Tape]:
+    ) -> tuple[Any, CountedSteps | None]:
+        """What `Runner.run` returns of these arguments, and where the steps are that count, if they had to move."""
         weights = self._shared.weights
         reader = CallReader(type(self).__name__, batch_first)
         if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
@@ -428,43 +443,23 @@ class Layer(ABC, Generic[S_co]):
         reader.T, reader.B = T, B = x.shape[:2]
         lengths = read_lengths(reader, lengths, T, B)
         reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
-        first = self._read_state(reader, "state", state, B, keep=training)
+        first = self._read_state(reader, "state", state, B)
 
         counted = None
         if mask is not None or masked == REPEAT:
             counted, lengths = count(mask, lengths, T, masked == REPEAT)
-        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
         if counted is not None:
             x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
-        x = x[:end]
-        if training and counted is None:
-            x = np.array(x, self.dtype, order="C", copy=True)
-        x = rows_as_kernels_take(x, self.dtype)
-        marks = RowMarks(end, B, lengths, None if reset is None else reset[:end])
-
-        result = y = None
-        if not self._over_time:
-            if training:  # for the caller; a tape has its own
-                result = y = empty((B, self.output_size), self.dtype)
-        elif training or end < T or batch_first or counted is not None:
-            result, y = reader.new(self.output_size, self.dtype)
-        moved = counted if self._over_time else None
-        if y is not None and self._over_time and moved is None:
-            y[end:] = 0
-            y = y[:end]
-        current = ForwardPass(weights, marks, training)
-        part, last, content = self._forward(current, x, first, False, y if moved is None else None)
-        if moved is not None:
-            assert y is not None
-            moved.scatter_y(part, self._directions(False), y)
-        tape = Tape(self, T, B, end, content, reader.batch_first, counted)
-        return part if result is None else result, last, tape
+        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
+        x = rows_as_kernels_take(x[:end], self.dtype)
+        reset = None if reset is None else np.ascontiguousarray(reset[:end])
+        return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
 
     @abstractmethod
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Any:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Any:
         """Run the layer step by step; the stream keeps the state in between."""
 
-    def packed(self, storage: str | None = None) -> Packed[S_co]:
+    def packed(self, storage: str | None = None, activations: str = "float32") -> Packed[S_co]:
         """The layer as it is now, for calls and streams alone, with its weights in fewer bytes.
 
         A call has the bits of ``layer.rounded_to(storage)``. Later changes of the layer's weights change nothing of it.
@@ -473,6 +468,10 @@ class Layer(ABC, Generic[S_co]):
         ----------
         storage : {None, "float16", "bfloat16", "int8"}
             How matrices are stored: of float32 layers, in half the bytes or a quarter. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: to what rows are rounded before they are multiplied with the weights, in integers:
+            x_t, h_{t-1} and, in a GRU that resets before the product, r * h_{t-1}, each row of each step with a scale
+            of its own. "float32" rounds nothing. docs/storage.md has the definition and what it costs.
 
         Returns
         -------
@@ -481,10 +480,13 @@ class Layer(ABC, Generic[S_co]):
         Raises
         ------
         TypeError, ValueError
-            `storage` is something else, the layer's dtype is not float32, or a weight is not finite or too large.
+            `storage` or `activations` is something else, or one does not go with the other; the layer's dtype is not
+            float32, or a weight is not finite or too large.
         """
         reader = ArgumentReader(f"{type(self).__name__}.packed")
-        return Packed(self, None if storage is None else read_storage(reader, storage, self.dtype))
+        storage = None if storage is None else read_storage(reader, storage, self.dtype)
+        read_activations(reader, activations, storage)
+        return Packed(self, storage, activations)
 
     def _apart(self) -> Parts:
         """The layer for the pickle of one that is packed."""
@@ -495,25 +497,8 @@ class Layer(ABC, Generic[S_co]):
         """An equal layer that has no weights yet; `_share` gives it some."""
 
     @abstractmethod
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
-        """A state that the kernels can read, always a copy if `keep`."""
-
-    @abstractmethod
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        """y, the final state, and what the tape keeps.
-
-        A given y is filled and returned. Without one, the tape may refer to the y that is returned. The rows of x and
-        y, along their last axis, may lie anywhere, so also those of d_y and d_x in `_backward`; with `training` x has
-        no gaps.
-        """
-
-    @abstractmethod
-    def _backward(
-        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        """The results of `backward`, from what `_forward` kept on the tape. A given d_x is filled and returned."""
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
+        """A state that the kernels can read."""
 
 
 # ----------------------------------------------------------------------------------------------- weights of their own
@@ -525,27 +510,32 @@ class Single(Layer[S_co]):
     _tensors: tuple[Tensor, ...]
     """The weights in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[NoState]]
+    _runs: ClassVar[type[Runner]]
     _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """What the repr begins with."""
     _sizes: dict[str, int]
     _number: int
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The weights' names in this order."""
+        return tuple(tensor.name for tensor in self._tensors)
+
     def _pack_options(self) -> tuple[bool, ...]:
-        """Options of the kernels that pack weights and of those that compute gradients."""
+        """Options of the kernels that pack weights."""
         return ()
 
     def _forward_options(self) -> tuple[float, ...]:
         """Options of the forward kernels."""
         return ()
 
+    def _gradient_options(self) -> tuple[float, ...]:
+        """Options of the kernels that compute gradients."""
+        return self._pack_options()
+
     @abstractmethod
     def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
         """The letters' values by the shape of the first weight; `what` begins a message."""
-
-    @property
-    def _runs_plainly(self) -> bool:
-        """Whether compiled code alone can run a call."""
-        return True
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
@@ -610,7 +600,7 @@ class Single(Layer[S_co]):
             raise ValueError(f"{what}, rank 2")
         self._sizes = self._sizes_of(shape, what)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
-        self._runner = Runner(self) if self._runs_plainly else None
+        self._runner = self._runs(self)
 
     def _read_weights(
         self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any], known: Mapping[str, Array]
@@ -649,17 +639,18 @@ class Single(Layer[S_co]):
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
         layer.__dict__.update(self.__dict__)
-        layer._runner = Runner(layer) if self._runs_plainly else None
+        layer._runner = self._runs(layer)
         return layer
 
     # ------------------------------------------------------------------------------------------ weights in fewer bytes
-    def _narrow(self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str) -> CellWeights:
+    def _narrow(
+        self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str, activations: str
+    ) -> CellWeights:
         """The same weights, but with matrices packed in fewer bytes; the prefix is in front of their names."""
         arrays = {prefix + name: array for name, array in weights.arrays.items()}
         stored = self._stored(reader, prefix, arrays, storage)
-        itemsize = WEIGHT_STORAGES[storage].itemsize
-        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, itemsize, 1)
-        number = 1 + [*WEIGHT_STORAGES].index(storage)
+        number = 1 + [*WEIGHT_STORAGES].index(storage) + ROUNDINGS.index(activations)
+        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, [*stored.values()], False)
         return narrow
@@ -670,7 +661,7 @@ class Single(Layer[S_co]):
 
     def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
         """The matrices that `_narrow` has packed."""
-        dtype = [*WEIGHT_STORAGES.values()][weights.narrow - 1]
+        dtype = [*WEIGHT_STORAGES.values()][min(weights.narrow, len(WEIGHT_STORAGES)) - 1]
         shapes = {t.name: sizes_of(t.shape, self._sizes) for t in self._tensors if t.kind == "matrix"}
         stored = {
             name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
@@ -689,7 +680,9 @@ class Single(Layer[S_co]):
             self._run("narrow", *codes, *scales, *vectors, *options)
 
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -699,16 +692,19 @@ class Single(Layer[S_co]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
         reader = ArgumentReader(f"{type(self).__name__}.stream")
         storage = None if storage is None else read_storage(reader, storage, self.dtype)
-        return Stream(self, reader.integer("batch", batch), storage)
+        read_activations(reader, activations, storage)
+        return Stream(self, reader.integer("batch", batch), storage, activations)
 
-    def _streamed(self, weights: CellWeights, storage: str | None) -> CellWeights:
+    def _streamed(self, weights: CellWeights, storage: str | None, activations: str) -> CellWeights:
         """What a stream reads of these weights."""
         if storage is None or weights.narrow:
             return weights
-        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage)
+        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage, activations)
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
@@ -736,41 +732,30 @@ class Single(Layer[S_co]):
         shape = batch, self.hidden_size
         return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
 
-    def _stream_kernel(
-        self, weights: CellWeights, T: int, B: int, batch_first: bool, threads: int
-    ) -> tuple[object, bytes, int, int]:
-        """What runs T steps, its plan, the bytes of scratch that it needs, and how many of the threads it uses."""
-        sizes = T, B, self.input_size, self.hidden_size
-        bias = self._ordered(weights.arrays, "bias")[0]
-        options = weights.narrow, *self._forward_options()
-        run, plan = self._run("stream", bias, weights.packed, *sizes, batch_first, *options, threads)
-        return run, plan, *self._work("stream", T, B, threads)
-
     # ---------------------------------------------------------------------------------------------------------- kernels
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*self._viewed(arguments))
+        if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
+            arguments = tuple(
+                a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments
+            )
+        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
 
-    def _viewed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """As kernels take them: memoryviews have no float16, but its bits as integers."""
-        if self._number != HALF:
-            return arguments
-        return tuple(a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments)
-
-    def _work_sizes(self, T: int, B: int) -> tuple[int, int, int, int, int]:
-        """By which a kernel says how much scratch it needs."""
-        return T, B, self.input_size, self.hidden_size, max(self.dtype.itemsize, 4)  # float16 is computed in float32
-
-    def _work(self, name: str, T: int, B: int, threads: int) -> tuple[int, int]:
+    def _work(self, name: str, T: int, B: int, threads: int, narrow: int = 0) -> tuple[int, int]:
         """The bytes of scratch that a kernel needs, and how many of the threads it uses."""
-        return _kernels.WORK[f"{self._kernel}_{name}"](*self._work_sizes(T, B), threads)
+        itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
+        if narrow > len(WEIGHT_STORAGES):  # then it is that of a number in a row of a product, of int8 or int16
+            itemsize = narrow - len(WEIGHT_STORAGES)
+        return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
 
-    def _compute(self, name: str, T: int, B: int, *arguments: Any) -> None:
-        """Run a kernel that takes scratch."""
-        kernel = f"{self._kernel}_{name}"
-        _kernels.compute(kernel, self._number, self._work_sizes(T, B), _team.get(), self._viewed(arguments))
+    def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+        """What runs T steps, or differentiates them; its plan, and what `_work` returns."""
+        options = (narrow, *self._forward_options()) if name == "layer" else self._gradient_options()
+        sizes = T, B, self.input_size, self.hidden_size
+        kernel, plan = self._run(name, _EMPTY[self._number], *sizes, threads, *options)
+        return kernel, plan, *self._work(name, T, B, threads, narrow)
 
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
         fields, shape = self._state._fields, (B, self.hidden_size)
         if state is None:
             return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
@@ -780,7 +765,7 @@ class Single(Layer[S_co]):
             *(
                 np.zeros(shape, self.dtype)
                 if value is None
-                else read_array(reader, part, value, self.dtype, shape, expected, keep)
+                else read_array(reader, part, value, self.dtype, shape, expected)
                 for part, value in parts.items()
             )
         )

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
-import numpy as np
-
-from .._args import empty
+from .._layers import CellRunner
 from .._stream import Stream
-from ..optable import Array, Op
+from ..optable import Op
 from .base import Single
-from .shared import Directions, ForwardPass, S_co, State
-
-
-class CellTape(NamedTuple):
-    """What a cell keeps of a forward pass."""
-
-    weights: dict[str, Array]
-    x: Array
-    state: tuple[Array, ...]
-    saved: Array
-    h: Array
-    marks: Array | None
-    reverse: bool
+from .shared import Directions, S_co
 
 
 class Cell(Single[S_co]):
@@ -31,6 +16,7 @@ class Cell(Single[S_co]):
 
     _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
+    _runs = CellRunner
     _reverse: bool = False
 
     @property
@@ -60,7 +46,9 @@ class Cell(Single[S_co]):
             raise ValueError(f"{what}, so at least H = {hidden} rows")
         return {"I": shape[0] - hidden, "H": hidden}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[S_co]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
@@ -70,6 +58,8 @@ class Cell(Single[S_co]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
 
         Raises
         ------
@@ -81,55 +71,4 @@ class Cell(Single[S_co]):
         if self.reverse:
             what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
             raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch, storage)
-
-    @property
-    def _runs_plainly(self) -> bool:
-        return not self.reverse
-
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        T, B, _ = x.shape
-        reverse ^= self.reverse
-        arrays, packed, narrow = current.weights[self]
-        marks = current.marks.in_direction(reverse)
-        last = self._state(*map(np.empty_like, state))
-        shape = T, B, self.hidden_size
-        h = empty(shape, self.dtype) if y is None or current.training else y
-        saved = empty((len(self._op.outputs) - 1, *shape), self.dtype) if current.training else None
-        if h.size:
-            options = self._forward_options()
-            self._compute("layer", T, B, x, *state, packed, h, saved, *last, marks, reverse, narrow, *options)
-        else:
-            _copy(last, state)
-        if y is None:
-            y = h
-        elif y is not h:
-            y[...] = h
-        tape = CellTape(arrays, x, state, saved, h, marks, reverse) if saved is not None else None
-        return y, last, tape
-
-    def _backward(
-        self, tape: CellTape, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        T, B, _ = tape.x.shape
-        d_state = self._state(*map(np.empty_like, d_last))
-        if d_x is None:
-            d_x = empty(tape.x.shape, self.dtype)
-        if not tape.h.size:
-            _copy(d_state, d_last)
-            d_x[...] = 0
-            return d_x, d_state, {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
-        read = self._ordered(tape.weights, "matrix", "peephole")
-        forward = tape.x, *tape.state, *read, tape.saved, tape.h
-        found = d_x, *d_state, *self._ordered(grads)
-        options = tape.marks, tape.reverse, *self._pack_options()
-        self._compute("layer_grad", T, B, *forward, d_y, *d_last, *found, *options)
-        return d_x, d_state, grads
-
-
-def _copy(targets: Iterable[Array], sources: Iterable[Array]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target[...] = source
+        return super().stream(batch, storage, activations)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _stream
-from .._args import empty
+from .._layers import PairRunner, Runner, StackRunner
 from .._read import ArgumentReader, short
 from ..optable import Array
 from .arguments import in_order, read_parts
@@ -19,13 +19,14 @@ from .base import Layer, Single
 from .cell import Cell
 from .dense import Dense
 from .packed import Packed
-from .shared import Directions, ForwardPass, S_bw_co, S_co, SharedWeights, State
+from .shared import Directions, S_bw_co, S_co, SharedWeights, State
 
 
 class Composite(Layer[S_co]):
     """A layer that consists of copies of other layers."""
 
     _layers: dict[str, Layer]
+    _runs: ClassVar[type[Runner]]
 
     def _initialize(self, layers: dict[str, Any]) -> None:
         """Copy the layers; from now on their weights are replaced together."""
@@ -47,6 +48,7 @@ class Composite(Layer[S_co]):
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
         layer._layers = {name: part._hollow() for name, part in self._layers.items()}
+        layer._runner = self._runs(layer)
         return layer
 
     def _share(self, shared: SharedWeights) -> None:
@@ -73,21 +75,13 @@ class Composite(Layer[S_co]):
         """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
         return next(iter(self._layers.values())).dtype
 
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, keep: bool = False) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
         form = f"({', '.join(self._layers)})"
         parts = read_parts(reader, name, state, self._layers, form, self._stateless_parts())
         return tuple(
-            layer._read_state(reader, part, value, B, keep)
+            layer._read_state(reader, part, value, B)
             for layer, (part, value) in zip(self._layers.values(), parts.items(), strict=True)
         )
-
-    def _keyed(self, grads: Iterable[dict[str, Array]]) -> dict[str, Array]:
-        """The layers' gradients by the names in `weights`."""
-        return {
-            f"{name}.{key}": array
-            for name, part in zip(self._layers, grads, strict=True)
-            for key, array in part.items()
-        }
 
 
 class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
@@ -107,6 +101,8 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         The sizes differ, or a layer has ``reverse=True``, or `last`.
     """
 
+    _runs = PairRunner
+
     def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
         self._initialize({"fw": fw, "bw": bw})
         for name, layer in self._layers.items():
@@ -121,6 +117,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
             expected, found = getattr(fw, size), getattr(bw, size)
             if found != expected:
                 raise ValueError(f"{type(self).__name__}: bw has {size} {found}; expected {expected}, that of fw")
+        self._runner = self._runs(self)
 
     @property
     def fw(self) -> Layer:
@@ -156,35 +153,12 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def _description(self) -> dict[str, Any]:
         return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> NoReturn:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> NoReturn:
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
     def _directions(self, reverse: bool) -> Directions:
         return [*self.fw._directions(reverse), *self.bw._directions(not reverse)]
-
-    def _halves(self, y: Array) -> tuple[Array, Array]:
-        return y[:, :, : self.fw.output_size], y[:, :, self.fw.output_size :]
-
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        if y is None:
-            y = empty((*x.shape[:2], self.output_size), self.dtype)
-        fw, bw = self._halves(y)
-        _, last_fw, tape_fw = self.fw._forward(current, x, state[0], reverse, fw)
-        _, last_bw, tape_bw = self.bw._forward(current, x, state[1], not reverse, bw)
-        return y, (last_fw, last_bw), (tape_fw, tape_bw)
-
-    def _backward(
-        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        fw, bw = self._halves(d_y)
-        d_x, d_fw, grads_fw = self.fw._backward(tape[0], fw, d_last[0], d_x)
-        d_x_bw, d_bw, grads_bw = self.bw._backward(tape[1], bw, d_last[1], None)
-        with np.errstate(over="ignore", invalid="ignore"):
-            d_x += d_x_bw
-        return d_x, (d_fw, d_bw), self._keyed((grads_fw, grads_bw))
 
 
 class Stack(Composite[tuple[Any, ...]]):
@@ -205,6 +179,8 @@ class Stack(Composite[tuple[Any, ...]]):
         not the last one.
     """
 
+    _runs = StackRunner
+
     def __init__(self, layers: Iterable[Layer]) -> None:
         caller = type(self).__name__
         if not isinstance(layers, Iterable):
@@ -222,6 +198,7 @@ class Stack(Composite[tuple[Any, ...]]):
         for k, layer in enumerate(self.layers):
             if isinstance(layer, Dense):
                 layer._stand_above(self.layers[k - 1] if k else None)
+        self._runner = self._runs(self)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -250,7 +227,7 @@ class Stack(Composite[tuple[Any, ...]]):
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> StackStream:
+    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> StackStream:
         """Run the stack step by step; the stream keeps the states in between, which are zero at first.
 
         Parameters
@@ -260,8 +237,10 @@ class Stack(Composite[tuple[Any, ...]]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
-        return StackStream(self, batch, storage)
+        return StackStream(self, batch, storage, activations)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"
@@ -271,26 +250,6 @@ class Stack(Composite[tuple[Any, ...]]):
 
     def _description(self) -> dict[str, Any]:
         return {"type": "Stack", "layers": [layer._description() for layer in self.layers]}
-
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        last, tapes = [], []
-        for layer, first in zip(self.layers, state, strict=True):
-            x, final, tape = layer._forward(current, x, first, reverse, y if layer is self.layers[-1] else None)
-            last.append(final)
-            tapes.append(tape)
-        return x, tuple(last), tapes
-
-    def _backward(
-        self, tape: Any, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        states, grads = [], []
-        for layer, content, d_state in reversed([*zip(self.layers, tape, d_last, strict=True)]):
-            d_y, d_first, part = layer._backward(content, d_y, d_state, d_x if layer is self.layers[0] else None)
-            states.append(d_first)
-            grads.append(part)
-        return d_y, tuple(reversed(states)), self._keyed(reversed(grads))
 
 
 class StackStream:
@@ -309,10 +268,14 @@ class StackStream:
         Copies of the layers' states. Assigning sets them.
     """
 
-    def __init__(self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None) -> None:
+    def __init__(
+        self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> None:
         self.layer: Stack | Packed = layer
-        self.storage, self._stack = storage, layer
-        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch, storage) for part in layer.layers]
+        self.storage, self.activations, self._stack = storage, activations, layer
+        self._parts: list[_stream.Stream | StackStream] = [
+            part.stream(batch, storage, activations) for part in layer.layers
+        ]
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
@@ -357,7 +320,7 @@ class StackStream:
         return [array for part, given in zip(self._parts, value, strict=True) for array in part._state_arrays(given)]
 
     def _belong_to(self, packed: Packed) -> Self:
-        self.layer, self.storage = packed, packed.storage
+        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
         return self
 
     def _in_use(self) -> Stack:
@@ -366,7 +329,7 @@ class StackStream:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.layer is not self._stack:
             return _stream.restored, (self.layer, self.batch, self.state)
-        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage)
+        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
 
     def __repr__(self) -> str:
-        return _stream.shown(self.layer, self.batch, None if self.layer is not self._stack else self.storage)
+        return _stream.shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self._stack)

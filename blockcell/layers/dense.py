@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .._args import empty
+from .._layers import DenseRunner
 from .._read import ArgumentReader, short
 from .._stream import Stream
-from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
+from ..optable import ACTIVATIONS, DENSE_WEIGHTS
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
-from .masks import rows_at
-from .shared import ENDED, Directions, ForwardPass, NoState, State
-
-
-class DenseTape(NamedTuple):
-    """What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."""
-
-    weights: dict[str, Array]
-    x: Array
-    y: Array
-    marks: Array | None
-    ends: Ends | None
-
-
-class Ends(NamedTuple):
-    """Where a layer with `last` finds the rows that it reads."""
-
-    T: int
-    last: Array
-    """Each row's last step, [B]; -1 where there is none."""
-    begins: Array
-    """Which columns are of a direction that ends at the first step, [I]."""
-
-    def rows(self, x: Array) -> Array:
-        """These rows of x, [1, B, I]."""
-        if self.T == 0:
-            return np.zeros((1, *x.shape[1:]), x.dtype)
-        rows = rows_at(x, np.maximum(self.last, 0)[None])
-        np.copyto(rows[0], x[0], where=self.begins)
-        return rows
-
-    def spread(self, d_rows: Array, d_x: Array) -> None:
-        """Fill the gradient to x, [T, B, I], from that to these rows."""
-        d_x[...] = 0
-        if self.T:
-            here = np.arange(self.T)[:, None] == self.last
-            np.copyto(d_x, d_rows, where=here[:, :, None] & ~self.begins)
-            np.copyto(d_x[0], d_rows[0], where=self.begins)
+from .shared import Directions, NoState
 
 
 class Dense(Single[tuple[()]]):
@@ -90,6 +53,7 @@ class Dense(Single[tuple[()]]):
     """
 
     _kernel = "dense"
+    _runs = DenseRunner
     _state = NoState
     _shown = "input_size", "output_size", "dtype"
     _tensors = DENSE_WEIGHTS
@@ -204,12 +168,9 @@ class Dense(Single[tuple[()]]):
             )
         return self._below
 
-    def _begins(self) -> Array:
-        """Which inputs are of a direction that ends at the first step."""
-        sizes, backwards = zip(*self._directions_of_x(), strict=True)
-        return np.repeat(np.array(backwards, np.bool_), sizes)
-
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None) -> Stream[tuple[()]]:
+    def stream(
+        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
+    ) -> Stream[tuple[()]]:
         """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
 
         Parameters
@@ -219,60 +180,16 @@ class Dense(Single[tuple[()]]):
         storage : {None, "float16", "bfloat16", "int8"}
             How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
             are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
         """
-        if self._begins().any():
+        if any(backwards for _, backwards in self._directions_of_x()):
             raise TypeError(f"{type(self).__name__}.stream: a direction of the layer below begins at the last step")
-        return super().stream(batch, storage)
+        return super().stream(batch, storage, activations)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)
 
-    @property
-    def _runs_plainly(self) -> bool:
-        return not self.last
-
-    def _forward(
-        self, current: ForwardPass, x: Array, state: State, reverse: bool, y: Array | None
-    ) -> tuple[Array, State, Any]:
-        arrays, packed, narrow = current.weights[self]
-        lengths = current.marks.lengths
-        marks = None if lengths is None else current.marks.in_direction(reverse)
-        ends = None
-        if self.last:
-            T, B, _ = x.shape
-            last = np.full(B, T - 1) if lengths is None else lengths - 1
-            ends = Ends(T, last, self._begins())
-            x, marks = ends.rows(x), ENDED * (last < 0)[None].astype(np.uint8)
-            y = y if y is None else y[None]
-        T, B, _ = x.shape
-        rows = empty((T, B, self.output_size), self.dtype) if y is None or current.training else y
-        if rows.size:
-            self._compute("layer", T, B, x, packed, rows, marks, narrow, *self._forward_options())
-        if y is None:
-            y = rows
-        elif y is not rows:
-            y[...] = rows
-        tape = DenseTape(arrays, x, rows, marks, ends) if current.training else None
-        return y if ends is None else y[0], (), tape
-
-    def _backward(
-        self, tape: DenseTape, d_y: Array, d_last: State, d_x: Array | None
-    ) -> tuple[Array, State, dict[str, Array]]:
-        T, B, _ = tape.x.shape
-        d_y = d_y if tape.ends is None else d_y[None]
-        d_rows = empty(tape.x.shape, self.dtype) if d_x is None or tape.ends is not None else d_x
-        if tape.y.size:
-            grads = {name: empty(w.shape, self.dtype) for name, w in tape.weights.items()}
-            given = tape.x, tape.weights["w"], tape.y, d_y
-            found = d_rows, grads["w"], grads["b"]
-            self._compute("layer_grad", T, B, *given, *found, tape.marks, *self._forward_options())
-        else:
-            d_rows[...] = 0
-            grads = {name: np.zeros_like(w) for name, w in tape.weights.items()}
-        if tape.ends is None:
-            return d_rows, (), grads
-        if d_x is None:
-            d_x = empty((tape.ends.T, B, self.input_size), self.dtype)
-        tape.ends.spread(d_rows, d_x)
-        return d_x, (), grads
+    def _gradient_options(self) -> tuple[int, ...]:
+        return self._forward_options()

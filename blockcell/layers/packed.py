@@ -23,18 +23,20 @@ class Packed(Generic[S_co]):
     ----------
     storage : str or None
         How matrices are stored: "float16", "bfloat16" or "int8"; None for as they were.
+    activations : str
+        To what the rows that they are multiplied with are rounded: "int8" or "int16"; "float32" for not at all.
     nbytes : int
         Bytes of all weights: of the matrices and of what stands beside them.
     """
 
-    def __init__(self, layer: Any, storage: str | None) -> None:
-        self._layer, self._storage = layer._hollow(), storage
+    def __init__(self, layer: Any, storage: str | None, activations: str) -> None:
+        self._layer, self._storage, self._activations = layer._hollow(), storage, activations
         reader, weights = ArgumentReader(f"{type(layer).__name__}.packed"), layer._shared.weights
         kept: dict[Any, CellWeights] = {}
         for (prefix, cell), own in zip(layer._cells().items(), self._layer._cells().values(), strict=True):
             kept[own] = weights[cell]
             if storage is not None:
-                narrow = cell._narrow(reader, prefix, weights[cell], storage)
+                narrow = cell._narrow(reader, prefix, weights[cell], storage, activations)
                 matrices = [tensor.name for tensor in cell._tensors if tensor.kind == "matrix"]
                 vectors = {name: array for name, array in narrow.arrays.items() if name not in matrices}
                 kept[own] = narrow._replace(arrays=vectors)
@@ -43,6 +45,10 @@ class Packed(Generic[S_co]):
     @property
     def storage(self) -> str | None:
         return self._storage
+
+    @property
+    def activations(self) -> str:
+        return self._activations
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +72,8 @@ class Packed(Generic[S_co]):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of all inputs and of all results."""
-        return np.dtype(self._layer.dtype)
+        dtype: np.dtype[Any] = self._layer.dtype
+        return dtype
 
     def __call__(
         self,
@@ -79,7 +86,8 @@ class Packed(Generic[S_co]):
         masked: str = ZERO,
         batch_first: bool = False,
     ) -> tuple[Array, S_co]:
-        """What a call of the layer returns, of ``layer.rounded_to(storage)`` if there is a `storage`."""
+        """What a call of the layer returns, of ``layer.rounded_to(storage)`` if there is a `storage`; nearly that if
+        activations are rounded, too."""
         options = {"lengths": lengths, "reset": reset, "mask": mask, "masked": masked, "batch_first": batch_first}
         results: tuple[Array, S_co] = self._layer(x, state, **options)
         return results
@@ -89,10 +97,11 @@ class Packed(Generic[S_co]):
         return self._layer.stream(batch)._belong_to(self)
 
     def __repr__(self) -> str:
-        return f"<{self._layer!r}, packed, storage={self.storage!r}, nbytes={self.nbytes}>"
+        rounded = "" if self.activations == "float32" else f", activations={self.activations!r}"
+        return f"<{self._layer!r}, packed, storage={self.storage!r}{rounded}, nbytes={self.nbytes}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._layer._apart(), self.storage)
+        return _restored, (self._layer._apart(), self.storage, self.activations)
 
 
 class Parts(NamedTuple):
@@ -111,6 +120,6 @@ def _joined(value: Any) -> Any:
     return tuple(map(_joined, value)) if type(value) is tuple else value
 
 
-def _restored(parts: Parts, storage: str | None) -> Packed:
-    """One from its pickle."""
-    return Packed(_joined(parts), storage)
+def _restored(parts: Parts, storage: str | None, activations: str = "float32") -> Packed:
+    """One from its pickle; older ones have no `activations`."""
+    return Packed(_joined(parts), storage, activations)

@@ -1,15 +1,13 @@
-"""What the parts of a layer share: states, weights, and where rows end and start anew."""
+"""What the parts of a layer share: states and weights."""
 
 import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from ..optable import Array
 
-ENDED, FRESH, FIRST = 1, 2, 4  # the marks of pyx/steps.pxd
+ENDED, FIRST = 1, 4  # marks of pyx/steps.pxd
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
@@ -99,40 +97,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-# ------------------------------------------------------------------------------------------------------------- one pass
-class RowMarks:
-    """Where the rows of a batch end and start anew, as the kernels read it."""
-
-    def __init__(self, T: int, B: int, lengths: Array | None, reset: Array | None) -> None:
-        self.T, self.B, self.lengths, self.reset = T, B, lengths, reset
-        self._marks: dict[bool, Array] = {}
-
-    def in_direction(self, reverse: bool) -> Array | None:
-        """The marks of every step and row, [T,B]; None if all rows run through all steps without a reset."""
-        if self.lengths is None and self.reset is None:
-            return None
-        if reverse not in self._marks:
-            self._marks[reverse] = self._mark(reverse)
-        return self._marks[reverse]
-
-    def _mark(self, reverse: bool) -> Array:
-        lengths = np.full(self.B, self.T) if self.lengths is None else self.lengths
-        t = np.arange(self.T)[:, None]
-        ended = t >= lengths
-        marks: Array = FIRST * (t == (lengths - 1 if reverse else np.zeros_like(lengths))).astype(np.uint8)
-        if self.reset is not None and reverse:  # an episode that starts at t + 1 hands no state back to t
-            marks[:-1][self.reset[1:] & ~ended[1:]] |= FRESH
-        elif self.reset is not None:
-            marks[self.reset] |= FRESH
-        marks[ended] = ENDED
-        return marks
-
-
-class ForwardPass(NamedTuple):
-    """What all cells of a layer share in one forward pass."""
-
-    weights: Mapping[Any, CellWeights]
-    marks: RowMarks
-    training: bool

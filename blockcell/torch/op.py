@@ -4,7 +4,7 @@ The dispatcher costs more than a small layer computes.  Calls go through it wher
 as torch.compile or a class derived from Tensor; others call the same functions directly.
 
 With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H].  marks [2,T,B], for rows of
-different lengths, are those of `blockcell.layers.shared.RowMarks` for both directions.
+different lengths, are those of `blockcell._layers.marks_of` for both directions.
 """
 
 from __future__ import annotations

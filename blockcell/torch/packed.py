@@ -26,7 +26,7 @@ class Packing:
     def __init__(self, batch_sizes: Tensor, count: int, B: Any) -> None:
         T, B = self.sizes = len(batch_sizes), int(B)
         self.marks: Tensor | None = None
-        """Those of `blockcell.layers.shared.RowMarks` in both directions; None if all rows are of one length."""
+        """Those of `blockcell._layers.marks_of` in both directions; None if all rows are of one length."""
         if count == T * B:
             return
         ended = torch.arange(B, device="cpu") >= batch_sizes[:, None]

@@ -146,3 +146,12 @@ def test_init_is_seeded(cls):
             cls.init(*bad, seed=0)
     with pytest.raises(TypeError, match="dtype is int64"):
         cls.init(2, 3, seed=0, dtype=int)
+
+
+def test_set_weights_takes_no_more_than_there_are():
+    """A peephole that the layer does not have is unknown, although other LSTMs have it; and nothing is replaced."""
+    layer = LSTM.init(2, 3, seed=0)
+    before = layer.weights
+    with pytest.raises(TypeError, match="LSTM: there is no weight wci; expected w, b"):
+        layer.set_weights(b=np.ones(12, np.float32), wci=np.zeros(3, np.float32))
+    assert all(layer.weights[name] is array for name, array in before.items())

@@ -100,8 +100,10 @@ def halved(layer: Any) -> dict[str, np.ndarray]:
 
 def of_layers() -> dict[str, Scenario]:
     found = {}
-    for name, layer in kinds().items():
-        x, d_y = uniform(T, B, I, dtype=layer.dtype), uniform(T, B, layer.output_size, dtype=layer.dtype)
+    last = {"last": Stack([LSTM.init(I, H, seed=13), Dense.init(H, 5, seed=14, last=True)])}
+    for name, layer in (kinds() | last).items():
+        x = uniform(T, B, I, dtype=layer.dtype)
+        d_y = uniform(*layer(x)[0].shape, dtype=layer.dtype)
         state = like(layer(x)[1], np.copy)
         lists = x.tolist(), like(state, np.ndarray.tolist)
         rows = {"lengths": np.arange(B) % (T + 1), "reset": np.arange(T * B).reshape(T, B) % 5 == 0}
@@ -116,6 +118,7 @@ def of_layers() -> dict[str, Scenario]:
         acts = {
             "call": lambda layer, x=x: layer(x),
             "call state": lambda layer, x=x, state=state: layer(x, state),
+            "call lengths": lambda layer, x=x, lengths=rows["lengths"]: layer(x, lengths=lengths),
             "call rows": lambda layer, x=x, rows=rows: layer(x, **rows),
             "call list": lambda layer, lists=lists: layer(*lists),
             "call strided": lambda layer, x=x: layer(x[::-1]),
@@ -123,6 +126,7 @@ def of_layers() -> dict[str, Scenario]:
             "forward": lambda layer, x=x: layer.forward(x)[:2],
             "forward rows": lambda layer, x=x, state=state, rows=rows: layer.forward(x, state, **rows)[:2],
             "both": trained,
+            "both lengths": partial(trained, lengths=rows["lengths"], state=state),
             "both rows": partial(trained, **rows),
             "both mask": partial(trained, **masked),
             "backward": lambda layer, tape=tapes[0], d_y=d_y, state=state: tape.layer.backward(tape, d_y, state),

@@ -16,7 +16,8 @@ from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 import onnx_export
 from blockcell import Bidirectional, Stack, __version__
 from blockcell.optable import OPS
-from onnx_export.link import bodies, graphs
+from onnx_export.build import FORMS
+from onnx_export.link import bodies, graphs, nodes_within
 
 
 def test_names():
@@ -148,6 +149,66 @@ def test_native_cells_that_are_alike_have_weights_of_their_own(functions):
     model = exported(layer, loop="native", functions=functions)
     assert not model.functions
     assert [tensor.name for tensor in model.graph.initializer] == [f"{k}.{name}" for k in range(3) for name in "WRB"]
+
+
+# ------------------------------------------------------------------------------------------------------------ providers
+def looped(model):
+    """What the metadata say, after a look at the nodes."""
+    (loop,) = (entry.value for entry in model.metadata_props if entry.key == "blockcell.loop")
+    kinds = {node.op_type for part in (model.graph, *model.functions) for node in nodes_within(part.node)}
+    assert ("Scan" in kinds, "Loop" in kinds) == (loop == "scan", loop == "loop")
+    assert bool({"LSTM", "GRU"} & kinds) == (loop == "native")
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "expected"),
+    [
+        (lambda: Bidirectional(lstm(4, "float32"), gru(4, "float32")), {}, "native"),
+        (lambda: Stack([gru(4, "float32"), gru(4, "float32", 4, reset_after=True)]), {"lengths": False}, "native"),
+        (lambda: lstm(4, "float32", cell_clip=0.5), {"sizes": {"T": T}}, "unroll"),
+        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "reset": True}, "unroll"),
+        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "train": True}, "unroll"),
+        (lambda: lstm(4, "float16"), {"sizes": {"T": T}}, "unroll"),
+        (lambda: lstm(4, "float32"), {"loop": "scan"}, "scan"),
+    ],
+)
+def test_form_of_a_layer_for_a_provider(layer, options, expected):
+    layer = layer()
+    assert looped(exported(layer, provider="webgpu", functions=False, **options)) == expected
+    for provider in ("cpu", "cuda"):
+        assert looped(exported(layer, provider=provider, functions=False, **options)) == "scan"
+    assert exported(layer, **options) == exported(layer, provider="cpu", **options)
+
+
+def test_no_form_of_a_layer_for_a_provider():
+    said = (
+        r"^export: there is no form for provider='webgpu': loop='native' is not exact: .*; "
+        r"loop='unroll' .* needs sizes\['T'\]; 'scan' and 'loop' do not$"
+    )
+    with pytest.raises(ValueError, match=said):
+        exported(lstm(4, "float32", cell_clip=0.5), provider="webgpu")
+    with pytest.raises(ValueError, match=r"^export: provider is 'gpu'; expected one of cpu, cuda, webgpu$"):
+        exported(lstm(4, "float32"), provider="gpu")
+    with pytest.raises(ValueError, match=r"^export: opset is 3; expected an integer from 15"):
+        exported(lstm(4, "float32"), provider="webgpu", opset=3)
+
+
+def test_a_step_for_webgpu():
+    model = exported(Stack([lstm(4, "float32"), gru(3, "float32", 4)]), provider="webgpu", streaming=True)
+    assert not {"Scan", "Loop"} & {node.op_type for part in model.functions for node in part.node}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_form_of_an_op_for_a_provider(op):
+    """That of a session of the op."""
+    attrs = {"cell_clip": 0.0} if op in ("BlockLSTM", "BlockLSTMV2") else {}
+    attrs |= {"use_peephole": False} if OPS[op].attributes and ("Grad" in op or "vjp" in op) else {}
+    for provider in FORMS:
+        built = onnx_export.build(op, provider=provider, attrs=attrs, sizes={"T": T, "H": 4})
+        form = "native" if op in NATIVE and provider == "webgpu" else "unroll" if provider == "webgpu" else "scan"
+        static = {"static": True} if provider != "cpu" else {}
+        assert built == onnx_export.build(op, loop=form, attrs=attrs, sizes={"T": T, "H": 4}, **static)
 
 
 # ---------------------------------------------------------------------------------------------------------------- names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -449,11 +450,34 @@ def test_nodes_with_floats_are_told_from_others(loop):
 
 @tells_placement
 def test_a_node_with_floats_on_the_cpu_is_named(monkeypatch):
-    webgpu = runtime.Provider("CPUExecutionProvider", ("scan",))
+    webgpu = runtime.Provider("CPUExecutionProvider")
     monkeypatch.setattr(runtime, "PROVIDERS", {"cpu": webgpu, "webgpu": webgpu})
     monkeypatch.setattr(runtime, "_plugin", lambda: None)
     with pytest.raises(RuntimeError, match=r"would run Tanh b of any on the CPU; expected a model without them or"):
         runtime.Running(onnx.parser.parse_model(runtime.ANY), "webgpu")
+
+
+@pytest.mark.parametrize("loop", ["scan", "loop", "unroll"])
+def test_a_slow_form_is_warned_of(monkeypatch, loop):
+    """Once for a session of a model with a Scan or Loop on WebGPU, in functions too; never on the CPU."""
+    monkeypatch.setattr("onnx_export.session.why_not", lambda provider: "")
+    layer = Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 3, seed=1)])
+    model = onnx_export.export(layer, None, loop=loop, sizes={"T": 2})
+    with warnings.catch_warnings(record=True, action="always") as said:
+        onnx_export.Session(model, provider="webgpu")
+    assert len(said) == (loop != "unroll")
+    for warning in said:
+        assert str(warning.message).startswith(f"Stack: its steps run in a {loop.capitalize()}, which 'webgpu' leaves")
+        assert warning.filename == __file__ and warning.category is RuntimeWarning
+    onnx_export.Session(model)
+    onnx_export.Session(onnx_export.export(layer, None, provider="webgpu"), provider="webgpu")
+    onnx_export.Session("block_gru", provider="webgpu", loop=loop, sizes={"T": 2})  # whoever says so means it
+
+
+def test_idle_threads_of_sessions_do_not_wait_long():
+    """onnxruntime's wait for tens of milliseconds, in the way of blockcell's."""
+    session = onnx_export.Session("GRUBlockCell")._running_for({}).session
+    assert session.get_session_options().get_session_config_entry("session.intra_op.spin_duration_us") == "50"
 
 
 @pytest.mark.parametrize(

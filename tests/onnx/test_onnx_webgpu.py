@@ -24,7 +24,7 @@ from onnx_export.link import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
 
-pytestmark = pytest.mark.webgpu
+pytestmark = [pytest.mark.webgpu, pytest.mark.filterwarnings("ignore:.*its steps run in a")]  # forms that are slow
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]

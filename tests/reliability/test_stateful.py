@@ -414,7 +414,10 @@ class Streams(RuleBasedStateMachine):
 
 # -------------------------------------------------------------------------------------------------------------- layers
 class Layers(RuleBasedStateMachine):
-    """A layer and a copy of it that uses one thread; tapes stay good whatever happens in between."""
+    """A layer and a copy of it that uses one thread; tapes stay good whatever happens in between.
+
+    The copy's arrays are byte-swapped, so that it has to read and convert them, where the layer takes them as they are.
+    """
 
     @initialize(layer=layers(), threads=st.sampled_from(THREADS))
     def begin(self, layer, threads):
@@ -465,7 +468,7 @@ class Layers(RuleBasedStateMachine):
             given[1]["state"] = like(options["state"], FORMS[form])
         y, last = self.layer(FORMS[form](given[0]), **given[1])
         with on_threads(1):
-            assert same((swapped(y, batch_first), last), self.model(x, **options))
+            assert same((swapped(y, batch_first), last), self.model(byte_swapped(x), **options))
 
     @rule(
         seed=SEEDS,
@@ -483,7 +486,7 @@ class Layers(RuleBasedStateMachine):
         given = turned(x, options) if batch_first else (x, options)
         y, last, tape = self.layer.forward(given[0], **given[1])
         with on_threads(1):
-            expected_y, expected_last, expected_tape = self.model.forward(x, **options)
+            expected_y, expected_last, expected_tape = self.model.forward(byte_swapped(x), **options)
         assert same((swapped(y, batch_first), last), (expected_y, expected_last))
         self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, expected_y.shape, last)]
         for array in (given[0], *(given[1][name] for name in ("reset", "mask") if name in given[1])):
@@ -499,7 +502,7 @@ class Layers(RuleBasedStateMachine):
         incoming = swapped(d_y, tape.batch_first) if with_y else None
         d_x, *found = layer.backward(tape, incoming, d_state)
         with on_threads(1):
-            expected = model.backward(expected_tape, d_y, d_state)
+            expected = model.backward(expected_tape, byte_swapped(d_y) if with_y else None, d_state)
         assert same((swapped(d_x, tape.batch_first), *found), expected)
 
     @rule(seed=SEEDS)

@@ -12,7 +12,7 @@ from bits import on_threads, same
 from torch_layout import SAVED, STATES, run, weights_of
 
 from blockcell import GRU, LSTM
-from blockcell.layers.shared import RowMarks
+from blockcell._layers import marks_of
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 17))
 
@@ -56,7 +56,7 @@ def test_equals_the_layer(kind, dtype):
         x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, hidden))
         first, d_last = ([g.uniform(-1, 1, (B, hidden)).astype(dtype) for _ in range(STATES[kind])] for _ in range(2))
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
-        marks = RowMarks(T, B, lengths, None).in_direction(reverse)
+        marks = marks_of(T, B, lengths, None, reverse)
         biases = [named["b"]] if kind == "lstm" else [named["b_ru"], named["b_c"], named["b_hc"]]
 
         with on_threads(int(g.integers(1, 4))):

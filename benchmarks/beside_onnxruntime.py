@@ -1,0 +1,150 @@
+"""blockcell's calls and another runtime's in one process: onnxruntime, with several settings, and OpenVINO.
+
+    python benchmarks/beside_onnxruntime.py [--rounds 5] [--seconds 0.2] [--only WAY ...]
+
+Idle threads of onnxruntime wait busily for some time after a run, in the way of everybody else's.  A process is a way
+to run the models: onnxruntime as it comes, or told to wait less, or on one thread; a `Session` of ours; OpenVINO.  In
+each a model is run alone, and in turn with an inference and with a training step of an LSTM (T = 20, B = 16, I = H =
+128) on as many threads as there are CPUs.  The models are an LSTM's: one step of one row with 128 and with 1024 cells,
+a sequence as a Scan and one as ONNX's own LSTM node (T = 20, B = 16, 128 cells), and a large Scan (T = 20, B = 64, 512
+cells).  Prints mean microseconds of a model's run alone and of ours in turn with it, and for how many milliseconds of
+CPU time the runtime's idle threads wait busily after a run, each the median of the rounds.  Nothing else should run on
+the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from turns import Worker, answer, busy_after, means
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+MODELS = {  # a name: T, B, I = H, and what export is told
+    "step": (1, 1, 128, {"streaming": True}),
+    "large step": (1, 1, 1024, {"streaming": True}),
+    "Scan": (20, 16, 128, {"lengths": False}),
+    "LSTM node": (20, 16, 128, {"lengths": False, "loop": "native"}),
+    "large Scan": (20, 64, 512, {"lengths": False}),
+}
+NO_WAITING, NOT_LATER = "session.intra_op.allow_spinning", "session.force_spinning_stop"
+FOR_SO_LONG = "session.intra_op.spin_duration_us"
+WAYS: dict[str, dict[str, str] | None] = {  # onnxruntime's settings
+    "nothing else": None,
+    "onnxruntime": {},
+    f"onnxruntime, `{NO_WAITING}=0`": {NO_WAITING: "0"},
+    f"onnxruntime, `{NOT_LATER}=1`": {NOT_LATER: "1"},
+    f"onnxruntime, `{FOR_SO_LONG}=50`": {FOR_SO_LONG: "50"},
+    "onnxruntime, one thread": {"threads": "1"},
+    "our `Session`": None,
+    "OpenVINO": None,
+}
+CALLS = ("inference", "training")
+
+
+def ours() -> dict[str, Callable[[], object]]:
+    from blockcell import LSTM
+
+    layer, x = LSTM.init(128, 128, seed=0), np.ones((20, 16, 128), np.float32)
+
+    def training() -> None:
+        y, _, tape = layer.forward(x)
+        layer.backward(tape, y)
+
+    return {"inference": lambda: layer(x), "training": training}
+
+
+def runnable(way: str, name: str) -> Callable[[], object]:
+    """A call that runs a model."""
+    from blockcell import LSTM
+    from onnx_export import Session, export
+
+    T, B, H, options = MODELS[name]
+    loop = {"loop": "loop"} if way == "OpenVINO" and "Scan" in name else {}
+    model = export(LSTM.init(H, H, seed=1), None, functions=False, **{**options, **loop})
+    step = "streaming" in options
+    feeds = {value.name: np.ones((B, H), np.float32) for value in model.graph.input}
+    if not step:
+        feeds["x"] = np.ones((T, B, H), np.float32)
+    if way == "our `Session`":
+        session = Session(model)
+        return lambda: session(x=feeds["x"], state=(feeds["cs_prev"], feeds["h_prev"]))
+    if way == "OpenVINO":
+        import openvino
+
+        with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+            file.write(model.SerializeToString())
+            file.flush()
+            compiled = openvino.compile_model(file.name, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return lambda: compiled(feeds)
+    import onnxruntime
+
+    settings: Any = onnxruntime.SessionOptions()
+    for key, value in (WAYS[way] or {}).items():
+        if key == "threads":
+            settings.intra_op_num_threads = int(value)
+        else:
+            settings.add_session_config_entry(key, value)
+    runs = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    return lambda: runs.run(None, feeds)
+
+
+def work(way: str) -> None:
+    """Answers the name of a model and for how many seconds with microseconds: of its run alone, of ours in turn with
+    it, of its idle threads' waiting.  Without a model, of ours alone."""
+    own = ours()
+    models = {name: runnable(way, name) for name in MODELS if way != "nothing else"}
+
+    def reply(question: tuple[str, float]) -> list[float]:
+        name, seconds = question
+        if not models:
+            found = [0.0, *(means([own[call]], seconds)[0] for call in CALLS), 0.0]
+        else:
+            run = models[name]
+            in_turn = [means([run, own[call]], seconds)[1] for call in CALLS]
+            found = [means([run], seconds)[0], *in_turn, busy_after(run)]
+        return [1e6 * one for one in found]
+
+    answer(reply)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    options = parser.parse_args()
+    import onnxruntime
+
+    import blockcell
+
+    info = blockcell.build_info()
+    workers = {way: Worker(__file__, "--work", way) for way in options.only}
+    print(f"{os.cpu_count()} CPUs, {info['cpu']}, {info['compiler']}, onnxruntime {onnxruntime.__version__}\n")
+    heads = ["alone", *(f"our {call}" for call in CALLS), "then waits, ms"]
+    print(f"| model | beside | {' | '.join(heads)} |\n" + "|---" * (2 + len(heads)) + "|")
+    for name in MODELS:
+        rounds: dict[str, list[list[float]]] = {way: [] for way in workers}
+        for _ in range(options.rounds):
+            for way, worker in workers.items():
+                rounds[way].append(worker.ask((name, options.seconds)))
+        for way, found in rounds.items():
+            alone, *own, waits = (statistics.median(column) for column in zip(*found, strict=True))
+            cells = [f"{alone:.0f}" if alone else "", *(f"{one:.0f}" for one in own), f"{waits / 1e3:.1f}"]
+            print(f"| {name} | {way} | {' | '.join(cells)} |", flush=True)
+    for worker in workers.values():
+        worker.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2])
+    else:
+        main()

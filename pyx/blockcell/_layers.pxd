@@ -1,0 +1,19 @@
+"""How a layer's kernel runs, for `_stream` too."""
+from passes cimport Pass, Run
+
+
+cdef class Plan:
+    """How T steps of B rows are run with so many threads."""
+
+    cdef object parameters
+    cdef Run kernel
+    cdef Py_ssize_t T, B, size  # bytes of scratch
+    cdef int narrow, threads, planned  # how weights are packed; threads that there may be; those that are of use
+    cdef bint brief
+
+    cdef execute(self, char *work, const Pass *a)
+
+
+cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B)
+cdef char *address_of(object packed) noexcept
+cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept

@@ -1,0 +1,205 @@
+"""Products in integers: weights in 8 bits with a scale for each column, rows in 8 or 16 bits with a scale for each row.
+
+A panel holds its rows of w for x and then those for h, [k / 4][line][lane][4 values of k], each a byte, the code + 128.
+A row that is to be multiplied becomes codes (`quantise`): in 8 bits, or in 16, which are two rows of signed bytes,
+256 high + low.  Such a row of bytes begins with a scale and a correction: sums of products are exact, and adding the
+correction takes out the 128.  Where k is not a multiple of 4 there are more codes, of 0, in rows up to whole lines.
+
+    scale = max(max |v| / top, 2^-126), top = 127 or 32639;   code = v / scale, rounded to the nearest even
+    z = z + (scale of the row * scale of the column) * sum,   sum = 256 * high + low in float32 with 16 bits
+
+Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
+of NaN.  The products themselves are compiled once, in `_integer.pyx`, for all instructions that there are.
+"""
+from narrow cimport INT8_INT16, INT8_INT8, WIDE
+from tile cimport LF, LINE_BYTES, LINES, called
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    enum { QUAD = 4, GROUP = 48, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
+    typedef void (*Product)(int32_t *, const uint8_t *, ptrdiff_t, const int8_t *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    static const Product *integer_product;  /* where `_integer.pyx` says which one is in use */
+    typedef struct { float scale; int32_t correction; char rest[56]; } RowHead;
+    typedef int32_t float_bits __attribute__((may_alias));
+    typedef int32_t veci __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    /* Nothing is fused with what was computed here. */
+    #if defined(__x86_64__)
+    #define ROUNDED(v) __asm__("" : "+x"(v))
+    #elif defined(__aarch64__)
+    #define ROUNDED(v) __asm__("" : "+w"(v))
+    #else
+    #define ROUNDED(v) __asm__("" : "+m"(v))
+    #endif
+
+    static __attribute__((noinline)) void quantise(
+        char *restrict row, ptrdiff_t part, int parts, const float *restrict v, ptrdiff_t n
+    ) {
+        const float_bits *bits = (const float_bits *) v;
+        int32_t most = 0, high_sum = 0, low_sum = 0;
+        int8_t *high = (int8_t *) row + sizeof(RowHead), *low = high + part;
+        const ptrdiff_t end = (n + 63) / 64 * 64;  /* AMX reads as much */
+        float scale;
+        for (ptrdiff_t k = 0; k < n; k++) {
+            const int32_t size = bits[k] & 0x7fffffff;
+            most = size > most ? size : most;
+        }
+        if (most >= 0x7f800000) {
+            scale = __builtin_nanf("");
+            memset(high, 0, n);
+            if (parts > 1)
+                memset(low, 0, n);
+        } else {
+            memcpy(&scale, &most, sizeof scale);
+            scale /= parts > 1 ? 32639.0f : 127.0f;
+            scale = scale > 0x1p-126f ? scale : 0x1p-126f;
+            /* 1.5 * 2^23 leaves an integer in the lower bits of the sum, rounded to the nearest even. */
+            if (parts == 1) {
+                for (ptrdiff_t k = 0; k < n; k++) {
+                    const float shifted = v[k] / scale + 12582912.0f;
+                    int32_t code;
+                    memcpy(&code, &shifted, sizeof code);
+                    high[k] = (int8_t) (code - 0x4b400000);
+                    high_sum += code - 0x4b400000;
+                }
+            } else {
+                for (ptrdiff_t k = 0; k < n; k++) {
+                    const float shifted = v[k] / scale + 12582912.0f;
+                    int32_t code;
+                    memcpy(&code, &shifted, sizeof code);
+                    code -= 0x4b400000;
+                    const int32_t lower = (int32_t) ((uint32_t) code << 24) >> 24, upper = (code - lower) >> 8;
+                    low[k] = (int8_t) lower;
+                    high[k] = (int8_t) upper;
+                    low_sum += lower;
+                    high_sum += upper;
+                }
+            }
+        }
+        for (ptrdiff_t k = n; k < end; k++)
+            high[k] = 0;
+        ((RowHead *) row)->scale = scale;
+        ((RowHead *) row)->correction = -128 * high_sum;
+        if (parts > 1) {
+            for (ptrdiff_t k = n; k < end; k++)
+                low[k] = 0;
+            ((RowHead *) (row + part))->correction = -128 * low_sum;
+        }
+    }
+
+    /* z of a row and a line, from the sums of its one or two rows of codes. */
+    static inline void add_sums(
+        float *z, const int32_t *sums, ptrdiff_t next, int parts, float row_scale, int32_t high, int32_t low,
+        const float *scales
+    ) {
+        for (int v = 0; v < VECTORS; v++) {
+            vecf value = __builtin_convertvector(((const veci *) sums)[v] + high, vecf);
+            vecf scale = ((const vecf *) scales)[v] * row_scale;
+            if (parts > 1)
+                value = 256.0f * value + __builtin_convertvector(((const veci *) (sums + next))[v] + low, vecf);
+            ROUNDED(scale);
+            value = scale * value;
+            ROUNDED(value);
+            ((vecf *) z)[v] = ((vecf *) z)[v] + value;
+        }
+    }
+    """
+    enum:
+        QUAD  # values of k that are multiplied together
+        GROUP  # rows of codes whose sums are kept before they go to z
+        READ_PAST  # bytes behind the last panel that AMX may read and multiply with codes of 0
+        MOST_K  # values of k whose sum is exact: 255 * 128 * MOST_K < 2^31
+    ctypedef struct RowHead:
+        float scale
+        int correction
+    ctypedef void (*Product)(
+        int *sums, const unsigned char *panel, Py_ssize_t lines, const signed char *a, Py_ssize_t stride,
+        Py_ssize_t rows, Py_ssize_t quads
+    ) noexcept nogil
+    const Product *integer_product
+    void quantise(char *row, Py_ssize_t part, int parts, const float *v, Py_ssize_t n) noexcept nogil
+    void add_sums(
+        float *z, const int *sums, Py_ssize_t next, int parts, float row_scale, int high, int low, const float *scales
+    ) noexcept nogil
+
+
+cdef inline void use_product(const Product *product) noexcept:
+    global integer_product
+    integer_product = product
+
+
+cdef inline int narrow_of(Py_ssize_t *itemsize) noexcept nogil:
+    """By the bytes of a number in a row as products read it: 1 and 2 stand for products in integers of float32."""
+    cdef int narrow = INT8_INT8 if itemsize[0] == 1 else INT8_INT16 if itemsize[0] == 2 else WIDE
+    if narrow != WIDE:
+        itemsize[0] = sizeof(float)
+    return narrow
+
+
+cdef inline bint in_integers(int narrow) noexcept nogil:
+    """Whether rows are rounded, too, for products with weights that are stored so."""
+    return narrow == INT8_INT8 or narrow == INT8_INT16
+
+
+cdef inline int row_parts(int narrow) noexcept nogil:
+    """Of how many rows of bytes a row is made."""
+    return 2 if narrow == INT8_INT16 else 1
+
+
+cdef inline Py_ssize_t quads_of(Py_ssize_t K) noexcept nogil:
+    return (K + QUAD - 1) // QUAD
+
+
+cdef inline Py_ssize_t bytes_of_row(Py_ssize_t K) noexcept nogil:
+    """From one row of bytes to the next: an odd number of lines, as in `stride_of`."""
+    return (1 + (K + LINE_BYTES - 1) // LINE_BYTES | 1) * LINE_BYTES
+
+
+cdef inline Py_ssize_t stride_of_codes(int narrow, Py_ssize_t K) noexcept nogil:
+    """From one row of codes of K values to the next, in floats."""
+    return row_parts(narrow) * bytes_of_row(K) // <Py_ssize_t> sizeof(float)
+
+
+cdef inline void quantise_row(int narrow, float *row, const float *v, Py_ssize_t K) noexcept nogil:
+    quantise(<char *> row, bytes_of_row(K), row_parts(narrow), v, K)
+
+
+cdef inline int correction_of(const char *part, Py_ssize_t K, Py_ssize_t k, Py_ssize_t n) noexcept nogil:
+    """For n codes from number k on of a row of bytes; its head has that for all of them."""
+    cdef const signed char *codes = <const signed char *> part + sizeof(RowHead) + k
+    cdef int total = 0
+    if n == K:
+        return (<const RowHead *> part).correction
+    for k in range(n):
+        total += codes[k]
+    return -128 * total
+
+
+cdef inline called add_integer_product(
+    int narrow, float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K,
+    const float *scales
+) noexcept nogil:
+    """z += a @ (K rows of a panel of so many lines), for `rows` rows of codes."""
+    cdef int[GROUP * LINES * LF] sums
+    cdef Py_ssize_t part = bytes_of_row(K), r = 0, m, k, n, q, g
+    cdef int parts = row_parts(narrow), high, low = 0
+    cdef const char *row
+    while r < rows:
+        m = min(<Py_ssize_t> (GROUP // parts), rows - r)
+        k = 0
+        while k < K:
+            n = min(<Py_ssize_t> MOST_K, K - k)
+            row = <const char *> a + r * parts * part
+            integer_product[0](sums, <const unsigned char *> panel + k * lines * LF, lines,
+                               <const signed char *> row + sizeof(RowHead) + k, part, m * parts, quads_of(n))
+            for q in range(m):
+                high = correction_of(row, K, k, n)
+                if parts > 1:
+                    low = correction_of(row + part, K, k, n)
+                for g in range(lines):
+                    add_sums(z + ((r + q) * LINES + g) * LF, sums + (q * parts * LINES + g) * LF, LINES * LF, parts,
+                             (<const RowHead *> row).scale, high, low, scales + g * LF)
+                row += parts * part
+            k += n
+        r += m

@@ -1,0 +1,34 @@
+"""The arrays of one pass of a layer, as its kernels get them; a pointer is NULL where there is none.
+
+Forward, the kernel reads x, packed weights and the states in `first`, NULL for zeros, and writes y, the states in
+`last` and, for a tape, `saved`.  Backward it reads all of x, y, `first` and `saved`, which have no gaps then, weights
+and the gradients of y and of `last`, NULL for zeros, and writes the other gradients.
+"""
+from steps cimport Layout
+
+cdef enum:
+    STATES = 2  # at most
+    WEIGHTS = 5  # likewise; in the order of the table of ops
+
+
+cdef struct Pass:
+    const void *x
+    void *y
+    const void *first[STATES]
+    void *last[STATES]
+    void *saved  # the other outputs of the steps, one array after the other
+    const unsigned char *marks
+    bint reverse
+    void *packed
+    Layout x_layout, y_layout
+    const void *weights[WEIGHTS]
+    const void *y_grad
+    const void *last_grad[STATES]
+    void *x_grad
+    void *first_grad[STATES]
+    void *weight_grads[WEIGHTS]
+    Layout y_grad_layout, x_grad_layout
+
+
+# A kernel of a layer: with its plan, on so many threads, with scratch that begins at a cache line.
+ctypedef long long (*Run)(const void *plan, int ready, void *work, const Pass *a) noexcept nogil

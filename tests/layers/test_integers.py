@@ -1,0 +1,268 @@
+"""Products in integers, `activations=`: sums, z and steps number for number as in plain numpy; bits; what it costs."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from bits import same
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, build_info
+from blockcell.formulas import add_product_in_integers, row_codes
+from blockcell.layers.storage import narrowed
+
+F32 = np.float32
+BITS = {"int8": 8, "int16": 16}
+WAYS = _integer.available()
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    """Every set of instructions that this CPU has, and the stand-ins for AMX."""
+    before = _integer.in_use()
+    _integer.use(request.param)
+    yield request.param
+    _integer.use(before)
+
+
+def drawn(rng, *shape):
+    """Rows of very different sizes, some of them zero."""
+    values = rng.standard_normal(shape).astype(F32)
+    return values * (rng.choice([0, 1e-30, 1e-3, 1, 50], (*shape[:-1], 1)).astype(F32))
+
+
+def layers(rng, I, H):
+    seeds = iter(rng.integers(1 << 30, size=3))
+    return {
+        "LSTM": LSTM.init(I, H, seed=next(seeds), forget_bias=0.5),
+        "GRU": GRU.init(I, H, seed=next(seeds)),
+        "GRU(reset_after)": GRU.init(I, H, seed=next(seeds), reset_after=True),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ the definition
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("K", [0, 1, 3, 4, 5, 63, 64, 65, 130, 1000])
+def test_sums_are_exact(K, activations, way):
+    """Integers for weights and inputs: all scales are 1, or 2 for 16 bits, and y is the sum of int64 in float32."""
+    rng, top = np.random.default_rng(K), {"int8": 127, "int16": 32639}[activations]
+    w = rng.integers(-127, 128, (K, 70)).astype(F32)
+    x = rng.integers(-top, top + 1, (9, 1, K)).astype(F32)
+    w[:1], x[:, :, :1] = 127, top
+    y, _ = Dense(w, np.zeros(70, F32)).packed("int8", activations)(x)
+    rows, columns = x[:, 0].astype(np.int64), w.astype(np.int64)
+    low = (rows + 128) % 256 - 128 if activations == "int16" else rows
+    expected = F32(256) * ((rows - low) // 256 @ columns).astype(F32) + (low @ columns).astype(F32)
+    assert np.array_equal(y[:, 0], expected)
+    assert np.array_equal(
+        y[:, 0], add_product_in_integers(np.zeros((9, 70)), rows, columns, np.ones(70), BITS[activations])
+    )
+
+
+def test_the_largest_sums_are_exact(way):
+    """All codes at their ends, for more values of k than fit into one sum of 32 bits."""
+    K = 65536 + 40
+    x = np.full((2, 1, K), 32639, F32)
+    x[1] = -32640 + 128  # low is -128
+    x[1, 0, 0] = 32639
+    w = np.full((K, 3), 127, F32)
+    w[:, 1] = -127
+    y, _ = Dense(w, np.zeros(3, F32)).packed("int8", "int16")(x)
+    expected = add_product_in_integers(np.zeros((2, 3)), x[:, 0], w, np.ones(3), 16)
+    assert np.array_equal(y[:, 0], expected)
+    np.testing.assert_allclose(expected, x[:, 0].astype(float) @ w, rtol=1e-6)
+
+
+def zero_layer(layer, **biases):
+    """One of the same kind whose z are the biases: what the cell makes of them."""
+    weights = {name: np.zeros_like(w) for name, w in layer.weights.items()} | biases
+    options = {"forget_bias": layer.forget_bias} if isinstance(layer, LSTM) else {"reset_after": layer.reset_after}
+    return type(layer)(**weights, **options)
+
+
+def step_of(layer, activations, x, state):
+    """A step of one row [I]: z by the formulas, and of z what the float32 layer's cell makes."""
+    bits, I, w = BITS[activations], layer.input_size, layer.weights
+    stored = {name: narrowed(matrix, "int8") for name, matrix in w.items() if matrix.ndim == 2}
+
+    def product(z, rows, name, of_x):
+        codes, scale = stored[name]
+        return add_product_in_integers(z, rows, codes[:I] if of_x else codes[I:], scale, bits)
+
+    def both(bias, name, h):
+        return product(product(bias[None], x[None], name, True), h, name, False)[0]
+
+    nothing = np.zeros((1, 1, I), F32)
+    if isinstance(layer, LSTM):
+        cell = zero_layer(layer, b=both(w["b"], "w", state.h))
+        return cell(nothing, state)[1]
+    gates = both(w["b_ru"], "w_ru", state.h)
+    if layer.reset_after:
+        b_c = product(w["b_c"][None], x[None], "w_c", True)[0]
+        b_hc = product(w["b_hc"][None], state.h, "w_c", False)[0]
+        return zero_layer(layer, b_ru=gates, b_c=b_c, b_hc=b_hc)(nothing, state)[1]
+    H = layer.hidden_size
+    r = zero_layer(layer, b_ru=np.r_[gates[:H], np.full(H, 100, F32)], b_c=np.zeros(H, F32))
+    r = r.forward(nothing, state)[2].content.saved[0][0]
+    candidate = both(w["b_c"], "w_c", state.h * r)
+    return zero_layer(layer, b_ru=gates, b_c=candidate)(nothing, state)[1]
+
+
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+@pytest.mark.parametrize("I, H", [(1, 3), (5, 16), (70, 37)])
+def test_every_step_is_that_of_the_formulas(kind, I, H, activations, way):
+    rng = np.random.default_rng([I, H])
+    layer = layers(rng, I, H)[kind]
+    layer.set_weights(
+        **{name: w + F32(0.3) * rng.standard_normal(w.shape).astype(F32) for name, w in layer.weights.items()}
+    )
+    x, stream = drawn(rng, 4, 2, I), layer.stream(2, "int8", activations)
+    for t in range(4):
+        before = stream.state
+        stream.step(x[t])
+        for b in range(2):
+            expected = step_of(layer, activations, x[t, b], type(before)(*(part[b : b + 1] for part in before)))
+            assert same(expected, type(before)(*(part[b : b + 1] for part in stream.state))), f"step {t}, row {b}"
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_codes_of_rows(bits):
+    top = {8: 127, 16: 32639}[bits]
+    rows = np.array(
+        [[top, -1.5, 0.5, 2.5], [0, 0, 0, 0], [1e-45, 0, -1e-45, 0], [np.inf, 1, 2, 3], [np.nan, 1, 2, 3]], F32
+    )
+    codes, scale = row_codes(rows, bits)
+    assert codes[0].tolist() == [top, -2, 0, 2] and codes[1:].tolist() == [[0] * 4] * 4
+    assert scale[:3].tolist() == [1, 2.0**-126, 2.0**-126] and np.isnan(scale[3:]).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ the bits
+@pytest.mark.parametrize("seed", range(12))
+def test_bits_do_not_depend_on_anything_else(seed):
+    """Threads, the other rows, how a sequence is cut, streams, instructions, directions: drawn at random."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    I, H, T, B = (int(rng.integers(1, most)) for most in (90, 150, 12, 60))
+    kind = str(rng.choice(["LSTM", "GRU", "GRU(reset_after)"]))
+    activations = str(rng.choice([*BITS]))
+    first, second = layers(rng, I, H)[kind], layers(rng, H, 20)[kind]
+    layer = Stack([first, second, Dense.init(20, 5, seed=seed, activation=rng.choice([None, "tanh", "softmax"]))])
+    packed, x = layer.packed("int8", activations), drawn(rng, T, B, I)
+    lengths = rng.integers(0, T + 1, B) if seed % 2 else None
+    reset = rng.random((T, B)) < 0.1
+    y, state = packed(x, lengths=lengths, reset=reset)
+    threads = blockcell.get_num_threads()
+    try:
+        for _ in range(4):
+            blockcell.set_num_threads(int(rng.integers(1, 5)))
+            before = _integer.in_use()
+            _integer.use(str(rng.choice(WAYS)))
+            try:
+                rows = rng.permutation(B)[: int(rng.integers(1, B + 1))]
+                of_rows = None if lengths is None else lengths[rows]
+                again, last = packed(x[:, rows], lengths=of_rows, reset=reset[:, rows])
+                assert same(again, y[:, rows])
+                assert same(last[0].h, state[0].h[rows])
+                turned = packed(
+                    np.ascontiguousarray(x.swapaxes(0, 1)), lengths=lengths, reset=reset.T, batch_first=True
+                )[0]
+                assert same(turned, np.ascontiguousarray(y.swapaxes(0, 1)))
+            finally:
+                _integer.use(before)
+        whole = packed(x)[0]
+        stream = pickle.loads(pickle.dumps(packed)).stream(B)
+        own = layer.stream(B, "int8", activations)
+        cut = int(rng.integers(0, T + 1))
+        assert same(np.concatenate([stream.run(x[:cut]), stream.run(x[cut:])]), whole)
+        assert same(np.stack([own.step(each) for each in x]), whole)
+        assert same(np.stack([pickle.loads(pickle.dumps(own)).step(x[0])]), np.stack([own.step(x[0])]))
+    finally:
+        blockcell.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("activations", BITS)
+def test_directions(activations):
+    rng = np.random.default_rng(3)
+    fw, bw = LSTM.init(6, 9, seed=1), LSTM.init(6, 9, seed=2)
+    x, lengths = drawn(rng, 7, 5, 6), np.array([7, 0, 3, 5, 1])
+    y, _ = Bidirectional(fw, bw).packed("int8", activations)(x, lengths=lengths)
+    backwards = LSTM(**bw.weights, reverse=True).packed("int8", activations)(x, lengths=lengths)[0]
+    assert same(y, np.concatenate([fw.packed("int8", activations)(x, lengths=lengths)[0], backwards], axis=2))
+    mask = rng.random((7, 5)) < 0.6
+    y, _ = fw.packed("int8", activations)(x, mask=mask)
+    for b in range(5):
+        assert same(y[mask[:, b], b], fw.packed("int8", activations)(x[mask[:, b], b : b + 1])[0][:, 0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+def test_what_is_not_finite_stays_in_its_row(kind, bad, way):
+    rng = np.random.default_rng(4)
+    packed = layers(rng, 5, 18)[kind].packed("int8", "int8")
+    x, reset = rng.standard_normal((6, 4, 5)).astype(F32), np.zeros((6, 4), bool)
+    reset[4, 1] = True
+    good, _ = packed(x, reset=reset)
+    x[2, 1, 3] = bad
+    y, _ = packed(x, reset=reset)
+    assert np.isnan(y[2:4, 1]).all()
+    y[2:4, 1] = good[2:4, 1]
+    assert same(y, good)
+
+
+# -------------------------------------------------------------------------------------------------------- what it costs
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+def test_error(kind):
+    """16 bits cost next to nothing more than weights in int8 do, and 8 bits less than half as much again."""
+    rng = np.random.default_rng(5)
+    layer = layers(rng, 64, 96)[kind]
+    x = rng.standard_normal((30, 8, 64)).astype(F32)
+    exact = layer(x)[0].astype(float)
+
+    def error(y):
+        return np.sqrt(np.square(y - exact).mean() / np.square(exact).mean())
+
+    weights = error(layer.rounded_to("int8")(x)[0])
+    assert error(layer.packed("int8", "int16")(x)[0]) < 1.05 * weights
+    assert weights < error(layer.packed("int8", "int8")(x)[0]) < 2 * weights
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
+@pytest.mark.parametrize("method", ["packed", "stream"])
+def test_arguments(method):
+    layer = LSTM.init(3, 4, seed=1)
+
+    def call(*arguments, **options):
+        return getattr(layer, method)(*((1,) if method == "stream" else ()), *arguments, **options)
+
+    for storage in (None, "float16", "bfloat16"):
+        message = f"LSTM.{method}: activations is 'int8' and storage {storage!r}; expected storage='int8'"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call(storage, activations="int8")
+    expected = "expected one of 'float32', 'int8', 'int16'"
+    with pytest.raises(ValueError, match=re.escape(f"LSTM.{method}: activations is 'int4'; {expected}")):
+        call("int8", activations="int4")
+    with pytest.raises(TypeError, match=re.escape(f"LSTM.{method}: activations is 8; {expected}")):
+        call("int8", activations=8)
+
+
+def test_what_is_shown():
+    layer = LSTM.init(3, 4, seed=1)
+    packed = layer.packed("int8", "int16")
+    assert packed.activations == "int16" and "storage='int8', activations='int16'" in repr(packed)
+    assert layer.packed("int8").activations == "float32" and "activations" not in repr(layer.packed("int8"))
+    assert repr(layer.stream(2, "int8", "int8")).endswith("batch=2, storage='int8', activations='int8'>")
+    assert packed.stream(2).activations == "int16"
+    assert build_info()["integer_products"] == _integer.in_use()
+
+
+@pytest.mark.parametrize("I, H", [(0, 5), (3, 0), (0, 0)])
+def test_sizes_of_zero(I, H):
+    x = np.ones((2, 3, I), F32)
+    for layer in layers(np.random.default_rng(1), I, H).values():
+        y, _ = layer.packed("int8", "int8")(x)
+        assert y.shape == (2, 3, H) and np.isfinite(y).all()
