@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from turns import ENOUGH
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-v3", "float64", "float16")]
 FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
@@ -34,15 +34,16 @@ CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
 COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:purple", "tab:green"), strict=True))
-SUMMARY = [  # the rows of the first table, of the first two files: what, the tasks, the peer
+SUMMARY = [  # the rows of the first table: what, the tasks, the peer
+    ("LSTM, inference", ("LSTM inference",), "torch"),
+    ("LSTM, inference", ("LSTM inference",), "onnxruntime"),
+    ("LSTM, training step", ("LSTM training",), "torch"),
+    ("GRU of PyTorch and Keras, inference", ("GRU(reset_after) inference",), "torch"),
+    ("GRU of PyTorch and Keras, inference", ("GRU(reset_after) inference",), "onnxruntime"),
+    ("GRU of PyTorch and Keras, training step", ("GRU(reset_after) training",), "torch"),
+    ("GRU of TensorFlow's ops, inference", ("GRU inference",), "onnxruntime"),
     ("TensorFlow's ops", FORWARD, "tensorflow"),
     ("their gradients", (*GRADIENTS, "LSTMBlockCellGrad"), "tensorflow"),
-    ("layers, inference", ("LSTM inference", "GRU inference"), "torch"),
-    ("layers, inference", ("LSTM inference", "GRU inference"), "onnxruntime"),
-    ("layers, training step", ("LSTM training", "GRU training"), "torch"),
-    ("`GRU(reset_after=True)`, inference", ("GRU(reset_after) inference",), "torch"),
-    ("`GRU(reset_after=True)`, inference", ("GRU(reset_after) inference",), "onnxruntime"),
-    ("`GRU(reset_after=True)`, training step", ("GRU(reset_after) training",), "torch"),
 ]
 
 
@@ -134,19 +135,18 @@ def machine(about: Row) -> str:
     )
 
 
-def summary(paths: list[Path]) -> list[str]:
+def summary(path: Path) -> list[str]:
     """The first table, which README has too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
-    files = [read(path) for path in paths]
+    rows, about = read(path)
     for what, tasks, peer in SUMMARY:
-        for rows, about in files:
-            mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
-            if not mine:
-                continue
-            low, high = tenths(mine)
-            version = about[peer].partition("+")[0]
-            median = f"{statistics.median(r['ratio'] for r in mine):.1f}x"
-            lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+        mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
+        if not mine:
+            continue
+        low, high = tenths(mine)
+        version = about[peer].partition("+")[0]
+        median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
+        lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return table(lines)
 
 
@@ -255,8 +255,8 @@ benchmarks/bench.py` measured them.
 * Each candidate, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
   number of threads.
 * TensorFlow's ops are called eagerly.
-* "GRU" resets before the product, as TensorFlow's and onnxruntime's. PyTorch's resets after it: another function, with
-  the same amount of arithmetic. Against "GRU(reset_after)" all peers compute that one.
+* "GRU" resets before the product, as TensorFlow's does. "GRU(reset_after)" resets after it, as PyTorch's and Keras' do.
+  onnxruntime and OpenVINO have both. At every size all candidates compute the same function.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
 * A ratio is the median of several rounds. Behind it stand the quartiles, as in 1.12x (1.08 to 1.15): half of the rounds
   lie between them. blockcell counts as slower at a size if the upper quartile is below 1.00x, so that the peer was
@@ -285,12 +285,11 @@ def page(paths: list[Path]) -> str:
         if is_grid(path):
             lines += grid(rows)
             continue
-        lines += [*(summary(paths[:2]) if path == paths[0] else []), *ratios(rows), *shares(rows)]
+        lines += [*(summary(path) if path == paths[0] else []), *ratios(rows), *shares(rows)]
         if path == paths[0]:
             for name, (_, caption) in PICTURES.items():
                 lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
             lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
-        if path in paths[:2]:
             lines += [*times(rows), *streams(rows)]
     others = [path for path in paths if not is_grid(path)]
     return "\n".join([*lines, *([AIMS, *aims(others)] if others else [])][:-1]) + "\n"

@@ -306,7 +306,7 @@ def errors() -> Iterator[list[Any]]:
         found = {storage: (layer.rounded_to(storage)(x)[0], layer.storage_error(storage, x)) for storage in OURS[1:]}
         if "LSTM" in what:
             other = onnxruntime_y(layer, x)
-            found["onnxruntime int8"] = other, error_of("int8", y, other, [], [])
+            found["onnxruntime int8"] = other, error_of("int8", "int8", y, other, [], [])
         for storage, (other, cost) in found.items():
             shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
             yield [name, what, storage, *shares, cost.nbytes or "", "" if score is None else score(other)]

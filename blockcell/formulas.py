@@ -606,13 +606,17 @@ def dense_grad(
 
 
 # ================================================================================================ products in integers
+TOPS = {8: 127, 16: 32639}
+"""The largest code of a row, by bits."""
+
+
 def row_codes(rows: ArrayLike, bits: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """How a layer with ``activations="int8"`` or ``"int16"`` rounds rows [n,k] that it multiplies: codes [n,k] and a
     scale for each row. Unlike all else here this is float32, each operation rounded."""
     v = np.asarray(rows, dtype=np.float32)
     with np.errstate(under="ignore"):
         largest = np.abs(v).max(axis=1, initial=0)
-        scale = np.maximum(largest / np.float32({8: 127, 16: 32639}[bits]), np.float32(2.0**-126))
+        scale = np.maximum(largest / np.float32(TOPS[bits]), np.float32(2.0**-126))
         finite = np.isfinite(largest)
         codes = np.rint(np.where(finite[:, None], v, 0) / np.where(finite, scale, 1)[:, None])
     return codes.astype(np.int64), np.where(finite, scale, np.float32(np.nan)).astype(np.float32)

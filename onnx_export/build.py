@@ -20,6 +20,7 @@ from blockcell._read import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import gru, gru_reset_after, lstm
+from .integers import IntegerProducts, constants
 from .loops import (
     Live,
     LoopBody,
@@ -77,6 +78,12 @@ class Config:
     direct: tuple[str, ...] = ()
     """Values in the text of ONNX's own LSTM or GRU that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
+    activations: str = "float32"
+    """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""
+
+    @property
+    def integers(self) -> bool:
+        return self.activations != "float32"
 
     @property
     def half(self) -> bool:
@@ -107,12 +114,16 @@ class Config:
     def conditions(self) -> set[str]:
         """The conditions of the text's lines that hold."""
         clip = self.attribute("cell_clip")
+        cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
         holds = {
-            "cell": not self.op.sequence or self.loop == "native",
+            "cell": cell,
+            "joint": cell and not self.integers,
+            "apart": not cell or self.integers,
             "sequence": self.op.sequence and self.loop != "native",
             "peephole": bool(self.attrs.get("use_peephole")),
             "plain": not self.attrs.get("use_peephole"),
-            "bias": self.attribute("forget_bias") != 0,
+            "bias": bias and not self.integers,
+            "late": bias and self.integers,
             "clip": 0 < clip < np.inf,
             "rounded": self.half and self.op.sequence,
         }
@@ -257,7 +268,7 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     for each in nodes:
         _named(c, each)
     read = reads(nodes)
-    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct]
+    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
     return nodes, [name for name in arguments if name in read]
 
 
@@ -266,6 +277,8 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     before, step = parser.nodes(program.before), parser.nodes(program.step)
+    if c.integers:
+        step = IntegerProducts(c.activations).of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     if c.loop == "native":
         before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
@@ -327,6 +340,11 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
         return nodes, results | {name: f"{name}_result" for name in values}
     nodes_of_run, found = run(Live(known=c.full_length))
     return [*nodes, *nodes_of_run], results | found
+
+
+def _scales(c: Config) -> dict[str, str]:
+    """The arguments with the scales of matrices, by the names of these."""
+    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if "I+H" in tensor.shape.split()}
 
 
 def _started_anew(
@@ -442,6 +460,11 @@ def _given(c: Config, names: set[str]) -> Nodes:
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
         *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
+        *(
+            constant(name, value)
+            for name, value in (constants(c.activations) if c.integers else {}).items()
+            if name in names
+        ),
         *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
     ]
 

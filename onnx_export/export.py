@@ -23,11 +23,13 @@ from onnx import (
 )
 
 from blockcell import __version__
-from blockcell._read import short
+from blockcell._read import ArgumentReader, short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.layers.storage import read_activations, read_storage, stored_arrays
 from blockcell.optable import OPS, Array, Op, Tensor
 
+from . import integers
 from .build import (
     DOMAIN,
     PACKED,
@@ -76,6 +78,8 @@ def export(
     provider: str = "cpu",
     loop: str | None = None,
     dtype: DTypeLike | None = None,
+    storage: str | None = None,
+    activations: str = "float32",
     lengths: bool = True,
     reset: bool = False,
     state: bool = True,
@@ -114,7 +118,9 @@ def export(
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
     Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
-    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``.
+    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
+    initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
+    row.
 
     Parameters
     ----------
@@ -133,6 +139,12 @@ def export(
         GRUs, neither gradients nor resets, and no float16.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
+    storage : {None, "int8"}
+        "int8": a float32 model of ``layer.rounded_to("int8")`` that has its matrices in a quarter of the bytes. They
+        become float32 outside the loop, by a Cast and a Mul.
+    activations : {"float32", "int8", "int16"}
+        With ``storage="int8"``: to what rows are rounded before they are multiplied, in integers, as of `Layer.packed`.
+        The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
@@ -173,12 +185,19 @@ def export(
         if size == 0:
             raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
+    _check_storage(storage, layer, kind, train)
+    read_activations(ArgumentReader("export"), activations, storage)
+    stored = {} if train else _stored(layer, kind, storage, activations)
 
     def make(loop: str, static: bool) -> ModelProto:
         check_form("export", loop, opset)
+        if activations != "float32":
+            _check_integers(activations, layer, loop, opset)
         made = _Model(
             layer,
             kind,
+            stored,
+            activations,
             sizes=fixed,
             options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
             inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
@@ -190,7 +209,7 @@ def export(
         )
         return _proto(made, opset, loop)
 
-    size = 0 if train else sum(array.size for array in layer.weights.values()) * kind.itemsize
+    size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
     try:
@@ -201,6 +220,45 @@ def export(
     except EncodeError as error:  # as protobuf calls it
         raise MemoryError("export: there is too little memory for the model") from error
     return model
+
+
+def _stored(layer: Layer, dtype: np.dtype[Any], storage: str | None, activations: str) -> dict[str, Array]:
+    """The weights as a model of this dtype has them."""
+    weights = layer.weights
+    if storage is None:
+        return {name: array.astype(dtype) for name, array in weights.items()}
+    narrow = layer._stored(ArgumentReader("export"), "", weights, storage)
+    if activations != "float32":  # the bytes of code + 128
+        narrow = {name: each._replace(codes=each.codes.view(np.uint8) ^ 128) for name, each in narrow.items()}
+    return stored_arrays(weights, narrow)
+
+
+def _check_storage(storage: str | None, layer: Layer, dtype: np.dtype[Any], train: bool) -> None:
+    """Raise a ValueError unless a model can have its weights so."""
+    if storage is None:
+        return
+    if storage != "int8":
+        what = f"export: storage is {short(storage)}; expected None or 'int8'"
+        raise ValueError(f"{what}; for the function of other storages export layer.rounded_to(storage), in float32")
+    if train:
+        raise ValueError(f"export: storage is {storage!r} and train True; expected one: weights are inputs in training")
+    read_storage(ArgumentReader("export"), storage, layer.dtype)
+    if dtype != np.float32:
+        raise ValueError(f"export: storage is {storage!r} and dtype {dtype}; expected float32, which scales are in")
+
+
+def _check_integers(activations: str, layer: Layer, loop: str, opset: int) -> None:
+    """Raise a ValueError unless a model can have its products in integers."""
+    what = f"export: activations is {activations!r}"
+    if loop == "native":
+        raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; expected another loop")
+    if opset < integers.OLDEST_OPSET:
+        raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
+    for prefix, cell in layer._cells().items():
+        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size])):
+            if not 0 < size <= integers.MOST:
+                where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
+                raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
 
 
 def _proto(made: _Model, opset: int, loop: str) -> ModelProto:
@@ -237,6 +295,9 @@ class _Model:
 
     layer: Layer
     dtype: np.dtype[Any]
+    weights: dict[str, Array]
+    """The initializers; none where weights are inputs."""
+    activations: str
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
     inlined: bool
@@ -246,14 +307,15 @@ class _Model:
     reset: bool
     state: bool
     nodes: Nodes = field(default_factory=list)
-    weights: dict[str, Array] = field(default_factory=dict)
-    """The initializers."""
     inputs: list[ValueInfoProto] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
     """The names of the values of the outputs, by the outputs' names."""
     configs: list[tuple[Config, FunctionProto]] = field(default_factory=list)
     _made: dict[Any, str] = field(default_factory=dict)
     _turned: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._products = integers.IntegerProducts(self.activations)
 
     @property
     def native(self) -> bool:
@@ -267,8 +329,6 @@ class _Model:
         layer, cells = self.layer, self.layer._cells()
         rows = ["B"] if self.streaming else ["T", "B"]
         weights = layer.weights
-        if not self.train:
-            self.weights = {name: array.astype(self.dtype) for name, array in weights.items()}
         states: dict[str, Sequence[int | str]] = {
             p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
         }
@@ -362,7 +422,8 @@ class _Model:
         reverse ^= cell.reverse
         first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
-        arguments |= {name: prefix + name for name in cell.weights}
+        arguments |= {name: self._weight(prefix + name) for name in cell.weights}
+        arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
         if self.reset:
             arguments["fresh"] = self._fresh(reverse)
         if self.lengths:
@@ -384,12 +445,9 @@ class _Model:
         handed = [name for name in names if name not in gathered]
         c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
         if self.native:
-            weights = packed(c, {name: self.weights[prefix + name] for name in cell.weights})
-            for name in cell.weights if weights else ():
-                del self.weights[prefix + name]
-            self.weights |= {prefix + name: array for name, array in weights.items()}
+            weights = self._pack(cell, prefix, c)
             zeros = {} if self.state else {f"{name}_first": self._zeros(cell.hidden_size) for name in names}
-            arguments |= {name: prefix + name for name in weights} | zeros
+            arguments |= {name: self._weight(prefix + name) for name in weights} | zeros
             c = replace(c, direct=(*PACKED, *zeros))
         found = self._call(cell, prefix, "", c, arguments)
         arguments |= found
@@ -423,8 +481,11 @@ class _Model:
     def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
         if layer.last and not self.streaming:
             x = self._at_last(layer, x)
-        product = self._add("MatMul", self._computed(x), self._computed(f"{prefix}w"))
-        y = self._add("Add", product, self._computed(f"{prefix}b"))
+        if self.activations == "float32":
+            product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
+            y = self._add("Add", product, self._computed(f"{prefix}b"))
+        else:
+            y = self._product_in_integers(prefix, x)
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = self._add(layer.activation.capitalize(), y, **axis)
@@ -432,6 +493,14 @@ class _Model:
         if not self.streaming:
             y = self._counted(layer, y)
         return y, (x, y)
+
+    def _product_in_integers(self, prefix: str, x: str) -> str:
+        numbers = integers.constants(self.activations)
+        names = {name: self._constant(np.asarray(value)) for name, value in numbers.items()}
+        z = f"{prefix}z"
+        made = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
+        self.nodes += renamed(made, names | {"at_last": self._ints(-1)})
+        return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str) -> str:
         x, y, d = (self._computed(array) for array in (*tape, d_y))
@@ -522,7 +591,8 @@ class _Model:
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
-        return replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+        c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
+        return replace(c, activations=self.activations)
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """The values of the function's outputs, by the names that these have in the function."""
@@ -538,6 +608,34 @@ class _Model:
         inputs = [arguments[each] for each in made.input]
         self.nodes.append(node(made.name, inputs, [*found.values()], name=name, domain=DOMAIN))
         return found
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+    def _weight(self, name: str) -> str:
+        """The value of a weight, float32 again if it is stored in codes."""
+        scale = f"{name}.scale"
+        if scale not in self.weights or self.activations != "float32":
+            return name
+        # No DequantizeLinear: onnxruntime 1.32 fuses it with a MatMul or Gemm into a product that rounds x as well.
+        return self._add("Mul", self._add("Cast", name, to=TensorProto.FLOAT), scale)
+
+    def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
+        """Replace a cell's weights by those in the layout of ONNX's own LSTM or GRU; the names of these."""
+        stored = {name: self.weights[prefix + name] for name in cell.weights}
+        made = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
+        if not made:
+            return ()
+        of_columns = {name: self.weights.pop(f"{prefix}{name}.scale", None) for name in stored}
+        scales = {name: each for name, each in of_columns.items() if each is not None}
+        if scales:  # packed like the weights; all entries of a row of W have the same one
+            rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
+            scale = packed(c, rows)["W"][0, :, :1]
+            for name in ("W", "R"):
+                made[name] = made[name].astype(np.int8)
+                self.weights[f"{prefix}{name}.scale"] = scale
+        for name in stored:
+            del self.weights[prefix + name]
+        self.weights |= {prefix + name: array for name, array in made.items()}
+        return made.keys()
 
     # ------------------------------------------------------------------------------------------------------------ nodes
     def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:

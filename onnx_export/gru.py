@@ -24,24 +24,24 @@ from .text import Program
 FORWARD = Program(
     carried={"h_prev": "h"},
     before="""
-sequence | w_ru_x, w_ru_h = Split <axis = 0> (w_ru, I_H)                    # the rows for x, those for h_prev
-sequence | w_c_x, w_c_h = Split <axis = 0> (w_c, I_H)
+apart    | w_ru_x, w_ru_h = Split <axis = 0> (w_ru, I_H)                    # the rows for x, those for h_prev
+apart    | w_c_x, w_c_h = Split <axis = 0> (w_c, I_H)
 """,
     step="""
-cell     | x_h = Concat <axis = -1> (x, h_prev)
-cell     | ru_bar = Gemm (x_h, w_ru, b_ru)                                  # (1)
+joint    | x_h = Concat <axis = -1> (x, h_prev)
+joint    | ru_bar = Gemm (x_h, w_ru, b_ru)                                  # (1)
 sequence | x_rows = Flatten <axis = -1> (x)
-sequence | x_ru = Gemm (x_rows, w_ru_x, b_ru)                               # (1) for all steps at once
+apart    | x_ru = Gemm (x_rows, w_ru_x, b_ru)                               # (1) for all steps at once
 sequence | x_ru_bar = Reshape <allowzero = 1> (x_ru, T_B_2H)
-sequence | ru_bar = Gemm (h_prev, w_ru_h, x_ru_bar)
+apart    | ru_bar = Gemm (h_prev, w_ru_h, x_ru_bar)
          | ru = Sigmoid (ru_bar)                                            # (2), (3)
          | r, u = Split <axis = -1> (ru, H_H)
          | h_r = Mul (h_prev, r)
-cell     | x_hr = Concat <axis = -1> (x, h_r)
-cell     | c_bar = Gemm (x_hr, w_c, b_c)                                    # (4)
-sequence | x_c = Gemm (x_rows, w_c_x, b_c)                                  # (4) for all steps at once
+joint    | x_hr = Concat <axis = -1> (x, h_r)
+joint    | c_bar = Gemm (x_hr, w_c, b_c)                                    # (4)
+apart    | x_c = Gemm (x_rows, w_c_x, b_c)                                  # (4) for all steps at once
 sequence | x_c_bar = Reshape <allowzero = 1> (x_c, T_B_H)
-sequence | c_bar = Gemm (h_r, w_c_h, x_c_bar)
+apart    | c_bar = Gemm (h_r, w_c_h, x_c_bar)
          | c = Tanh (c_bar)
          | h_c = Sub (h_prev, c)
          | u_h_c = Mul (u, h_c)

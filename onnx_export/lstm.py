@@ -31,24 +31,25 @@ from .text import Program
 FORWARD = Program(
     carried={"cs_prev": "cs", "h_prev": "h"},
     before="""
-sequence | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
+apart    | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
 bias     | [b_i, b_ci, b_f, b_o] = Split <axis = 0> (b, H_H_H_H)
 bias     | b_f_biased = Add (b_f, forget_bias)
 bias     | b_all = Concat <axis = 0> ([b_i, b_ci, b_f_biased, b_o])
 """,
     step="""
-cell     | x_h = Concat <axis = -1> (x, h_prev)
-cell     | bar = Gemm (x_h, w, b_all)                                       # (1)
+joint    | x_h = Concat <axis = -1> (x, h_prev)
+joint    | bar = Gemm (x_h, w, b_all)                                       # (1)
 sequence | x_rows = Flatten <axis = -1> (x)
-sequence | x_w = Gemm (x_rows, w_x, b_all)                                  # (1) for all steps at once
+apart    | x_w = Gemm (x_rows, w_x, b_all)                                  # (1) for all steps at once
 sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_4H)
-sequence | bar = Gemm (h_prev, w_h, x_bar)
+apart    | bar = Gemm (h_prev, w_h, x_bar)
          | [i_bar, ci_bar, f_bar, o_bar] = Split <axis = -1> (bar, H_H_H_H)
 peephole | i_see = Mul (cs_prev, wci)
 peephole | i_sum = Add (i_bar, i_see)
          | i = Sigmoid (i_sum)                                              # (2)
 peephole | f_see = Mul (cs_prev, wcf)
-peephole | f_sum = Add (f_bar, f_see)
+late     | f_biased = Add (f_bar, forget_bias)                              # b and the products are added first
+peephole | f_sum = Add (f_biased, f_see)
          | f = Sigmoid (f_sum)                                              # (3)
          | ci = Tanh (ci_bar)                                               # (4)
          | i_ci = Mul (i, ci)

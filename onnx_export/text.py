@@ -2,8 +2,10 @@
 
 A word left of the bar is a condition: the line counts only if it holds. ``cell`` and ``sequence`` are the kinds of ops;
 ``peephole`` and ``plain`` mean with and without peepholes; ``clip`` means a clip, ``bias`` a forget bias that is not
-zero, ``rounded`` a float16 sequence. **If the condition does not hold, the line's outputs are other names of its first
-input.** Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's gates.
+zero, ``rounded`` a float16 sequence; ``joint`` that x and h have one product together, ``apart`` that each has its
+own; ``late`` is ``bias`` where products are in integers. **If the condition does not hold, the line's outputs are other
+names of its first input.** Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's
+gates.
 """
 
 from __future__ import annotations

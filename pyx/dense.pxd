@@ -36,8 +36,8 @@ from passes cimport Pass
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
 from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
-    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_line,
-    load_row, narrow, row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
+    narrow, row_group, store, store_line, store_row
 )
 
 cdef enum:  # as in blockcell/optable.py

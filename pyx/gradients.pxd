@@ -1,7 +1,7 @@
 """What the backward passes of LSTM and GRU share: products of the gate gradients d with weights and with inputs.
 
-d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a step
-are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
+d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a
+step are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
 Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
 order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
 states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
@@ -14,9 +14,9 @@ from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
 from team cimport WAKING, share
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at, line_of, lines_in, load_line,
-    narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block, row_group, store, store_line, vecd,
-    vecf, widen
+    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
+    line_of, lines_in, load_line, narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block,
+    row_group, store, store_line, vecd, vecf, widen
 )
 
 cdef enum:
@@ -136,17 +136,25 @@ cdef struct RowBlock:  # ROW_BLOCK rows r = t * B + b, or fewer at the end, with
 
 cdef inline void find_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
     """The block from row r0 on."""
-    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k, to
+    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, end, to
     block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
     block.chains = (block.rows + BLOCK - 1) // BLOCK
     block.found = 0
     for c in range(block.chains):
-        to = c * BLOCK
-        for k in range(c * BLOCK, min((c + 1) * BLOCK, block.rows)):
-            if has_step(s, t, b):
-                block.t[to], block.b[to], block.d[to] = t, b, t * s.B + slot_of(s, b)
-                to += 1
-            b += 1
+        to, end = c * BLOCK, min((c + 1) * BLOCK, block.rows)
+        while k < end:
+            n = min(end - k, s.B - b)  # rows of one step
+            if s.slots is NULL:
+                for q in range(n):
+                    block.t[to + q], block.b[to + q], block.d[to + q] = t, b + q, r0 + k + q
+                to += n
+            else:
+                for q in range(b, b + n):
+                    if has_step(s, t, q):
+                        block.t[to], block.b[to], block.d[to] = t, q, t * s.B + slot_of(s, q)
+                        to += 1
+            k += n
+            b += n
             if b == s.B:
                 t, b = t + 1, 0
         block.count[c] = to - c * BLOCK
@@ -159,13 +167,16 @@ cdef inline void pack_columns(
     """A panel of so many lines := n columns of a block of rows of d, zeros beyond."""
     cdef Py_ssize_t c, k, g, count, L = line_of(panel)
     cdef const Py_ssize_t *rows
+    cdef const real *row
+    cdef const real *ahead
     for c in range(block.chains):
         rows, count = &block.d[c * BLOCK], block.count[c]
         for k in range(count):
+            row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK, count - 1)] * ldd
             for g in range(lines):
-                for_reading(d + rows[min(k + PACK, count - 1)] * ldd + g * L)
+                for_reading(ahead + g * L)
                 load_line(packed_at(panel, lines, g, c * BLOCK, count) + k * packed_step(panel, lines, g),
-                          d + rows[k] * ldd + g * L, n - g * L)
+                          row + g * L, n - g * L)
 
 
 cdef inline void pack_tiles(
@@ -273,8 +284,8 @@ cdef inline void weight_grad_rows(
 cdef inline void add_columns(
     double *restrict sums, const real *restrict d, Py_ssize_t ldd, Py_ssize_t n, const RowBlock *block
 ) noexcept nogil:
-    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at once,
-    as each waits for its own additions."""
+    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at
+    once, as each waits for its own additions."""
     cdef double[PLAIN * LF] total
     cdef double[PLAIN * LF] chain
     cdef const real *row

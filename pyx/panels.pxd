@@ -26,7 +26,7 @@ from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line
 from real cimport real
 from team cimport WAKING
 from tile cimport (
-    BLOCK, LF, LINES, PACK, ROWS, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
+    BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
     load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
     product_of_one, row_group, store, store_line, widen
 )

@@ -1,4 +1,5 @@
-"""How the work of a call is divided into parts, and where everything is in scratch memory.  No other file knows either.
+"""How the work of a call is divided into parts, and where everything is in scratch memory, for the passes over cells;
+`dense.pxd` has the plan of a dense layer.
 
 Each thread has one part of the work.  If there are enough batch rows, the parts are rows, and no part has to wait for
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product

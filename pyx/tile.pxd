@@ -1,6 +1,6 @@
 """The matrix product under every kernel: one register tile over packed panels.
 
-Units are handled in *lines* of 64 bytes (16 floats, 8 doubles) at every CPU level.  A *panel* holds 1, 2 or 4 lines of
+Units are handled in *lines* of 64 bytes (16 floats, 8 doubles) at every CPU level.  A *panel* holds 1 to LINES lines of
 columns of a weight matrix for all k, in the order in which the tile reads it:
 
     [block of BLOCK k][sub-panel of SUB lines][k in block][line in sub-panel][lane]
@@ -10,7 +10,6 @@ a promise to users: k is cut into blocks, each block is one chain of fused multi
 the blocks are added in ascending order to what the accumulator holds.  A row's result depends on nothing but that row
 and the panel, whatever the number of rows, so results keep their bits for any batch size and any split over threads.
 """
-cimport cython
 from half cimport CONVERTS, float_to_half, half, half_to_float, line_to_float, line_to_half
 from real cimport real
 

@@ -25,7 +25,7 @@ from ..errors import plain
 from ..installing import how_to_install
 from ..layers import Layer
 from ..layers.loading import read
-from ..optable import DTYPES, LETTERS, OPS, WEIGHT_STORAGES, Array
+from ..optable import DTYPES, LETTERS, OPS, ROUNDINGS, WEIGHT_STORAGES, Array
 from .terminal import print_json, print_table, progress, say
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
     With the PATH of a file that ``layer.save`` wrote: its layer, and in what its weights are stored. If the layer is
-    float32, also what each way to store them in fewer bytes costs: how many bytes remain, and how far y is off. That
-    depends on the data: give your own, an array (T, B, I) that numpy.save wrote.
+    float32, also what each way to store them in fewer bytes costs, and with int8 products in integers, too: how many
+    bytes remain, and how far y is off. That depends on the data: give your own, an array (T, B, I) that numpy.save
+    wrote.
     """
     if options.path is not None:
         return layer_info(options)
@@ -80,9 +81,10 @@ def layer_info(options: argparse.Namespace) -> int:
     }
     what, x = given_data(options.data, layer)
     costs, refused = [], {}
-    for name in WEIGHT_STORAGES if layer.dtype == np.float32 else ():
+    choices = [(name, ROUNDINGS[0]) for name in WEIGHT_STORAGES] + [("int8", name) for name in ROUNDINGS[1:]]
+    for name, activations in choices if layer.dtype == np.float32 else ():
         try:
-            costs.append(layer.storage_error(name, x))
+            costs.append(layer.storage_error(name, x, activations=activations))
         except ValueError as error:
             layer(x)  # x does not fit
             refused[name] = str(error)
@@ -96,7 +98,8 @@ def layer_info(options: argparse.Namespace) -> int:
         rows = [["float32", f"{costs[0].nbytes_float32:,}", "", "", "", ""]]
         for cost in costs:
             most, rms = f"{100 * cost.relative_max:.2g} %", f"{100 * cost.relative_rms:.2g} %"
-            rows.append([cost.storage, f"{cost.nbytes:,}", f"{cost.max:.2g}", most, f"{cost.rms:.2g}", rms])
+            rounded = "" if cost.activations == ROUNDINGS[0] else f", activations in {cost.activations}"
+            rows.append([cost.storage + rounded, f"{cost.nbytes:,}", f"{cost.max:.2g}", most, f"{cost.rms:.2g}", rms])
         columns = ["weights in", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
         print_table(f"What storing the weights in fewer bytes costs; x is {what}", columns, rows)
     for name, why in refused.items():

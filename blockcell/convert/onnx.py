@@ -327,16 +327,27 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
     names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
     if len(names) >= 3:  # those of a node of ONNX's own
-        W, R, B, *P = (array[0] for array in read_arrays(caller, {name: graph.array(name) for name in names}).values())
+        W, R, B, *P = (
+            array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()
+        )
         options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
         half = len(B) // 2
         return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
     places = [tensor.name for tensor in files.weights_of(description)]
     arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    arguments |= {place: graph.array(prefix + place) for place in places if prefix + place in graph.tensors}
+    arguments |= {place: _weight(graph, prefix + place) for place in places if prefix + place in graph.tensors}
     if arguments.keys().isdisjoint(places):
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
     return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
+
+
+def _weight(graph: Graph, name: str) -> Array:
+    """A weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
+    array, scale = graph.array(name), f"{name}.scale"
+    if scale not in graph.tensors:
+        return array
+    zero = 128 if array.dtype == np.uint8 else 0
+    return (array.astype(np.float32) - np.float32(zero)) * graph.array(scale)
 
 
 LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers

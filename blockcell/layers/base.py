@@ -194,7 +194,15 @@ class Layer(ABC, Generic[S_co]):
         layer.set_weights(**weights | {name: widened(each) for name, each in stored.items()})
         return layer
 
-    def storage_error(self, storage: str, x: ArrayLike, state: GivenState = None, **options: Any) -> StorageError:
+    def storage_error(
+        self,
+        storage: str,
+        x: ArrayLike,
+        state: GivenState = None,
+        *,
+        activations: str = "float32",
+        **options: Any,
+    ) -> StorageError:
         """Measure what it costs to store the weights in fewer bytes: how far y is off on these data.
 
         Parameters
@@ -202,25 +210,30 @@ class Layer(ABC, Generic[S_co]):
         storage : {"float16", "bfloat16", "int8"}
         x, state, **options
             As of a call.
+        activations : {"float32", "int8", "int16"}
+            With ``storage="int8"``: as of `packed`.
 
         Returns
         -------
         StorageError
-            `max` and `rms`, of the difference between the y of this layer and that of ``rounded_to(storage)``;
-            `relative_max` and `relative_rms`, as shares of the largest y and of y's root mean square; `nbytes` of all
-            weights as stored, and `nbytes_float32`.
+            `max` and `rms`, of the difference between the y of this layer and that of
+            ``packed(storage, activations)``; `relative_max` and `relative_rms`, as shares of the largest y and of y's
+            root mean square; `nbytes` of all weights as stored, and `nbytes_float32`.
 
         Raises
         ------
         TypeError, ValueError
-            As from `rounded_to` and a call.
+            As from `packed` and a call.
         """
+        reader = ArgumentReader(f"{type(self).__name__}.storage_error")
+        storage = read_storage(reader, storage, self.dtype)
+        read_activations(reader, activations, storage)
         layer = copy.copy(self)  # whose weights nobody replaces meanwhile
-        rounded = layer.rounded_to(storage)
         weights = layer.weights
-        stored = stored_arrays(weights, self._stored(ArgumentReader(type(self).__name__), "", weights, storage))
-        y, expected = rounded(x, state, **options)[0], layer(x, state, **options)[0]
-        return error_of(storage, expected, y, stored.values(), weights.values())
+        stored = stored_arrays(weights, self._stored(reader, "", weights, storage))
+        expected = layer(x, state, **options)[0]
+        y = layer.packed(storage, activations)(x, state, **options)[0]
+        return error_of(storage, activations, expected, y, stored.values(), weights.values())
 
     def save(self, path: str | os.PathLike[str], storage: str | None = None) -> None:
         """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.

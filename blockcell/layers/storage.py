@@ -42,6 +42,8 @@ class StorageError(NamedTuple):
     """What storing the weights in fewer bytes costs, as `Layer.storage_error` measures it."""
 
     storage: str
+    activations: str
+    """To what the rows that weights are multiplied with are rounded; "float32" for not at all."""
     max: float
     """The largest difference of y."""
     rms: float
@@ -55,12 +57,16 @@ class StorageError(NamedTuple):
     nbytes_float32: int
 
     def __repr__(self) -> str:
-        values = self._asdict().items()
-        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values)
+        values = self._asdict()
+        if self.activations == ROUNDINGS[0]:
+            del values["activations"]
+        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values.items())
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def error_of(storage: str, y: Array, rounded: Array, stored: Iterable[Array], weights: Iterable[Array]) -> StorageError:
+def error_of(
+    storage: str, activations: str, y: Array, rounded: Array, stored: Iterable[Array], weights: Iterable[Array]
+) -> StorageError:
     """By the results of a layer and of the layer with the weights as stored, and by the arrays of both."""
 
     def largest_and_rms(array: Array) -> tuple[float, float]:
@@ -70,7 +76,7 @@ def error_of(storage: str, y: Array, rounded: Array, stored: Iterable[Array], we
     (most, rms), whole = largest_and_rms(rounded - exact), largest_and_rms(exact)
     relative = [part / all_ if all_ else np.inf if part else 0.0 for part, all_ in zip((most, rms), whole, strict=True)]
     nbytes = [sum(array.nbytes for array in arrays) for arrays in (stored, weights)]
-    return StorageError(storage, most, rms, relative[0], relative[1], nbytes[0], nbytes[1])
+    return StorageError(storage, activations, most, rms, relative[0], relative[1], nbytes[0], nbytes[1])
 
 
 def read_storage(reader: ArgumentReader, value: Any, dtype: np.dtype[Any]) -> str:

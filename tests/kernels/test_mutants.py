@@ -312,7 +312,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "ragged states of the last step of all": ("steps.pxd", {"s.T if s.reverse or end_of(s, b) == 0": "s.T if True"}),
     "ragged gradients of the row, not of its slot": (
         "gradients.pxd",
-        {"t, b, t * s.B + slot_of(s, b)": "t, b, t * s.B + b"},
+        {"t, q, t * s.B + slot_of(s, q)": "t, q, t * s.B + q"},
     ),
     "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (

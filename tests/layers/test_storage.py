@@ -246,8 +246,36 @@ def test_storage_error(kind, name):
     ]
     assert cost.nbytes == sum(sizes) and cost.nbytes_float32 == sum(a.nbytes for a in layer.weights.values())
     assert layer.rounded_to(name).storage_error(name, x, state).max == 0
+    assert cost.activations == "float32"
     shown = f"StorageError(storage='{name}', max={cost.max:.3g}, rms={cost.rms:.3g}, relative_max="
     assert repr(cost).startswith(shown) and repr(cost).endswith(f"nbytes_float32={cost.nbytes_float32})")
+
+
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+@pytest.mark.parametrize("kind", ["lstm", "gru reset after", "stack with dense", "both ends"])
+def test_storage_error_with_activations(kind, activations):
+    """It is that of the packed layer, in as many bytes as with float32 activations."""
+    layer = (LAYERS | MORE)[kind](5, 7, F32)
+    x, state, lengths, reset = draw(layer, 6, 4, kind)
+    cost = layer.storage_error("int8", x, state, activations=activations, lengths=lengths, reset=reset)
+    plain = layer.storage_error("int8", x, state, lengths=lengths, reset=reset)
+    y, other = (
+        each(x, state, lengths=lengths, reset=reset)[0].astype(float)
+        for each in (layer, layer.packed("int8", activations))
+    )
+    assert cost.max == np.abs(other - y).max() > 0 and cost.max != plain.max
+    assert (cost.storage, cost.activations) == ("int8", activations)
+    assert (cost.nbytes, cost.nbytes_float32) == (plain.nbytes, plain.nbytes_float32)
+    assert repr(cost).startswith(f"StorageError(storage='int8', activations='{activations}', max={cost.max:.3g}, ")
+
+
+def test_storage_errors_of_activations_that_do_not_go():
+    layer, x = GRU.init(3, 4), np.zeros((1, 1, 3), F32)
+    said = "GRU.storage_error: activations is 'int8' and storage 'float16'; expected storage='int8'"
+    with pytest.raises(ValueError, match=said):
+        layer.storage_error("float16", x, activations="int8")
+    with pytest.raises(ValueError, match=r"GRU\.storage_error: activations is 'int4'; expected one of"):
+        layer.storage_error("int8", x, activations="int4")
 
 
 def test_errors_by_hand():
@@ -292,12 +320,15 @@ def test_info_of_a_layer(tmp_path, capsys):
     assert found["storage"] == "float32" and found["data"] == str(data) and found["layer"] == repr(layer)
     assert found["weights"] == sum(array.size for array in layer.weights.values())
     assert (found["input_size"], found["output_size"], found["refused"]) == (3, 2, {})
-    for name, cost in zip(WEIGHT_STORAGES, found["storages"], strict=True):
-        expected = layer.storage_error(name, x.astype(F32))
-        assert cost == {key: getattr(expected, key) for key in cost} and cost["storage"] == name
-        row = next(line.split() for line in out.splitlines() if line.startswith(f"  {name} "))
+    choices = [*((name, "float32") for name in WEIGHT_STORAGES), ("int8", "int8"), ("int8", "int16")]
+    for (name, activations), cost in zip(choices, found["storages"], strict=True):
+        expected = layer.storage_error(name, x.astype(F32), activations=activations)
+        assert cost == expected._asdict() and (cost["storage"], cost["activations"]) == (name, activations)
+        label = name if activations == "float32" else f"{name}, activations in {activations}"
+        row = next(line for line in out.splitlines() if line.startswith(f"  {label}  "))
+        row = row.removeprefix(f"  {label}").split()
         shown = [f"{expected.nbytes:,}", f"{expected.max:.2g}", f"{100 * expected.relative_max:.2g}", "%"]
-        assert row[1:] == [*shown, f"{expected.rms:.2g}", f"{100 * expected.relative_rms:.2g}", "%"]
+        assert row == [*shown, f"{expected.rms:.2g}", f"{100 * expected.relative_rms:.2g}", "%"]
 
 
 def test_info_without_data(tmp_path, capsys):
@@ -316,15 +347,15 @@ def test_info_of_layers_that_cannot_be_stored_so(tmp_path, capsys):
     path = tmp_path / "a.npz"
     Dense(np.full((2, 1), 1e6, F32), np.zeros(1, F32)).save(path)
     found = json.loads(said([path, "--json"], capsys))
-    assert [cost["storage"] for cost in found["storages"]] == ["bfloat16", "int8"]
+    assert [cost["storage"] for cost in found["storages"]] == ["bfloat16"] + ["int8"] * 3
     assert "w[0, 0] is 1e+06; expected a number that float16 holds" in found["refused"]["float16"]
-    assert "Not float16: Dense.rounded_to: w[0, 0] is 1e+06" in said([path], capsys)
+    assert "Not float16: Dense.storage_error: w[0, 0] is 1e+06" in said([path], capsys)
     Dense(np.full((2, 1), np.nan, F32), np.zeros(1, F32)).save(path)
     assert len(json.loads(said([path, "--json"], capsys))["refused"]) == 3
     assert said([path], capsys).count("expected finite weights") == 3
     Dense(np.ones((2, 1), F32), np.full(1, np.nan, F32)).save(path)
     found = json.loads(said([path, "--json"], capsys))
-    assert [cost["relative_max"] for cost in found["storages"]] == [None] * 3
+    assert [cost["relative_max"] for cost in found["storages"]] == [None] * 5
     for dtype in ("float64", "float16"):
         GRU.init(3, 4, dtype=dtype).save(path)
         assert json.loads(said([path, "--json"], capsys))["storages"] == []

@@ -132,6 +132,7 @@ def test_where_every_floating_point_warning_is_an_error(kind):
 # ---------------------------------------------------------------------------------------------------------------- forks
 @forks
 @threaded
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("only", ["", "wide GRU: step", "wide LSTM: step"])  # steps that use threads
 @pytest.mark.parametrize("threads", [2, 3])
 def test_fork_after_calls(threads, only):

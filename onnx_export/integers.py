@@ -1,0 +1,123 @@
+"""Products in integers, ``activations="int8"`` or ``"int16"``, as graphs of ONNX's own operators.
+
+As in `blockcell.formulas.add_product_in_integers`: each row is rounded to codes with a scale of its own, and
+
+.. code-block:: text
+
+    out = addend + (row's scale * column's scale) * (codes of the row @ codes of the column)
+
+Both operands of MatMulInteger are unsigned with zero points of 128: on CPUs without VNNI onnxruntime multiplies
+unsigned with signed bytes in 16 bits that saturate, and two unsigned ones exactly. A product's Cast and the Mul with
+the scales must not follow each other: onnxruntime 1.32 fuses them into a MatMulIntegerToFloat, which takes one scale
+only.
+
+`onnx_export.text` says how to read the margin; ``int16`` means activations of 16 bits, which have two bytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from onnx import NodeProto
+
+from blockcell.formulas import TOPS
+
+from .loops import Nodes, node
+from .text import TextParser
+
+MOST = 65536
+"""Values of k whose sum fits into 32 bits."""
+OLDEST_OPSET = 18  # ReduceMax with axes as an input
+
+ROUNDED = """
+         | rows_size = Abs (rows)
+         | rows_largest = ReduceMax <keepdims = 1> (rows_size, at_last)
+         | rows_part = Div (rows_largest, code_top)
+         | rows_scale = Max (rows_part, scale_least)
+         | rows_zeros = Sub (rows, rows)                            # NaN where a number is not finite
+         | rows_zero = ReduceSum <keepdims = 1> (rows_zeros, at_last)
+         | rows_share = Div (rows, rows_scale)
+         | rows_code = Round (rows_share)
+         | rows_up = Add (rows_code, code_middle)
+int16    | rows_above = Div (rows_up, code_256)
+int16    | rows_high = Floor (rows_above)                           # 256 high + low is the code
+int16    | rows_of_high = Mul (rows_high, code_256)
+int16    | rows_low_up = Sub (rows_up, rows_of_high)                # low + 128
+int16    | rows_high_up = Add (rows_high, code_middle)
+int16    | rows_high_bytes = Cast <to = 2> (rows_high_up)
+         | rows_bytes = Cast <to = 2> (rows_low_up)
+"""
+"""The codes of rows and their scales."""
+
+PRODUCT = """
+         | out_sums = MatMulInteger (rows_bytes, w, byte_middle, byte_middle)
+         | out_float = Cast <to = 1> (out_sums)
+         | out_low = Add (out_float, rows_zero)                     # NaN makes the whole row NaN
+int16    | out_high_sums = MatMulInteger (rows_high_bytes, w, byte_middle, byte_middle)
+int16    | out_high = Cast <to = 1> (out_high_sums)
+int16    | out_high_256 = Mul (code_256, out_high)
+int16    | out_total = Add (out_low, out_high_256)
+         | out_scales = Mul (rows_scale, w_scale)
+         | out_term = Mul (out_scales, out_total)
+         | out = Add (addend, out_term)
+"""
+
+
+def constants(activations: str) -> dict[str, np.generic]:
+    """The numbers that the texts name."""
+    return {
+        "code_top": np.float32(TOPS[int(activations.removeprefix("int"))]),
+        "scale_least": np.float32(2.0**-126),
+        "code_middle": np.float32(128),
+        "code_256": np.float32(256),
+        "byte_middle": np.uint8(128),
+    }
+
+
+class IntegerProducts:
+    """Writes products in integers, of weights in unsigned bytes. Rows that several products read are rounded once."""
+
+    def __init__(self, activations: str) -> None:
+        self.activations = activations
+        self._rounded: set[str] = set()
+
+    def __call__(self, rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
+        """The nodes of ``out = addend + rows @ w``."""
+        nodes = [] if rows in self._rounded else self._nodes(ROUNDED, {"rows": rows})
+        self._rounded.add(rows)
+        names = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
+        return nodes + self._nodes(PRODUCT, names)
+
+    def of_gemms(self, before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
+        """The nodes of a step with its Gemms so. The scales, by the weights' names, go where these go before it."""
+        of, nodes = dict(scales), Nodes()
+        for each in before:
+            found = [of[name] for name in each.input if name in of]
+            if each.op_type == "Concat" and found:  # weights beside each other
+                of[each.output[0]] = f"{each.output[0]}_scale"
+                nodes.append(node("Concat", found, [of[each.output[0]]], axis=0))
+            elif each.op_type == "Split" and found:  # the rows for x, those for h
+                of |= dict.fromkeys(each.output, found[0])
+        for each in step:
+            if each.op_type == "Gemm":
+                rows, w, addend = each.input
+                nodes += self(rows, w, of[w], addend, each.output[0])
+            else:
+                nodes.append(each)
+        return nodes
+
+    def _nodes(self, text: str, names: Mapping[str, str]) -> Nodes:
+        parser = TextParser([self.activations], (), [])
+        nodes = parser.nodes(text)
+
+        def named(name: str) -> str:
+            if name in names:
+                return names[name]
+            start, _, rest = name.partition("_")
+            return f"{names[start]}_{rest}" if start in ("rows", "out") else name
+
+        for each in nodes:
+            each.input[:] = [named(name) for name in each.input]
+            each.output[:] = [named(name) for name in each.output]
+        return nodes

@@ -1,0 +1,183 @@
+"""Models with products in integers: sums and z as of the formulas, number for number; results as of packed layers."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from bits import same
+from export_cases import LAYERS, STREAMING, B, Case, I, exported, flat, lstm, random_state
+from graphs import on_onnxruntime, on_reference
+
+import onnx_export
+from blockcell import GRU, LSTM, Dense, convert
+from blockcell.formulas import add_product_in_integers
+
+F32 = np.dtype(np.float32)
+BITS = {"int8": 8, "int16": 16}
+KINDS = {"LSTM": (LSTM, {}), "GRU": (GRU, {}), "GRU(reset_after)": (GRU, {"reset_after": True})}
+
+
+def layer_of(kind, I, H):  # noqa: E741
+    made, options = KINDS[kind]
+    return made.init(I, H, seed=1, **options)
+
+
+def drawn(g, *shape):
+    """Rows of very different sizes, some of them zero."""
+    return (g.standard_normal(shape) * g.choice([0, 1e-30, 1e-3, 1, 50], (*shape[:-1], 1))).astype(F32)
+
+
+def error(y, exact):
+    return np.sqrt(np.square(y - exact).mean() / np.square(exact).mean())
+
+
+# ---------------------------------------------------------------------------------------------- the sums, step by step
+@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize(("inputs", "cells"), [(1, 3), (70, 37)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_the_formulas(kind, inputs, cells, activations, run):
+    """Every product of a step: its integers, and what it adds to the bias or to the product before it."""
+    layer, g = layer_of(kind, inputs, cells), np.random.default_rng(inputs)
+    options = {"storage": "int8", "activations": activations}
+    model = exported(layer, streaming=True, functions=False, **options)
+    feeds = {"x": drawn(g, 6, inputs)}
+    feeds |= {f"{name}_prev": drawn(g, 6, cells) for name in flat(layer, layer.stream(1).state)}
+    makers = {name: each for each in model.graph.node for name in each.output}
+    known = feeds | {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    sums = [each for each in model.graph.node if each.op_type == "MatMulInteger" and "high" not in each.output[0]]
+    ends = [each for each in model.graph.node if each.op_type == "Add" and "_term" in each.input[1]]
+    assert len(sums) == len(ends) == (4 if kind == "GRU" else 2)
+    products, wanted = [], {each.output[0]: onnx.TensorProto.INT32 for each in sums}
+    for each, end in zip(sums, ends, strict=True):
+        w = each.input[1]
+        rows, scale = makers[makers[end.input[1]].input[0]].input
+        while makers[rows].op_type != "Abs":  # from a row's scale to what it is made of
+            rows = makers[rows].input[0]
+        rows = makers[rows].input[0]
+        products.append((each.output[0], rows, w, scale, end.input[0], end.output[0]))
+        wanted |= {name: onnx.TensorProto.FLOAT for name in (rows, scale, end.input[0], end.output[0])}
+        wanted[w] = onnx.TensorProto.UINT8
+    del model.graph.output[:]
+    names = [name for name in wanted if name not in known]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, wanted[name], None) for name in names)
+    known |= dict(zip(names, run(model, feeds), strict=True))
+    for total, rows, w, scale, addend, result in products:
+        rows, codes = known[rows], known[w].astype(np.int64) - 128
+        expected = add_product_in_integers(known[addend], rows, codes, known[scale], BITS[activations])
+        assert np.array_equal(known[result], expected)
+        if activations == "int8":
+            share = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), np.float32(2.0**-126))
+            assert np.array_equal(known[total], np.rint(share).astype(np.int64) @ codes)
+
+
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("K", [1, 5, 300, 2000])
+def test_a_dense_layer_has_the_bits_of_the_packed_one(K, activations):
+    """Also where all codes are at their ends, which saturates where bytes of both signs are multiplied in 16 bits."""
+    g = np.random.default_rng(K)
+    w = g.standard_normal((K, 33)).astype(F32)
+    w[:, 0], w[:, 1] = 1, -1
+    layer = Dense(w, g.standard_normal(33).astype(F32))
+    x = drawn(g, 3, 4, K)
+    x[0, :2], x[1, 0, ::2], x[1, 0, 1::2] = 1, -1, 1
+    model = exported(layer, storage="int8", activations=activations, lengths=False)
+    y = layer.packed("int8", activations)(x)[0]
+    assert same(on_onnxruntime(model, {"x": x})[0], y)
+    assert same(on_reference(model, {"x": x})[0], y)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_step_is_that_of_the_packed_layer(name, activations):
+    """But for a last bit of h, as the same h and x have the same codes."""
+    layer, g = STREAMING[name]("float32"), np.random.default_rng(2)
+    x, first = g.uniform(-1, 1, (B, I)).astype(F32), random_state(layer, g)
+    feeds = {"x": x} | {f"{part}_prev": value for part, value in flat(layer, first).items()}
+    model = exported(layer, streaming=True, storage="int8", activations=activations)
+    y, state = layer.packed("int8", activations)(x[None], first)
+    expected = [y[0] if y.ndim == 3 else y, *flat(layer, state).values()]
+    for found, right in zip(on_onnxruntime(model, feeds), expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=0.01 if name in ("Stack", "Classifier") else 2e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sequences(name):
+    """In every loop the same bits, near those of the packed layer."""
+    layer = LAYERS[name]("float32")
+    case = Case(layer, reset=True)
+    y = layer.packed("int8", "int16")(**case.arguments)[0]
+    results = []
+    for loop in ("scan", "unroll", "loop"):
+        model = exported(layer, case, storage="int8", activations="int16", loop=loop)
+        results.append(on_onnxruntime(model, case.feeds))
+        np.testing.assert_allclose(results[-1][0], y, rtol=0, atol=2e-4 * np.abs(y).max())
+        assert all(map(same, results[-1], results[0]))
+
+
+@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_of_sequences(kind, activations, run):
+    """Beside float64, it is within 5 % of the packed layer's."""
+    layer = layer_of(kind, 32, 48)
+    x = np.random.default_rng(3).standard_normal((20, 6, 32)).astype(F32)
+    exact = Case.exactly(layer)(x.astype(float))[0]
+    model = exported(layer, storage="int8", activations=activations, lengths=False, state=False, functions=False)
+    found, right = error(run(model, {"x": x})[0], exact), error(layer.packed("int8", activations)(x)[0], exact)
+    assert abs(found - right) <= 0.05 * right, f"{found:.3e} beside {right:.3e}"
+
+
+@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
+    layer, x = layer_of(kind, 5, 18), np.random.default_rng(4).standard_normal((5, 4, 5)).astype(F32)
+    model = exported(layer, storage="int8", activations="int8", lengths=False, state=False, functions=False)
+    good = run(model, {"x": x})[0].copy()
+    x[2, 1, 3] = bad
+    y = run(model, {"x": x})[0].copy()
+    assert np.isnan(y[2:, 1]).all()
+    y[2:, 1] = good[2:, 1]
+    assert same(y, good)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gives_back_the_rounded_layer(name):
+    layer = LAYERS[name]("float32")
+    found = convert.from_onnx(onnx_export.export(layer, None, storage="int8", activations="int8"))
+    for key, array in layer.rounded_to("int8").weights.items():
+        assert same(found.weights[key], array), key
+
+
+def test_session():
+    layer = LAYERS["Classifier"]("float32")
+    case = Case(layer)
+    found = onnx_export.Session(exported(layer, case, storage="int8", activations="int16"))(**case.arguments).y
+    np.testing.assert_allclose(found, layer.packed("int8", "int16")(**case.arguments)[0], atol=2e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"storage": None}, "activations is 'int8' and storage None; expected storage='int8'"),
+        ({"activations": "int4"}, "activations is 'int4'; expected one of 'float32', 'int8', 'int16'"),
+        ({"loop": "native"}, "activations is 'int8' and loop 'native', whose nodes multiply in float32"),
+        ({"opset": 17}, "activations is 'int8' and opset 17; expected 18 or newer"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(f"export: {message}")):
+        onnx_export.export(lstm(4, "float32"), None, **{"storage": "int8", "activations": "int8"} | options)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (65537, 1)])
+def test_rows_that_are_too_short_or_long(inputs, outputs):
+    layer = Dense(np.zeros((inputs, outputs), F32), np.zeros(outputs, F32))
+    with pytest.raises(ValueError, match=f"the layer has rows of {inputs}; expected 1 to 65536 numbers in a row"):
+        onnx_export.export(layer, None, storage="int8", activations="int8")
