@@ -73,7 +73,8 @@ lint: $(BUILT)
 	PATH=$(BIN):$$PATH cython-lint pyx
 	@# Cython calls it a mere hint when code that should run without the GIL takes it; here nothing may be printed.
 	mkdir -p build/lint
-	! $(BIN)/cython -3 -Werror -X boundscheck=False -X wraparound=False -I pyx -o build/lint/ pyx/_*.pyx 2>&1 | grep .
+	! for source in pyx/_*.pyx; do $(BIN)/cython -3 -Werror -X boundscheck=False -X wraparound=False -I pyx \
+	    --module-name blockcell.$$(basename $$source .pyx) -o build/lint/ $$source; done 2>&1 | grep .
 
 clean:
 	rm -rf .venv build blockcell/*.so

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from turns import ENOUGH
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-v3", "float64", "float16")]
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
 FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
@@ -34,7 +34,7 @@ CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
 COLOURS = dict(zip(NAMES, ("tab:red", "tab:orange", "tab:blue", "tab:purple", "tab:green"), strict=True))
-SUMMARY = [  # the rows of the first table: what, the tasks, the peer
+SUMMARY = [  # the rows of the first table, of the first two files: what, the tasks, the peer
     ("LSTM, inference", ("LSTM inference",), "torch"),
     ("LSTM, inference", ("LSTM inference",), "onnxruntime"),
     ("LSTM, training step", ("LSTM training",), "torch"),
@@ -135,18 +135,19 @@ def machine(about: Row) -> str:
     )
 
 
-def summary(path: Path) -> list[str]:
+def summary(paths: list[Path]) -> list[str]:
     """The first table, which README has too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
-    rows, about = read(path)
+    files = [read(path) for path in paths]
     for what, tasks, peer in SUMMARY:
-        mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
-        if not mine:
-            continue
-        low, high = tenths(mine)
-        version = about[peer].partition("+")[0]
-        median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
-        lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+        for rows, about in files:
+            mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
+            if not mine:
+                continue
+            low, high = tenths(mine)
+            version = about[peer].partition("+")[0]
+            median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
+            lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return table(lines)
 
 
@@ -285,11 +286,12 @@ def page(paths: list[Path]) -> str:
         if is_grid(path):
             lines += grid(rows)
             continue
-        lines += [*(summary(path) if path == paths[0] else []), *ratios(rows), *shares(rows)]
+        lines += [*(summary(paths[:2]) if path == paths[0] else []), *ratios(rows), *shares(rows)]
         if path == paths[0]:
             for name, (_, caption) in PICTURES.items():
                 lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
             lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
+        if path in paths[:2]:
             lines += [*times(rows), *streams(rows)]
     others = [path for path in paths if not is_grid(path)]
     return "\n".join([*lines, *([AIMS, *aims(others)] if others else [])][:-1]) + "\n"

@@ -207,7 +207,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "stored scales of x for h": ("panels.pxd", {"scales += p.apart * LF": "scales += 0"}),
     "stored lines of x for h": (
         "panels.pxd",
-        {"line_in(p, u, gate, k < p.I)) * L * n": "line_in(p, u, gate, True)) * L * n"},
+        {"line_in(p, u, gate, k < p.I), l)": "line_in(p, u, gate, True), l)"},
     ),
     "stored scale of another line": ("narrow.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
     "stored scales of h for x": (
