@@ -1,8 +1,10 @@
 """What is said to those who have not installed or built what they need."""
 
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -19,7 +21,9 @@ def test_a_checkout_that_is_not_built(tmp_path, monkeypatch, module):
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     monkeypatch.chdir(tmp_path)
-    result = run(["-c", f"import {module}"], 1, {"PYTHONPATH": str(ROOT)})
+    # Without `site`, since the finder of an editable install would find the native code of the other folder.
+    packages = os.pathsep.join([sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], str(ROOT)])
+    result = run(["-S", "-c", f"import {module}"], 1, {"PYTHONPATH": packages})
     assert result.returncode == 1
     said = result.stderr.splitlines()[-1]
     assert said.startswith(f"ImportError: {tmp_path / 'blockcell'} is blockcell's source without native code for ")
