@@ -420,6 +420,15 @@ def read_storage(path: Path) -> tuple[list[Row], Row]:
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
+def measured(about: Row) -> list[str]:
+    versions = ", ".join(f"{PEERS[peer]} {about[peer].partition('+')[0]}" for peer in PEERS if peer in about)
+    line = (
+        f"Measured on {about['date']} on {about['threads']} cores of an {about['cpu']}, CPU level {about['level']};"
+        f" {about['compiler']}, {versions}."
+    )
+    return [*textwrap.wrap(line, 120), ""]
+
+
 def storage_points(rows: list[Row]) -> list[dict[str, Row]]:
     """The rows of each point by candidate."""
     return [{r["candidate"]: r for r in mine} for mine in groups(rows, "kind", "B", "I", "H", "threads").values()]
@@ -466,12 +475,7 @@ def few_bits(path: Path) -> list[str]:
         lines.append(
             [kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), *gains]
         )
-    versions = ", ".join(f"{PEERS[peer]} {about[peer].partition('+')[0]}" for peer in PEERS if peer in about)
-    measured = (
-        f"Measured on {about['date']} on {about['threads']} cores of an {about['cpu']}, CPU level {about['level']};"
-        f" {about['compiler']}, {versions}."
-    )
-    return [*table(lines), *textwrap.wrap(measured, 120), ""]
+    return [*table(lines), *measured(about)]
 
 
 def few_bits_errors(path: Path) -> list[str]:
@@ -487,7 +491,8 @@ def few_bits_errors(path: Path) -> list[str]:
 
 def one_row(path: Path) -> list[str]:
     """Microseconds a step of one row with one input, and their share of the rate of reading; docs/storage.md has it."""
-    rows = [r for r in read_storage(path)[0] if r["I"] == 1]
+    rows, about = read_storage(path)
+    rows = [r for r in rows if r["I"] == 1]
     names = list(dict.fromkeys(r["candidate"] for r in rows))
     lines = [["", "H", "threads", *names]]
 
@@ -499,7 +504,7 @@ def one_row(path: Path) -> list[str]:
         mine = found[BASE]
         shown = [step(found[name]) if name in found else "" for name in names]
         lines.append([mine["kind"], str(mine["H"]), str(mine["threads"]), *shown])
-    return table(lines)
+    return [*table(lines), *measured(about)]
 
 
 def all_sizes(path: Path, of: Any) -> list[str]:

@@ -266,10 +266,29 @@ def lines_of(
         yield [*point.values(), candidate, *figures, share(point, candidate, us, level)]
 
 
-def measure(options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, Any]]:
+def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
+    """The lines with those of the file whose points are not among them, in order."""
+
+    def key(line: list[Any]) -> list[Any]:
+        kind, B, I, H, threads = line[: len(POINT)]  # noqa: E741
+        return [int(threads), [*GATES].index(kind), int(I) == 1, int(H), int(B)]
+
+    old = []
+    if path.exists():
+        with path.open(newline="") as file:
+            old = list(csv.reader(file))[1:]
+    new = list(map(key, lines))
+    return sorted([line for line in old if key(line) not in new] + lines, key=key)
+
+
+def write(path: Path, columns: list[str], lines: list[list[Any]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *lines])
+
+
+def measure(options: argparse.Namespace) -> None:
     about = machine(None, "float32", ["onnxruntime", "torch", "openvino"])
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    lines = []
     for threads, todo in itertools.groupby(points(options), lambda point: point["threads"]):
         with ExitStack() as stack:
             workers: dict[str, Worker] = {}
@@ -290,12 +309,14 @@ def measure(options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, Any
 
                 rounds = guard.rounds(threads, ask, options.rounds)
                 print(*(f"{name}{value}" for name, value in point.items()), flush=True)
-                for line in lines_of(point, rounds, errors, about["level"]):
-                    lines.append(line)
+                lines = [*lines_of(point, rounds, errors, about["level"])]
+                if options.csv:
+                    write(options.csv, COLUMNS, merged(options.csv, lines))
+                    options.csv.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+                for line in lines:
                     candidate, us, ratio, low, high, _, _, error, part = line[len(POINT) :]
                     reads = f", {100 * part:.0f} % of the rate of reading" if part else ""
                     print(f"  {candidate:20} {us:10.2f} us, {ratio:.2f}x ({low:.2f} to {high:.2f}), {error}{reads}")
-    return lines, about
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -364,21 +385,6 @@ def errors() -> Iterator[list[Any]]:
         yield from lines("standard normal", f"{kind.__name__} of {H}, initial", kind.init(64, H, seed=0), x)
 
 
-def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
-    """The lines with those of the file whose points are not among them, in order."""
-
-    def key(line: list[Any]) -> list[Any]:
-        kind, B, I, H, threads = line[: len(POINT)]  # noqa: E741
-        return [int(threads), [*GATES].index(kind), int(I) == 1, int(H), int(B)]
-
-    old = []
-    if path.exists():
-        with path.open(newline="") as file:
-            old = list(csv.reader(file))[1:]
-    new = list(map(key, lines))
-    return sorted([line for line in old if key(line) not in new] + lines, key=key)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=[*GATES], choices=GATES)
@@ -396,20 +402,14 @@ def main() -> None:
     )
     options = parser.parse_args()
     start = time.time()
-    if options.errors:
-        columns, path, lines = ERROR_COLUMNS, options.errors, []
+    if not options.errors:
+        measure(options)
+    else:
+        lines = []
         for line in errors():
             lines.append(line)
             print(*line, sep=", ", flush=True)
-    else:
-        columns, path = COLUMNS, options.csv
-        lines, about = measure(options)
-        if path:
-            lines = merged(path, lines)
-            path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
-    if path:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([columns, *lines])
+        write(options.errors, ERROR_COLUMNS, lines)
     print(f"{time.time() - start:.0f} s")
 
 
