@@ -60,7 +60,8 @@ cdef extern from *:
             PRODUCT(all, panel, lines, a, stride, m, quads); \\
             for (ptrdiff_t r = 0; r < m; r += parts, z += ROW) \\
                 for (ptrdiff_t g = 0; g < lines; g++) \\
-                    add_sums(z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE); \\
+                    add_sums( \\
+                        z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE); \\
         }
 
     /* ------------------------------------------------------------------------------------------------ any CPU */

@@ -161,13 +161,14 @@ cdef inline void add_integer_product(
         integer_product[0](z, scales, w, lines, row, part, codes, part, rows * parts, parts, quads_of(K))
         return
     for r in range(rows):  # in pieces
+        row = <const char *> a + r * parts * part
         k = 0
         while k < K:
             n = min(<Py_ssize_t> MOST_K, K - k)
             for q in range(parts):
-                heads[q].scale = (<const RowHead *> row).scale
-                heads[q].correction = correction_of(codes + q * part + k, n)
-            integer_product[0](z, scales, w + k * lines * LF, lines, <const char *> heads, sizeof(RowHead), codes + k,
-                               part, parts, parts, quads_of(n))
+                codes = <const signed char *> row + q * part + sizeof(RowHead) + k
+                heads[q].scale, heads[q].correction = (<const RowHead *> row).scale, correction_of(codes, n)
+            codes = <const signed char *> row + sizeof(RowHead) + k
+            integer_product[0](z + r * LINES * LF, scales, w + k * lines * LF, lines, <const char *> heads,
+                               sizeof(RowHead), codes, part, parts, parts, quads_of(n))
             k += n
-        z, row, codes = z + LINES * LF, row + parts * part, codes + parts * part
