@@ -455,11 +455,11 @@ def few_bits(path: Path) -> list[str]:
         [
             "",
             "threads",
-            *(f"{peer}" for peer in IN_FEW_BITS),
+            *IN_FEW_BITS,
             "the fastest of them",
             "slower at",
-            "float32",
-            "with 16 bits",
+            "float32 beside 8 bits",
+            "beside 16 bits",
         ]
     ]
     for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
