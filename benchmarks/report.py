@@ -387,7 +387,7 @@ STORAGE_HEAD = """# Steps of streams whose weights are stored in fewer bytes
 
 How many times faster is a step of `layer.stream(storage=...)`, and how far is y off?
 [storage.md](../storage.md) has the answer in short. `python benchmarks/report.py` writes this page from storage.csv
-and storage-errors.csv in this directory, which `python benchmarks/storage.py` measured.
+and storage-errors.csv in this directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
 
 * Times are of one step with one thread or with all, whichever is faster.
 * A ratio of 2.00x means half of the time of our float32. In brackets the quartiles of the rounds' ratios.
