@@ -71,11 +71,10 @@ def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
     import torch
 
     from blockcell import convert
-    from blockcell.errors import ConversionError
 
     try:
         weights = convert.to_torch(layer)
-    except ConversionError:  # peepholes, or a GRU that resets before the product
+    except convert.ConversionError:  # peepholes, or a GRU that resets before the product
         return None
     module = getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size)
     module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
