@@ -439,7 +439,7 @@ def level_of(tests: tuple[str, str]) -> str:
 def build_and_test(folder: Path, file: str, tests: str) -> bool:
     level = level_of((file, tests))
     assert succeeds(folder, level, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
-    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests)
+    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests, "-m", "not slow")
 
 
 @pytest.fixture(scope="module")

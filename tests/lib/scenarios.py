@@ -148,11 +148,11 @@ def of_streams() -> dict[str, Scenario]:
     streamed = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
     # These are so large that a single step uses threads.
     wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
-    small = {"stack in int8": kinds()["stack"], "LSTM in bfloat16": kinds()["LSTM"]}
-    integers = {"stack in integers": kinds()["stack"], "classifier in integers": kinds()["classifier"]}
+    small = {"classifier in int8": kinds()["classifier"], "LSTM in bfloat16": kinds()["LSTM"]}
+    integers = {"LSTM in integers": kinds()["LSTM"], "classifier in integers": kinds()["classifier"]}
     for name, layer in (streamed | wide | small | integers).items():
         of, _, storage = name.partition(" in ")
-        stored = ("int8", "int16" if of == "stack" else "int8") if storage == "integers" else (storage or None,)
+        stored = ("int8", "int16" if of == "LSTM" else "int8") if storage == "integers" else (storage or None,)
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
         lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
