@@ -330,15 +330,9 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "integer.pxd",
         {"low_sum += lower": "low_sum += upper", "high_sum += upper": "high_sum += lower"},
     ),
-    "integers: one row's scale for the next": (
-        "integer.pxd",
-        {"                row += parts * part": "                row += 0"},
-    ),
-    "integers: corrections of all codes": ("integer.pxd", {"    if n == K:": "    if n <= K:"}),
     "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: pairs of sums": ("_integer.pyx", {"_mm256_permute4x64_epi64(both, 0xd8)": "both"}),
     "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
-    "integers fused": ("integer.pxd", {"        ROUNDED(value);\n": "\n"}),
 }
 
 ORDERS = {  # the same for the order of summation
@@ -410,7 +404,6 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored in panels of two": (STORED, "test_calls and v4"),
     "stored": (STORED, "test_calls and base"),
     "rounded": ("tests/layers/test_storage.py", "definition or again or scales or largest or cannot or base"),
-    "integers fused": (INTEGERS, "formulas or v3"),
     "integers": (INTEGERS, "exact or formulas or finite or base"),
     "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),
     "gates that share lines are taken apart in": (
