@@ -11,6 +11,7 @@ from bits import same
 from export_cases import LAYERS, STREAMING, B, Case, I, exported, flat, lstm, random_state
 from graphs import on_onnxruntime, on_reference
 from runtimes import RUNTIMES
+from storage_cases import ROWS
 
 import onnx_export
 from blockcell import GRU, LSTM, Dense, convert
@@ -145,21 +146,6 @@ def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
     assert np.isnan(y[2:, 1]).all()
     y[2:, 1] = good[2:, 1]
     assert same(y, good)
-
-
-TINY, LEAST, MOST = 2.0**-149, 2.0**-126, float(np.finfo(F32).max)
-ROWS = {  # whose scales and codes are at ends of what there is
-    "zeros": [0.0, 0, 0, 0, 0],
-    "negative zeros": [-0.0, -0.0, -0.0, -0.0, -0.0],
-    "subnormal": [TINY, 1e-39, -1e-40, 0, -TINY],
-    "least scale": [LEAST, -LEAST, 127 * LEAST, LEAST / 2, -100 * LEAST],
-    "huge": [3e38, -3.4e38, 1e38, 2, 0],
-    "largest": [MOST, -MOST, MOST, MOST, MOST],
-    "huge and tiny": [1e38, 1e-40, -1, 0, -0.0],
-    "infinity": [np.inf, 1, -1, 0, 2],
-    "infinities": [1, np.inf, -np.inf, np.inf, 0],
-    "NaN": [1, -1, 0, 2, np.nan],
-}
 
 
 @pytest.mark.meet(1)
