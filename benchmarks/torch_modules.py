@@ -11,10 +11,10 @@ and input, and a step of Adam.  A compiled model is the module and a Linear abov
 have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
 to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With --int8, inference is measured beside what
 torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, storage="int8")`` and both kinds of
-``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its own, and
-they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow each other,
-since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick, repeated.  A
-ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
+``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
+own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
+each other, since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick,
+repeated.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
 docs/benchmarks/torch.md of it.
 """
 

@@ -160,8 +160,8 @@ def _packed(kind: str, weights: Tensors, bidirectional: bool, storage: str, acti
 
 def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
     if version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
-        return torch.equal(weight, tensor)
-    return weight._version == version and weight.is_set_to(tensor)
+        return bool(torch.equal(weight, tensor))
+    return bool(weight._version == version and weight.is_set_to(tensor))
 
 
 def forget(weights: Iterable[Tensor]) -> None:
