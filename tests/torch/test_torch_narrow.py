@@ -30,7 +30,9 @@ rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 pytestmark = [
     pytest.mark.peers,
     # PyTorch's own, on the way to compiling and exporting
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
 ]
 KINDS = ["LSTM", "GRU"]
 STORED = [("int8", "float32"), ("int8", "int8"), ("int8", "int16"), ("float16", "float32"), ("bfloat16", "float32")]
@@ -377,7 +379,12 @@ def test_compiled(kind, backend, dynamo, packings):
             assert len(packings) == 2
             in_place(np.random.default_rng(1), module)
     assert len(packings) > 2
-    packed = rnn.pack_padded_sequence(x, [7, 3], batch_first=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_with_packed_sequences(kind, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True)
+    packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [4, 6, 1], enforce_sorted=False)
 
     def call(data):
         return module(rnn.PackedSequence(data, *packed[1:]))[0].data
