@@ -186,7 +186,7 @@ def table(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
         ratios = [statistics.median(times[0] / times[k] for times in kept) for k in range(1, len(ROUNDED))]
         T, B, H, layers, directions = sizes.values()
         cells = [task.split()[0], f"{layers}x{directions}", *map(str, (T, B, H))]
-        cells += [f"{statistics.median(times[0] for times in kept) * 1e6:.3g}", *(f"{ratio:.2f}x" for ratio in ratios)]
+        cells += [f"{statistics.median(times[0] for times in kept) * 1e6:,.0f}", *(f"{ratio:.2f}x" for ratio in ratios)]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -23,7 +23,7 @@ class Recurrent(RNNBase):
 
     _op: ClassVar[op.Op]
     _narrow_op: ClassVar[narrow.Op]
-    storage: str | None = None
+    storage: str | None = None  # what `replace` was given; set there
     activations: str = "float32"
 
     def __init__(
@@ -269,6 +269,8 @@ class LSTM(Recurrent):
     * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
       not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
+    * `replace` with a ``storage`` makes it compute with rounded weights, for inference: attributes `storage` and
+      `activations`, None and "float32" otherwise.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
     * Under ``torch.autocast`` it computes in the weights' dtype, and rounds results to the dtypes of torch.nn's.
     """
