@@ -11,6 +11,7 @@ import io
 import pickle
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
 ]
-KINDS = ["LSTM", "GRU"]
+KINDS, BY_ACTIVATIONS = ["LSTM", "GRU"], ["float32", "int8", "int16"]
 STORED = [("int8", "float32"), ("int8", "int8"), ("int8", "int16"), ("float16", "float32"), ("bfloat16", "float32")]
 SMALL = torch.zeros(4, 3, 5)
 
@@ -304,6 +305,44 @@ def test_nothing_outlives_the_weights():
     assert len(narrow._kept) == before + 1
     nn.restore(other)
     assert len(narrow._kept) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_computed_at_each_call(kind):
+    """By a parametrization; nothing is kept of them."""
+    gc.collect()
+    module, x, before = made(kind), torch.randn(4, 3, 5), len(narrow._kept)
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    for _ in range(3):
+        with torch.no_grad():
+            module.parametrizations.weight_hh_l0.original0.mul_(1.2)
+        weights = {name: getattr(module, name).detach() for name, _ in getattr(torch.nn, kind)(5, 8).named_parameters()}
+        expected = convert.from_torch(weights).packed("int8", "int8")(x.numpy())[0]
+        y = module(x)[0]
+        assert same(y.numpy(), expected) and not y.requires_grad and len(narrow._kept) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_python_threads(kind):
+    """They pack and read at the same time."""
+    modules = [made(kind, 20, 33, num_layers=2, activations=activations) for activations in BY_ACTIVATIONS]
+    inputs = [torch.randn(5, B, 20) for B in (1, 3, 20)]
+    expected = {}
+    for module in modules:
+        packed = convert.from_torch(module).packed("int8", module.activations)
+        expected |= {(module.activations, k): packed(x.numpy())[0] for k, x in enumerate(inputs)}
+
+    def calls(seed):
+        g = np.random.default_rng([SEED, seed])
+        for _ in range(40):
+            module, k = modules[g.integers(3)], int(g.integers(3))
+            if g.random() < 0.2:
+                narrow.forget(module.parameters())
+            assert same(module(inputs[k])[0].detach().numpy(), expected[module.activations, k])
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(calls, range(8)))
 
 
 @pytest.mark.parametrize("form", ["batched", "unsorted"])
