@@ -38,8 +38,8 @@ cdef char *taken(
     and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.  What a kernel cannot
     read as it is, is copied.  Where there are `rows` [T,B,.], these may lie anywhere.
     """
-    cdef size_t at, begin, size, extent = itemsize
-    cdef Py_ssize_t k, length
+    cdef size_t at, begin, size, extent = itemsize  # bytes
+    cdef Py_ssize_t length
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and {dtype}"
@@ -47,23 +47,21 @@ cdef char *taken(
     at = tensor.data_ptr()
     if at % itemsize or tensor.is_neg():
         tensor = tensor.resolve_neg().contiguous().clone()
+        at = tensor.data_ptr()
     elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(2) == 1):
         tensor = tensor.contiguous()
+        at = tensor.data_ptr()
     storage = tensor.untyped_storage()
     if storage.resizable():
         tensor.numpy(force=True)
     held.append(storage)
-    held.append(tensor)
-    if rows is NULL:
-        for length in shape:
-            extent *= length
-    else:
-        strides = tensor.stride()
-        rows.step, rows.row = strides[0], strides[1]
-        extent = 0
-        if shape[0] * shape[1] * shape[2]:
+    for length in shape:
+        extent *= length
+    if rows is not NULL:
+        rows.step, rows.row, _ = tensor.stride()
+        if extent:
             extent = ((shape[0] - 1) * rows.step + (shape[1] - 1) * rows.row + shape[2]) * itemsize
-    at, begin, size = tensor.data_ptr(), storage.data_ptr(), storage.nbytes()
+    begin, size = storage.data_ptr(), storage.nbytes()
     if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
         raise ValueError(f"blockcell: {name} has shape {shape}, but its storage has {size} bytes alone")
     return <char *> at

@@ -134,9 +134,9 @@ class Op:
         return [x.new_empty(shape) for shape in shapes]
 
     def _pass_of(
-        self, sizes: tuple[int, ...], H: int, count: int, D: int, dtype: torch.dtype, threads: int
-    ) -> TensorPass:
-        """What computes `forward` for tensors of these sizes, and so many weights."""
+        self, sizes: tuple[int, ...], H: int, count: int, D: int, keep: bool, apart: bool, dtype: Any, threads: int
+    ) -> tuple[TensorPass, list[tuple[int, ...]]]:
+        """What computes `forward` for tensors of these sizes, and so many weights; and the shapes of the outputs."""
         T, B, I = sizes  # noqa: E741
         number, itemsize, found = dtype == torch.float64, dtype.itemsize, None
         if T * B * H:
@@ -144,7 +144,8 @@ class Op:
             found = kernel, plan, *_kernels.WORK[self._kernel](T, B, I, H, itemsize, threads)
         bias, gates = count == 4 * D, (self.gates, self.summed)
         options = (T, B, I, H), D, bias, *gates, self.states, self.parts, threads
-        return TensorPass(found, dtype, torch.uint8, itemsize, *options)
+        compute = TensorPass(found, dtype, torch.uint8, itemsize, *options)
+        return compute, self._output_shapes(T, B, H, D, keep, apart)
 
     def forward(
         self,
@@ -157,11 +158,10 @@ class Op:
         marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
-        dtype, D, H = _dtype(x), 1 + bidirectional, weights[1].shape[1]
+        dtype, H, options = _dtype(x), weights[1].shape[1], (1 + bidirectional, keep, apart, x.dtype)
         T, B, _ = sizes = x.shape
-        threads = _threads.num_threads(torch.get_num_threads())
-        compute = self._pass(sizes, H, len(weights), D, x.dtype, threads)
-        outputs, _ = _allocated(self._output_shapes(T, B, H, D, keep, apart), x, dtype)
+        compute, shapes = self._pass(sizes, H, len(weights), *options, _threads.num_threads(torch.get_num_threads()))
+        outputs, _ = _allocated(shapes, T * B, x, dtype)
         compute(x, weights, states, marks, outputs)
         return outputs
 
@@ -300,7 +300,7 @@ class Op:
             for name, grad in zip(self.states, last_grads, strict=True)
         ]
         row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
-        results, arrays = _allocated(result_shapes, y, dtype)
+        results, arrays = _allocated(result_shapes, T * B, y, dtype)
         x_grad = arrays.pop(0) if needs_x else None
         state_grads = [np.empty((D, B, H), dtype) for _ in first] if not given else arrays[-len(first) :]
         if y_array.size == 0:
@@ -377,9 +377,11 @@ def _dtype(tensor: Tensor) -> np.dtype[Any]:
     return DTYPES[tensor.dtype]
 
 
-def _allocated(shapes: list[tuple[int, ...]], like: Tensor, dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
-    """Tensors and their memory: numpy's for few steps and rows, since it is had sooner."""
-    if like.shape[0] * like.shape[1] <= 64:
+def _allocated(
+    shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]
+) -> tuple[list[Tensor], list[Array]]:
+    """Tensors and their memory: numpy's for few rows (t, b), since it is had sooner."""
+    if rows <= 64:
         arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
         return [torch.from_numpy(array) for array in arrays], arrays
     tensors = [like.new_empty(shape) for shape in shapes]
