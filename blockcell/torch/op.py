@@ -134,18 +134,27 @@ class Op:
         return [x.new_empty(shape) for shape in shapes]
 
     def _pass_of(
-        self, sizes: tuple[int, ...], H: int, count: int, D: int, keep: bool, apart: bool, dtype: Any, threads: int
-    ) -> tuple[TensorPass, list[tuple[int, ...]]]:
-        """What computes `forward` for tensors of these sizes, and so many weights; and the shapes of the outputs."""
-        T, B, I = sizes  # noqa: E741
-        number, itemsize, found = dtype == torch.float64, dtype.itemsize, None
+        self,
+        x: tuple[int, ...],
+        w_hh: tuple[int, ...],
+        count: int,
+        bidirectional: bool,
+        keep: bool,
+        apart: bool,
+        dtype: torch.dtype,
+        threads: int,
+    ) -> tuple[TensorPass, list[tuple[int, ...]], int, np.dtype[Any]]:
+        """What computes `forward` for tensors of these shapes, so many weights and threads; the shapes of the outputs,
+        how many rows (t, b) they have, and their dtype."""
+        (T, B, I), H, D, stored = x, w_hh[1], 1 + bidirectional, _dtype(dtype)  # noqa: E741
+        number, found = list(DTYPES).index(dtype), None
         if T * B * H:
             kernel, plan = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
-            found = kernel, plan, *_kernels.WORK[self._kernel](T, B, I, H, itemsize, threads)
-        bias, gates = count == 4 * D, (self.gates, self.summed)
-        options = (T, B, I, H), D, bias, *gates, self.states, self.parts, threads
-        compute = TensorPass(found, dtype, torch.uint8, itemsize, *options)
-        return compute, self._output_shapes(T, B, H, D, keep, apart)
+            found = kernel, plan, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
+        gates = count == 4 * D, self.gates, self.summed
+        options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads
+        compute = TensorPass(found, dtype, torch.uint8, *options)
+        return compute, self._output_shapes(T, B, H, D, keep, apart), T * B, stored
 
     def forward(
         self,
@@ -158,10 +167,9 @@ class Op:
         marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
-        dtype, H, options = _dtype(x), weights[1].shape[1], (1 + bidirectional, keep, apart, x.dtype)
-        T, B, _ = sizes = x.shape
-        compute, shapes = self._pass(sizes, H, len(weights), *options, _threads.num_threads(torch.get_num_threads()))
-        outputs, _ = _allocated(shapes, T * B, x, dtype)
+        wanted = len(weights), bidirectional, keep, apart, x.dtype, torch.get_num_threads()
+        compute, shapes, rows, dtype = self._pass(x.shape, weights[1].shape, *wanted)
+        outputs, _ = _allocated(shapes, rows, x, dtype)
         compute(x, weights, states, marks, outputs)
         return outputs
 
@@ -283,7 +291,7 @@ class Op:
 
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
-        dtype, (T, B, _), sizes = _dtype(y), y.shape, _sizes(matrices)
+        dtype, (T, B, _), sizes = _dtype(y.dtype), y.shape, _sizes(matrices)
         given, (D, I, H) = len(states) > 0, sizes  # noqa: E741
         result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
         y_grad, *last_grads = grads
@@ -371,10 +379,10 @@ def _sizes(matrices: Tensors) -> tuple[int, int, int]:
     return 2 if len(matrices) > 2 else 1, matrices[0].shape[1], matrices[1].shape[1]
 
 
-def _dtype(tensor: Tensor) -> np.dtype[Any]:
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
-    return DTYPES[tensor.dtype]
+def _dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    if dtype not in DTYPES:
+        raise TypeError(f"blockcell: a tensor is {dtype}; expected torch.float32 or torch.float64")
+    return DTYPES[dtype]
 
 
 def _allocated(

@@ -846,7 +846,7 @@ def test_memory_that_others_take_meanwhile(kind):
                 torch.full(shape, np.nan)  # where memory that is freed would be taken from
             return outputs[0].data_ptr()
 
-    compute, _ = module._op._pass((4, 3, 5), 8, 4, 1, False, False, torch.float32, 1)
+    compute, *_ = module._op._pass(x.shape, weights[1].shape, 4, False, False, False, torch.float32, 1)
     compute(x, weights, states, None, [Meddling(), *outputs[1:]])
     equal(outputs, expected)
     assert not any(tensor.numel() for tensor in given)
