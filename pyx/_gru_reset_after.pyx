@@ -18,7 +18,7 @@ from operands cimport (
     W_RU, W_RU_GRAD, X, X_GRAD
 )
 from passes cimport Pass
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks, take_marks_back, use_panels
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks_back, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store

@@ -15,13 +15,13 @@ from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
 from operands cimport (
-    BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
+    BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks, take_marks_back, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks_back, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE

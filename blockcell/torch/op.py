@@ -149,8 +149,8 @@ class Op:
         (T, B, I), H, D, stored = x, w_hh[1], 1 + bidirectional, _dtype(dtype)  # noqa: E741
         number, found = list(DTYPES).index(dtype), None
         if T * B * H:
-            kernel, plan = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
-            found = kernel, plan, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
+            planned: Any = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
+            found = *planned, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
         gates = count == 4 * D, self.gates, self.summed
         options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads
         compute = TensorPass(found, dtype, torch.uint8, *options)

@@ -58,7 +58,7 @@ class Lent:
 
 def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1):
     """As `blockcell.torch` makes it."""
-    T, B, I, H = sizes  # noqa: E741
+    T, B, _, H = sizes
     number, found = DTYPES.index(dtype), None
     array = np.empty(0, np.uint16 if dtype == np.float16 else dtype)
     if T * B * H:

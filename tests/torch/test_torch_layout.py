@@ -151,10 +151,13 @@ def tensors_in(given):
             yield value, lambda other, k=k: (*given[:k], other, *given[k + 1 :])
             continue
         for j, tensor in enumerate(value):
-            yield tensor, lambda other, k=k, j=j, value=value: (
-                *given[:k],
-                [*value[:j], other, *value[j + 1 :]],
-                *given[k + 1 :],
+            yield (
+                tensor,
+                lambda other, k=k, j=j, value=value: (
+                    *given[:k],
+                    [*value[:j], other, *value[j + 1 :]],
+                    *given[k + 1 :],
+                ),
             )
 
 
