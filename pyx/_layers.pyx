@@ -76,18 +76,23 @@ cdef class Plan:
             PyMem_RawFree(own)
 
 
+cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
+    """From what kernels and their `..._work` return: what runs the steps, its plan, bytes of scratch and threads."""
+    cdef Plan plan = Plan.__new__(Plan)
+    kernel, plan.parameters, plan.size, plan.planned = found
+    plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
+    plan.T, plan.B, plan.narrow, plan.threads = T, B, narrow, threads
+    plan.brief = T * B * (I + H) * H < SHORT
+    return plan
+
+
 cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B, int threads=0):
     """The last one, where it is of the same.  0 threads are as many as users have set."""
-    cdef Plan plan
     threads = threads or number_of_threads[0]
     if last is not None and last.T == T and last.B == B and last.threads == threads and last.narrow == narrow:
         return last
-    plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned = layer._plan(name, narrow, T, B, threads)
-    plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
-    plan.T, plan.B, plan.narrow, plan.threads = T, B, narrow, threads
-    plan.brief = T * B * (layer.input_size + layer.hidden_size) * layer.hidden_size < SHORT
-    return plan
+    found = layer._plan(name, narrow, T, B, threads)
+    return plan_from(found, narrow, T, B, layer.input_size, layer.hidden_size, threads)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
