@@ -47,8 +47,8 @@ from blockcell import formulas
 from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.sums import squeezed
-from blockcell.tensorflow.trace import Tracer, Unknown
+from blockcell.tensorflow.cells.reader import Reader, Unknown
+from blockcell.tensorflow.cells.views import squeezed
 
 # -------------------------------------------------------------------------------------------------------- block nodes
 
@@ -219,7 +219,7 @@ def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
     path = tmp_path / "few.pb"
     path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
     read = opened(path).graphs[0]
-    given = Tracer(read, None).inputs("", read.nodes["zeros"])
+    given = Reader(read).inputs("", read.nodes["zeros"])
     assert [place.name for place in given] == ["x"] and given[:1] == given
     with pytest.raises(Unknown, match="the node has too few inputs"):
         given[1]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import plain
-from ..formulas import error_in_eps
-from ..layers import GRU, LSTM
-from ..optable import OPS, Array, Op
-from .sequences import At
-from .trace import AVERAGE, Place, Source
+from ...errors import plain
+from ...formulas import error_in_eps
+from ...layers import GRU, LSTM
+from ...optable import OPS, Array, Op
+from .reader import Place
+from .sources import AVERAGE, Source
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
@@ -29,6 +29,16 @@ _STEPS, ROWS = 8, 3  # of a check
 _EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
 _DEPTH = 256
 _MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
+
+
+class At(NamedTuple):
+    """A cell's node or nodes in a graph: one step of it, or all."""
+
+    body: str
+    x: Place
+    state: Place | None
+    """h before the step; None of an op that runs over all steps."""
+    h: Place
 
 
 class Found:

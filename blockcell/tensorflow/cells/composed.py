@@ -12,25 +12,16 @@ from contextlib import suppress
 from typing import Any
 
 from .evaluate import Body
-from .found import Found
-from .patterns import Lstm, Match, Variant, gru, lstm
-from .refusals import (
-    Product,
-    Recurrence,
-    Step,
-    by_names,
-    is_named,
-    kernels_before,
-    kind_of,
-    misused,
-    products_of,
-    recurrences,
-    shows,
-    why,
-)
-from .sequences import At
-from .sums import ADD, Other, Sums
-from .trace import Place, Source, Tracer, Unknown
+from .found import At, Found
+from .gru import gru
+from .lstm import Lstm, lstm
+from .match import Match, Variant
+from .ops import op_of
+from .reader import Place, Reader, Unknown
+from .recurrences import Product, Recurrence, products_of, recurrences
+from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, why
+from .sources import Source, Sources
+from .sums import Other, Sums
 
 _KINDS = {
     "basic_lstm_cell": "BasicLSTMCell",
@@ -38,7 +29,6 @@ _KINDS = {
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "gru_cell": "GRUCell",
 }
-_SHAPES = {"Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank"}
 Wrong = dict[Place, tuple[str, dict[str, Source]]]
 """What is none of the cells: by its last node why, and its kernels."""
 Readers = dict[Place, list[Product]]
@@ -47,32 +37,33 @@ Looped = dict[Place, Recurrence]
 """Recurrences by their nodes."""
 
 
-def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
+def found_composed(sources: Sources, known: set[str]) -> list[Found]:
     """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
-    sums = Sums(tracer)
+    sums, reader = Sums(sources), sources.reader
     lstms: list[Lstm] = []
     grus: list[Match] = []
     variants: dict[Place, Variant] = {}
-    for body, node in tracer.all_nodes():
+    for body, node in reader.all_nodes():
+        end = Place(body, node.name)
         try:
-            if node.op == "Mul":
-                lstms.append(lstm(sums, body, node))
-            elif node.op in ADD:
-                grus.append(gru(sums, body, node))
+            if op_of(node).name == "Mul":
+                lstms.append(lstm(sums, end))
+            elif op_of(node).name == "Add":
+                grus.append(gru(sums, end))
         except Variant as variant:
-            variants[Place(body, node.name)] = variant
+            variants[end] = variant
         except (Other, Unknown):
             continue
     products = products_of(sums)
     readers: Readers = {}
     for product in products:
-        readers.setdefault(product.left, []).append(product)
-    loops = recurrences(tracer, products)
+        readers.setdefault(product.operand, []).append(product)
+    loops = recurrences(reader, products)
     looped = {place: loop for loop in loops for place in loop.places}
     wrong: Wrong = {}
-    matches = _of_lstms(tracer, lstms, readers, looped, wrong) + _of_grus(tracer, grus, readers, looped, wrong)
+    matches = _of_lstms(reader, lstms, readers, looped, wrong) + _of_grus(reader, grus, readers, looped, wrong)
     understood = {name for match in matches for name in match.kernels}
-    _add_variants(tracer, variants, understood, products, looped, wrong)
+    _add_variants(reader, variants, understood, products, looped, wrong)
     for loop in loops:
         kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
         if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
@@ -82,7 +73,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
         if not refused & kernels.keys():
             found.append(_refused(end, reason, kernels))
         refused |= kernels.keys()
-    alive = _alive(tracer, matches, looped)
+    alive = _alive(reader, matches, looped)
     found += _found(sums, [match for match in alive if not refused & match.kernels.keys()])
     for product, reason in by_names(products, known | understood | refused):
         found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
@@ -90,7 +81,7 @@ def found_composed(tracer: Tracer, known: set[str]) -> list[Found]:
 
 
 def _add_variants(
-    tracer: Tracer,
+    reader: Reader,
     variants: dict[Place, Variant],
     understood: set[str],
     products: list[Product],
@@ -99,8 +90,8 @@ def _add_variants(
 ) -> None:
     """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
     by_place = {product.place: product for product in products}
-    for end in sorted(variants, key=lambda end: tracer.bodies[end.body][end.name].op in ADD):  # an LSTM's cs is like h
-        kernels = kernels_before(tracer, end, by_place)
+    for end in sorted(variants, key=lambda end: reader.op(end).name == "Add"):  # an LSTM's cs is like h
+        kernels = kernels_before(reader, end, by_place)
         kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
         loop = looped.get(end)
         if kernels and (loop is not None or is_named(next(iter(kernels)))):
@@ -108,7 +99,7 @@ def _add_variants(
             wrong[end] = shown or str(variants[end]), kernels
 
 
-def _of_lstms(tracer: Tracer, lstms: list[Lstm], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
+def _of_lstms(reader: Reader, lstms: list[Lstm], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
     """Those whose two operands can be told apart, the input and the state."""
     groups: dict[tuple[str, ...], list[Lstm]] = {}
     for each in lstms:
@@ -116,7 +107,7 @@ def _of_lstms(tracer: Tracer, lstms: list[Lstm], readers: Readers, looped: Loope
     found = []
     for kernels, group in groups.items():
         ends = {each.end for each in group}
-        states = {operand.key for each in group for operand in each.first if _is_state(tracer, operand.place, ends)}
+        states = {operand.key for each in group for operand in each.first if _is_state(reader, operand.place, ends)}
         numbers = {}
         for each in group:
             fits = [k for k, operand in enumerate(each.first) if operand.key in states]
@@ -127,7 +118,7 @@ def _of_lstms(tracer: Tracer, lstms: list[Lstm], readers: Readers, looped: Loope
             else:
                 numbers[each] = number
         steps = [each.step(number) for each, number in numbers.items()]
-        reasons = misused(tracer, steps, kernels, readers, looped) if steps else {}
+        reasons = misused(reader, steps, kernels, readers, looped) if steps else {}
         for each, number in numbers.items():
             try:
                 if each.end not in reasons:
@@ -139,52 +130,51 @@ def _of_lstms(tracer: Tracer, lstms: list[Lstm], readers: Readers, looped: Loope
     return found
 
 
-def _is_state(tracer: Tracer, place: Place, ends: set[Place]) -> bool:
+def _is_state(reader: Reader, place: Place, ends: set[Place]) -> bool:
     try:
-        return not ends.isdisjoint(tracer.state(place)[0])
+        return not ends.isdisjoint(reader.state(place)[0])
     except Unknown:
         return False
 
 
-def _of_grus(tracer: Tracer, grus: list[Match], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
+def _of_grus(reader: Reader, grus: list[Match], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
     groups: dict[tuple[str, ...], list[Match]] = {}
     for each in grus:
         groups.setdefault(tuple(each.kernels), []).append(each)
     found = []
     for kernels, group in groups.items():
-        steps = [Step(each.end, each.states, each.results) for each in group]
-        reasons = misused(tracer, steps, kernels, readers, looped)
+        steps = [each.step for each in group]
+        reasons = misused(reader, steps, kernels, readers, looped)
         found += [each for each in group if each.end not in reasons]
         wrong |= {each.end: (reasons[each.end], each.kernels) for each in group if each.end in reasons}
     return found
 
 
-def _alive(tracer: Tracer, matches: list[Match], looped: Looped) -> list[Match]:
+def _alive(reader: Reader, matches: list[Match], looped: Looped) -> list[Match]:
     """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
     loops = {tuple(match.kernels) for match in matches if match.end in looped}
-    dead = [match for match in matches if match.end not in looped and tuple(match.kernels) in loops]
-    ends = {match.end for match in dead}
-    needed = {body: _needed(tracer, body, ends) for body in {match.body for match in dead}}
-    return [match for match in matches if match.end not in ends or match.last.name in needed[match.body]]
+    ends = {match.end for match in matches if match.end not in looped and tuple(match.kernels) in loops}
+    needed = {body: _needed(reader, body, ends) for body in {end.body for end in ends}}
+    return [match for match in matches if match.end not in ends or match.end.name in needed[match.end.body]]
 
 
-def _needed(tracer: Tracer, body: str, ends: set[Place]) -> set[str]:
+def _needed(reader: Reader, body: str, ends: set[Place]) -> set[str]:
     """What the results of a body depend on; of the graph, that is nodes that nothing reads, but for `ends`."""
-    nodes = tracer.bodies[body]
+    nodes = reader.bodies[body]
     inputs: dict[str, list[str]] = {}
     for name, node in nodes.items():
         with suppress(Unknown):
-            inputs[name] = [place.name for place in tracer.inputs(body, node) if node.op not in _SHAPES]
+            inputs[name] = [] if op_of(node).shape_only else [place.name for place in reader.inputs(body, node)]
     if body:
-        left = [text.partition(":")[0] for text in tracer.graph.functions[body].returned.values()]
+        waiting = [text.partition(":")[0] for text in reader.graph.functions[body].returned.values()]
     else:
         read = {each for before in inputs.values() for each in before}
-        left = [name for name in nodes if name not in read and Place(body, name) not in ends]
-    found = {*left}
-    while left:
-        before = [each for each in inputs.get(left.pop(), ()) if each not in found]
+        waiting = [name for name in nodes if name not in read and Place(body, name) not in ends]
+    found = {*waiting}
+    while waiting:
+        before = [each for each in inputs.get(waiting.pop(), ()) if each not in found]
         found.update(before)
-        left += before
+        waiting += before
     return found
 
 
@@ -206,31 +196,32 @@ def _found(sums: Sums, matches: list[Match]) -> Iterator[Found]:
     keys = []
     for match in matches:
         sources = [(role, source.name) for role, source in match.sources.items()]
-        keys.append((match.body, *sources, *match.attributes.items()))
+        keys.append((match.end.body, *sources, *match.attributes.items()))
         if not isinstance(bodies.get(keys[-1]), Body):
             bodies[keys[-1]] = _body(sums, match)
     for key, match in zip(keys, matches, strict=True):
-        body, kind = bodies[key], match.kind or _kind(match.kernels)
+        body, kind, end = bodies[key], match.kind or _kind(match.kernels), match.end
         kind = kind if match.cell in kind else match.cell
-        at = At(match.body, match.x, match.states[-1], match.end)
+        at = At(end.body, match.x, match.step.states[-1], end)
         more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
         more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
-        yield Found(match.last.name, kind, [match.last.name], **more)
+        yield Found(end.name, kind, [end.name], **more)
 
 
 def _body(sums: Sums, match: Match) -> Body | str:
     """A match's nodes, or why they are no function of its input and its states."""
+    step, straight = match.step, sums.reader.straight
     try:
-        places = [sums.tracer.straight(place) for place in (match.x, *match.states)]
+        places = [straight(place) for place in (match.x, *step.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
-        if not {*places}.isdisjoint(sums.tracer.straight(place) for place in match.results):
+        if not {*places}.isdisjoint(straight(place) for place in step.results):
             return "a step reads what it computes itself"
-        for place, size in zip(places, (match.sizes[0], *[match.sizes[1]] * len(match.states)), strict=True):
+        for place, size in zip(places, (match.sizes[0], *[match.sizes[1]] * len(step.states)), strict=True):
             with suppress(Unknown):  # most are computed, or fed
-                given = sums.tracer.source(place)
+                given = sums.sources.source(place)
                 if given.name in match.kernels or given.shape[1:] != (size,):
                     return f"its input or a state is {given.name}, of the shape {given.shape}"
-        return Body(sums, match.x, match.states, match.results, *match.sizes)
+        return Body(sums, match.x, step.states, step.results, *match.sizes)
     except Unknown as unknown:
         return f"its nodes are not understood: {unknown}"
