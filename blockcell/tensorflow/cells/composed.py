@@ -7,18 +7,18 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from .evaluate import Body
 from .found import At, Found
 from .gru import gru
-from .lstm import Lstm, lstm
-from .match import Match, Variant
+from .lstm import lstm
+from .match import Candidate, Match, Variant
 from .ops import op_of
 from .reader import Place, Reader, Unknown
-from .recurrences import Product, Recurrence, products_of, recurrences
+from .recurrences import Product, products_of, recurrences
 from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, why
 from .sources import Source, Sources
 from .sums import Other, Sums
@@ -29,128 +29,118 @@ _KINDS = {
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "gru_cell": "GRUCell",
 }
-Wrong = dict[Place, tuple[str, dict[str, Source]]]
-"""What is none of the cells: by its last node why, and its kernels."""
-Readers = dict[Place, list[Product]]
-"""Products by what they multiply with a weight."""
-Looped = dict[Place, Recurrence]
-"""Recurrences by their nodes."""
+_PATTERNS: dict[str, Callable[[Sums, Place], Candidate]] = {"Mul": lstm, "Add": gru}
+"""By the last op of a step."""
 
 
 def found_composed(sources: Sources, known: set[str]) -> list[Found]:
     """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
-    sums, reader = Sums(sources), sources.reader
-    lstms: list[Lstm] = []
-    grus: list[Match] = []
-    variants: dict[Place, Variant] = {}
-    for body, node in reader.all_nodes():
-        end = Place(body, node.name)
-        try:
-            if op_of(node).name == "Mul":
-                lstms.append(lstm(sums, end))
-            elif op_of(node).name == "Add":
-                grus.append(gru(sums, end))
-        except Variant as variant:
-            variants[end] = variant
-        except (Other, Unknown):
-            continue
-    products = products_of(sums)
-    readers: Readers = {}
-    for product in products:
-        readers.setdefault(product.operand, []).append(product)
-    loops = recurrences(reader, products)
-    looped = {place: loop for loop in loops for place in loop.places}
-    wrong: Wrong = {}
-    matches = _of_lstms(reader, lstms, readers, looped, wrong) + _of_grus(reader, grus, readers, looped, wrong)
+    search = _Search(Sums(sources))
+    matches = [match for candidates in search.candidates.values() for match in search.matches(candidates)]
     understood = {name for match in matches for name in match.kernels}
-    _add_variants(reader, variants, understood, products, looped, wrong)
-    for loop in loops:
-        kernels = {kernel.name: kernel for kernel in loop.kernels if kernel.name not in known | understood}
-        if len(kernels) == len(loop.kernels) and not loop.places & wrong.keys():
-            wrong[loop.product.place] = why(loop), kernels
+    search.refuse_variants(understood)
+    search.refuse_recurrences(known | understood)
     found, refused = [], set[str]()
-    for end, (reason, kernels) in wrong.items():
+    for end, (reason, kernels) in search.wrong.items():
         if not refused & kernels.keys():
             found.append(_refused(end, reason, kernels))
         refused |= kernels.keys()
-    alive = _alive(reader, matches, looped)
-    found += _found(sums, [match for match in alive if not refused & match.kernels.keys()])
-    for product, reason in by_names(products, known | understood | refused):
+    alive = _alive(search.reader, matches, search.looped)
+    found += _found(search.sums, [match for match in alive if not refused & match.kernels.keys()])
+    for product, reason in by_names(search.products, known | understood | refused):
         found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
     return found
 
 
-def _add_variants(
-    reader: Reader,
-    variants: dict[Place, Variant],
-    understood: set[str],
-    products: list[Product],
-    looped: Looped,
-    wrong: Wrong,
-) -> None:
-    """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
-    by_place = {product.place: product for product in products}
-    for end in sorted(variants, key=lambda end: reader.op(end).name == "Add"):  # an LSTM's cs is like h
-        kernels = kernels_before(reader, end, by_place)
-        kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
-        loop = looped.get(end)
-        if kernels and (loop is not None or is_named(next(iter(kernels)))):
-            shown = shows(loop) if loop is not None and variants[end].vague else None
-            wrong[end] = shown or str(variants[end]), kernels
+class _Search:
+    """What there is in a graph of cells, and of what is none."""
 
+    def __init__(self, sums: Sums) -> None:
+        self.sums, self.reader = sums, sums.reader
+        self.candidates: dict[str, list[Candidate]] = {op: [] for op in _PATTERNS}
+        self.variants: dict[Place, Variant] = {}
+        for body, node in self.reader.all_nodes():
+            op, end = op_of(node).name, Place(body, node.name)
+            if op in _PATTERNS:
+                try:
+                    self.candidates[op].append(_PATTERNS[op](sums, end))
+                except Variant as variant:
+                    self.variants[end] = variant
+                except (Other, Unknown):
+                    continue
+        self.products = products_of(sums)
+        self.readers: dict[Place, list[Product]] = {}
+        """Products by what they multiply with a weight."""
+        for product in self.products:
+            self.readers.setdefault(product.operand, []).append(product)
+        self.recurrences = recurrences(self.reader, self.products)
+        self.looped = {place: each for each in self.recurrences for place in each.places}
+        """Recurrences by their nodes."""
+        self.wrong: dict[Place, tuple[str, dict[str, Source]]] = {}
+        """What is none of the cells: by its last node why, and its kernels."""
 
-def _of_lstms(reader: Reader, lstms: list[Lstm], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
-    """Those whose two operands can be told apart, the input and the state."""
-    groups: dict[tuple[str, ...], list[Lstm]] = {}
-    for each in lstms:
-        groups.setdefault(tuple(each.kernels), []).append(each)
-    found = []
-    for kernels, group in groups.items():
+    def matches(self, candidates: Iterable[Candidate]) -> list[Match]:
+        """Candidates whose operands can be told apart, the input and the state, and that pass their states on."""
+        groups: dict[tuple[str, ...], list[Candidate]] = {}
+        for each in candidates:
+            groups.setdefault(tuple(each.kernels), []).append(each)
+        found = []
+        for kernels, group in groups.items():
+            numbers = self._told_apart(group)
+            steps = [each.step(number) for each, number in numbers.items()]
+            reasons = misused(self.reader, steps, kernels, self.readers, self.looped) if steps else {}
+            for each, number in numbers.items():
+                try:
+                    if each.end not in reasons:
+                        found.append(each.match(number))
+                        continue
+                except (Variant, Unknown) as error:
+                    reasons[each.end] = str(error)
+                self.wrong[each.end] = reasons[each.end], each.kernels
+        return found
+
+    def _told_apart(self, group: Sequence[Candidate]) -> dict[Candidate, int]:
+        """Of steps with the same kernels, which operand is the state."""
         ends = {each.end for each in group}
-        states = {operand.key for each in group for operand in each.first if _is_state(reader, operand.place, ends)}
-        numbers = {}
+        states = {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+        found = {}
         for each in group:
-            fits = [k for k, operand in enumerate(each.first) if operand.key in states]
+            fits = [k for k, operand in enumerate(each.operands) if operand.key in states]
             number = fits[0] if len(fits) == 1 else each.by_shape()
             if number is None:
-                names = " and ".join(kernels)
-                wrong[each.end] = f"it cannot be told which of its kernels, {names}, is for its state", each.kernels
+                reason = f"it cannot be told which of its kernels, {' and '.join(each.kernels)}, is for its state"
+                self.wrong[each.end] = reason, each.kernels
             else:
-                numbers[each] = number
-        steps = [each.step(number) for each, number in numbers.items()]
-        reasons = misused(reader, steps, kernels, readers, looped) if steps else {}
-        for each, number in numbers.items():
-            try:
-                if each.end not in reasons:
-                    found.append(each.match(number))
-                    continue
-            except (Variant, Unknown) as error:
-                reasons[each.end] = str(error)
-            wrong[each.end] = reasons[each.end], each.kernels
-    return found
+                found[each] = number
+        return found
+
+    def _is_state(self, place: Place, ends: set[Place]) -> bool:
+        try:
+            return not ends.isdisjoint(self.reader.state(place)[0])
+        except Unknown:
+            return False
+
+    def refuse_variants(self, understood: set[str]) -> None:
+        """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
+        by_place = {product.place: product for product in self.products}
+        ops = [*_PATTERNS]  # an LSTM's cs has the form of a GRU's h, nearly
+        for end in sorted(self.variants, key=lambda end: ops.index(self.reader.op(end).name)):
+            kernels = kernels_before(self.reader, end, by_place)
+            kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+            loop = self.looped.get(end)
+            if kernels and (loop is not None or is_named(next(iter(kernels)))):
+                shown = shows(loop) if loop is not None and self.variants[end].vague else None
+                self.wrong[end] = shown or str(self.variants[end]), kernels
+
+    def refuse_recurrences(self, known: set[str]) -> None:
+        """What goes around a loop, with weights that are none of known cells."""
+        for each in self.recurrences:
+            kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
+            if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
+                self.wrong[each.product.place] = why(each), kernels
 
 
-def _is_state(reader: Reader, place: Place, ends: set[Place]) -> bool:
-    try:
-        return not ends.isdisjoint(reader.state(place)[0])
-    except Unknown:
-        return False
-
-
-def _of_grus(reader: Reader, grus: list[Match], readers: Readers, looped: Looped, wrong: Wrong) -> list[Match]:
-    groups: dict[tuple[str, ...], list[Match]] = {}
-    for each in grus:
-        groups.setdefault(tuple(each.kernels), []).append(each)
-    found = []
-    for kernels, group in groups.items():
-        steps = [each.step for each in group]
-        reasons = misused(reader, steps, kernels, readers, looped)
-        found += [each for each in group if each.end not in reasons]
-        wrong |= {each.end: (reasons[each.end], each.kernels) for each in group if each.end in reasons}
-    return found
-
-
-def _alive(reader: Reader, matches: list[Match], looped: Looped) -> list[Match]:
+def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:
     """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
     loops = {tuple(match.kernels) for match in matches if match.end in looped}
     ends = {match.end for match in matches if match.end not in looped and tuple(match.kernels) in loops}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .match import Match, Operand, Step, Variant, biases, both, kernels_of, operands_of, said, stranger, vague
+from .match import Match, Operand, Step, Told, Variant, biases, both, kernels_of, operands_of, said, stranger, vague
 from .pieces import joined
 from .reader import Place
 from .sums import Other, Sum, Sums
 
 
-def gru(sums: Sums, end: Place) -> Match:
+def gru(sums: Sums, end: Place) -> Told:
     """From h = u * h_prev + (1 - u) * c."""
     products = sums.pair(end, "Add")
     for keep, new in both(products):
@@ -20,7 +20,7 @@ def gru(sums: Sums, end: Place) -> Match:
             one, u = sums.pair(rest, "Sub")
             for update, h_prev in both(sums.pair(keep, "Mul")):
                 if sums.reader.same(update, u) and sums.reader.value(one) == 1:
-                    return _gru_of(sums, end, u, candidate, h_prev)
+                    return Told(_gru_of(sums, end, u, candidate, h_prev))
     raise Other
 
 

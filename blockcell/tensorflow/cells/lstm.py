@@ -4,78 +4,73 @@ from __future__ import annotations
 
 from ...optable import GATE_ORDERS
 from ..graphs import Node
-from .match import Match, Operand, Step, Variant, biases, both, kernels_of, operands_of, stranger, vague
+from .match import Candidate, Match, Step, Variant, biases, both, kernels_of, operands_of, stranger, vague
 from .ops import ACTIVATION, CLIP, op_of
 from .pieces import Piece, joined
 from .reader import Place, Unknown
 from .sums import Other, Sum, Sums
 
 
-class Lstm:
+class Lstm(Candidate):
     """The nodes of an LSTM whose two operands are not yet told apart: which is x, and which the state?"""
 
     def __init__(
         self, sums: Sums, end: Place, gates: dict[str, Sum], cs_prev: Place, cs: Place, clip: float,
         diagonals: dict[str, Piece],
     ) -> None:  # fmt: skip
-        self.gates, self.cs_prev, self.cs, self.clip = gates, cs_prev, cs, clip
-        self.end, self.diagonals = end, diagonals
-        self.operands = {name: operands_of(sums, gate) for name, gate in gates.items()}
-        first = self.operands["i"]
-        if any(len(each) != 2 for each in self.operands.values()):
+        self._gates, self._cs_prev, self._cs, self._clip, self._diagonals = gates, cs_prev, cs, clip, diagonals
+        self._by_gate = {name: operands_of(sums, gate) for name, gate in gates.items()}
+        first = self._by_gate["i"]
+        if any(len(each) != 2 for each in self._by_gate.values()):
             raise Other
-        for each in self.operands.values():
+        for each in self._by_gate.values():
             if not sums.reader.same(each[0].place, first[0].place):
                 each.reverse()
             pairs = zip(each, first, strict=True)
             if not all(sums.reader.same(a.place, b.place) and a.rows == b.rows for a, b in pairs):
                 raise Variant("its gates have different inputs")
-        self.first: list[Operand] = first
-        self.kernels = kernels_of(self.operands.values())
-        self.hidden = first[0].kernel.shape[1]
-        self.joined = first[0].rows != "all"
+        super().__init__(end, kernels_of(self._by_gate.values()), first)
+        self._hidden = first[0].kernel.shape[1]
+        self._joined = first[0].rows != "all"
         """Whether x and state are beside each other, x first."""
 
     def by_shape(self) -> int | None:
-        """Which operand is the state, if the shapes of the kernels tell."""
-        if self.joined:
+        if self._joined:
             return 1
-        fits = [k for k, each in enumerate(self.first) if each.kernel.shape[0] == self.hidden]
+        fits = [k for k, each in enumerate(self.operands) if each.kernel.shape[0] == self._hidden]
         return fits[0] if len(fits) == 1 else None
 
     def step(self, state: int) -> Step:
-        """What it is among other steps, with the state being the operand of this number."""
-        return Step(self.end, (self.cs_prev, self.first[state].place), (self.cs, self.end))
+        return Step(self.end, (self._cs_prev, self.operands[state].place), (self._cs, self.end))
 
     def match(self, state: int) -> Match:
-        """With the state being the operand of this number."""
         order = self._order()
         gates = GATE_ORDERS[order]
-        parts = {name: (self.operands[name][1 - state], self.operands[name][state]) for name in gates}
-        above = [[parts[name][k].piece(self.hidden, k == 1) for name in gates] for k in (0, 1)]
-        if any(piece.shape[1] != self.hidden for row in above for piece in row):
+        parts = {name: (self._by_gate[name][1 - state], self._by_gate[name][state]) for name in gates}
+        above = [[parts[name][k].piece(self._hidden, k == 1) for name in gates] for k in (0, 1)]
+        if any(piece.shape[1] != self._hidden for row in above for piece in row):
             raise Variant("its gates are of different sizes")
         if len({piece.key for piece in above[0]}) != 4 or len({piece.key for piece in above[1]}) != 4:
             raise Variant("two of its gates have the same weights")
-        if any(piece.shape[0] != self.hidden for piece in above[1]):
-            raise Variant(f"its state is of another size than its gates, {above[1][0].shape[0]} and {self.hidden}")
+        if any(piece.shape[0] != self._hidden for piece in above[1]):
+            raise Variant(f"its state is of another size than its gates, {above[1][0].shape[0]} and {self._hidden}")
         sources = {"w": joined(above)}
-        sources |= {role: joined([[piece]]) for role, piece in self.diagonals.items()}
-        sources["b"] = biases([self.gates[name] for name in gates], self.hidden, sources["w"].dtype)
+        sources |= {role: joined([[piece]]) for role, piece in self._diagonals.items()}
+        sources["b"] = biases([self._gates[name] for name in gates], self._hidden, sources["w"].dtype)
         attributes = {
-            "forget_bias": self.gates["f"].constant,
-            "cell_clip": self.clip,
-            "use_peephole": bool(self.diagonals),
+            "forget_bias": self._gates["f"].constant,
+            "cell_clip": self._clip,
+            "use_peephole": bool(self._diagonals),
             "gate_order": order,
         }
-        kind = "" if self.joined else "Keras LSTM"
-        sizes = above[0][0].shape[0], self.hidden
+        kind = "" if self._joined else "Keras LSTM"
+        sizes = above[0][0].shape[0], self._hidden
         return Match("LSTM", kind, parts["i"][0].place, self.step(state), sources, self.kernels, sizes, attributes)
 
     def _order(self) -> str:
         """The order that the gates have in the kernel, if it is one that layers have."""
         starts: dict[str, tuple[str, int]] = {}
-        for name, operands in self.operands.items():
+        for name, operands in self._by_gate.items():
             starts[name] = operands[0].kernel.source.name, operands[0].kernel.ranges[-1][0]
         found = tuple(sorted(starts, key=lambda name: starts[name]))
         one = len({source for source, _ in starts.values()}) == 1

@@ -81,6 +81,44 @@ class Operand:
         return self.kernel.rows(0, size) if self.rows == "first" else self.kernel.rows(count - size, count)
 
 
+class Candidate:
+    """The nodes of a cell, of whose operands it may not be known yet which is the state."""
+
+    def __init__(self, end: Place, kernels: dict[str, Source], operands: Sequence[Operand]) -> None:
+        self.end, self.kernels = end, kernels
+        self.operands = operands
+        """Those that may be the state."""
+
+    def by_shape(self) -> int | None:
+        """The number of the operand that is the state, if the shapes of the kernels tell."""
+        raise NotImplementedError
+
+    def step(self, state: int) -> Step:
+        """What it is among other steps, with the state being the operand of this number."""
+        raise NotImplementedError
+
+    def match(self, state: int) -> Match:
+        """With the state being the operand of this number."""
+        raise NotImplementedError
+
+
+class Told(Candidate):
+    """A cell whose nodes tell its operands apart."""
+
+    def __init__(self, match: Match) -> None:
+        super().__init__(match.end, match.kernels, ())
+        self._match = match
+
+    def by_shape(self) -> int:
+        return 0
+
+    def step(self, state: int) -> Step:
+        return self._match.step
+
+    def match(self, state: int) -> Match:
+        return self._match
+
+
 def operands_of(sums: Sums, gate: Sum) -> list[Operand]:
     """What is multiplied with which rows."""
     found = []

@@ -50,6 +50,8 @@ class Op(NamedTuple):
     """What it does with a list of arrays, which loops have for the steps of a sequence."""
     at: Mapping[str, int] = {}
     """Then, which of its inputs are the array, the index and the value."""
+    variable: bool = False
+    """Whether it is a variable, or its handle."""
     known: bool = False
     """Whether it may be in a cell that is found."""
     shows: str = ""
@@ -99,7 +101,7 @@ _TABLE = (
     Op("Squeeze", inputs=1, outputs=_VALUE, view="axis"),
     Op("Unpack", inputs=1, view="axis"),
     # variables and constants
-    *(Op(name) for name in ("Variable", "VarHandleOp", "AutoReloadVariable")),
+    *(Op(name, variable=True) for name in ("Variable", "VarHandleOp", "AutoReloadVariable")),
     *(Op(name, outputs=_VALUE) for name in ("Const", "ImmutableConst")),
     # functions
     Op("PartitionedCall", calls=("f",)),
@@ -140,7 +142,6 @@ _LIKE = {  # other versions
     "GatherV2": "Gather",
     "StatefulPartitionedCall": "PartitionedCall",
 }
-VARIABLES = ("Variable", "VarHandleOp", "AutoReloadVariable")
 
 
 def op_of(node: Node) -> Op:

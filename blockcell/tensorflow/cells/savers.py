@@ -12,7 +12,7 @@ from ..graphs import Graph, Node
 from ..objects import Objects, captured
 from ..tensors import Tensor
 from ..variables import Variables
-from .ops import VARIABLES, op_of
+from .ops import op_of
 from .reader import Place, Reader, Unknown
 from .sources import Names, Saved, Sources
 
@@ -53,7 +53,7 @@ def _restored(reader: Reader) -> tuple[Names, Names]:
         except (Unknown, ValueError, IndexError):  # it is not what a Saver makes
             continue
         for each in nodes:
-            if each is not None and op_of(each).name in VARIABLES:
+            if each is not None and op_of(each).variable:
                 found.setdefault(each.name, {})[saved] = None
     return own, others
 

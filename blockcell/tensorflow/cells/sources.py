@@ -15,7 +15,7 @@ from ...optable import Array
 from ..graphs import Node
 from ..tensors import Stored
 from ..variables import Variables, alike
-from .ops import VARIABLES, op_of
+from .ops import op_of
 from .reader import Place, Reader, Unknown
 from .views import index_of, shape_of
 
@@ -101,7 +101,7 @@ class Sources:
         stored = self.reader.graph.constant(node)
         if stored is not None:
             return _leaf(node, stored)
-        if op_of(node).name in VARIABLES:
+        if op_of(node).variable:
             return self._variable(node)
         inputs = self.reader.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
@@ -174,7 +174,7 @@ class Sources:
         def read(more: str) -> Array:
             where = Saved(shown + more, part)
             copy = self.reader.bodies[""].get(node.name + more) if more and node is not None else None
-            if copy is not None and op_of(copy).name in VARIABLES:
+            if copy is not None and op_of(copy).variable:
                 where = self._saved(copy) or where
             array = variables[where.key]
             if where.part is not None and len(where.part) == array.ndim:
