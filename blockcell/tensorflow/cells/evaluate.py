@@ -62,12 +62,12 @@ class Body:
 
     def _compile(self, wanted: Place) -> None:
         """Node after node, each when its inputs are there."""
-        left: list[Place] = [wanted]
+        waiting: list[Place] = [wanted]
         entered: set[Place] = set()
-        while left:
-            place = left[-1]
+        while waiting:
+            place = waiting[-1]
             if place in self._shapes:
-                left.pop()
+                waiting.pop()
                 continue
             if len(entered) > _MOST_NODES:
                 raise Unknown(f"more than {_MOST_NODES} nodes before {wanted.name!r}")
@@ -79,14 +79,14 @@ class Body:
             missing = [each for each in read if each not in self._shapes]
             if missing and place not in entered:
                 entered.add(place)
-                left += missing
+                waiting += missing
                 continue
             if missing:
                 raise Unknown(f"the node {place.name!r}, which is computed from itself")
             function, self._shapes[place] = self._operation(place, node, [self._shapes[each] for each in read])
             self._made += math.prod(self._shapes[place]) if _makes(node) else 0
             self._program.append((place, function, read))
-            left.pop()
+            waiting.pop()
 
     def _refuse_cycles(self) -> None:
         """What the step is given may be computed from the step before, and from nothing of the step itself."""
@@ -196,8 +196,8 @@ def _unfit(node: Node, shapes: Sequence[Shape]) -> Unknown:
     return Unknown(f"the node {node.name!r}, which is a {node.op} of the shapes {found}")
 
 
-def _product(left: Array, right: Array) -> Array:
+def _product(array: Array, kernel: Array) -> Array:
     """Only with the rows that are not multiplied by zero: of a large kernel that is a part."""
-    rows = np.flatnonzero(left.any(0))
-    product: Array = left[:, rows] @ right[rows].astype(np.float64)
+    rows = np.flatnonzero(array.any(0))
+    product: Array = array[:, rows] @ kernel[rows].astype(np.float64)
     return product
