@@ -58,9 +58,8 @@ class Loops:
         inputs = {self._reader.op(each).name: each for each in self._reader.inputs(place.body, node)}
         if inputs.keys() - {""} != {"Enter", "NextIteration"}:
             return None
-        enter = self._reader.node(inputs["Enter"])
         before, after = (self._reader.given(inputs[op]) for op in ("Enter", "NextIteration"))
-        return Carried(place, before[0], after[0], _frame(enter)) if before and after else None
+        return Carried(place, before[0], after[0], self._frame(inputs["Enter"])) if before and after else None
 
     def stays(self, carried: Carried) -> bool:
         """Whether a loop leaves something as it is."""
@@ -82,10 +81,9 @@ class Loops:
     def entered(self, place: Place) -> tuple[Place, str | None]:
         """What is outside of a loop, of what does not change in it, and the loop; else the place itself."""
         here = self._reader.past(place)
-        node = self._reader.node(here)
         if self._reader.op(here).name == "Enter":
             inputs = self._reader.given(here)
-            return (inputs[0], _frame(node)) if inputs else (here, None)
+            return (inputs[0], self._frame(here)) if inputs else (here, None)
         carried = self.carried(here)
         if carried is not None and self.stays(carried):
             return carried.first, carried.loop
@@ -104,6 +102,6 @@ class Loops:
         fits = len(inputs) == 2 and len(counts) == 1 and self._reader.numbers(inputs[1 - counts[0]]) == [1]
         return carried.loop if fits else None
 
-
-def _frame(enter: Node | None) -> str:
-    return f"frame {'' if enter is None else enter.attrs.get('frame_name')}"
+    def _frame(self, enter: Place) -> str:
+        node = self._reader.node(enter)
+        return f"frame {node and node.attrs.get('frame_name')}"
