@@ -23,7 +23,7 @@ from .refusals import by_names, is_named, kernels_before, kind_of, misused, show
 from .sources import Source, Sources
 from .sums import Other, Sums
 
-_KINDS = {
+_CLASSES = {
     "basic_lstm_cell": "BasicLSTMCell",
     "lstm_cell": "LSTMCell",
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
@@ -172,7 +172,7 @@ def _kind(kernels: dict[str, Source]) -> str:
     """What a cell is, by the names of its weights."""
     name = next(iter(kernels))
     scope = re.sub(r"/(gates|candidate)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
-    return _KINDS.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
 
 
 def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
