@@ -194,6 +194,23 @@ def test_what_passes_a_value_on_is_no_part_of_a_cell(tmp_path, op, behind):
     assert one.refused is None and one.check() <= one.bound
 
 
+def test_steps_that_share_a_kernel_of_parts(tmp_path):
+    """Written out, from one tensor of zeros for both states: the join is computed once, for the steps before, too."""
+    lines = {"zeros": ("Placeholder",), "kernel": ("ConcatV2", "part_of_0", "part_of_1", "zero_0")}
+    given = {"x": "x", "kernel": "kernel", "recurrent": "recurrent", "bias": "bias"}
+    for k in range(3):
+        names = given | dict.fromkeys(("c_prev", "h_prev"), "zeros")
+        names |= {"c_prev": f"c_{k - 1}", "h_prev": f"h_{k - 1}"} if k else {}
+        step = keras_lstm()
+        names |= {name: f"{name}_{k}" for name in step}
+        for name, (op, *rest) in step.items():
+            lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+    weights = lstm_weights()
+    kernel = weights.pop("kernel")
+    (one,) = cells_of(tmp_path, lines, part_of_0=kernel[:2], part_of_1=kernel[2:], **weights).values()
+    assert one.refused is None and len(one.nodes) == 3 and one.check() <= one.bound
+
+
 def test_kernels_that_are_not_told_apart(tmp_path):
     """Without a loop, and with as many inputs as cells, x might be the state."""
     ends = {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}

@@ -90,7 +90,11 @@ class Body:
 
     def _refuse_cycles(self) -> None:
         """What the step is given may be computed from the step before, and from nothing of the step itself."""
-        own = {place._replace(output=0) for place, *_ in self._program}
+        computed = {*self._given}
+        for place, _, read in self._program:
+            if not computed.isdisjoint(read):  # what comes from weights alone other steps have, too
+                computed.add(place)
+        own = {place._replace(output=0) for place in computed - {*self._given}}
         for given in self._given:
             for here in self._reader.walk(self._before(given), self._before):
                 if here == given or here._replace(output=0) in own:
