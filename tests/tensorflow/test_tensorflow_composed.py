@@ -205,6 +205,7 @@ def test_steps_that_share_a_kernel_of_parts(tmp_path):
         names |= {name: f"{name}_{k}" for name in step}
         for name, (op, *rest) in step.items():
             lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+    lines["y"] = ("Identity", "h_2")
     weights = lstm_weights()
     kernel = weights.pop("kernel")
     (one,) = cells_of(tmp_path, lines, part_of_0=kernel[:2], part_of_1=kernel[2:], **weights).values()
