@@ -15,7 +15,7 @@ from integer cimport in_integers, quantise_row
 from lstm cimport load_peepholes, lstm_cells
 from narrow cimport WIDE
 from operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, X
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, X
 )
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
@@ -394,6 +394,16 @@ cdef inline void run_pack_narrow(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
+cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, const store **inputs) noexcept nogil:
+    """Weights that are not packed, as PyTorch has them: one array for x, one for h, then the cell's biases."""
+    cdef int k
+    inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
+    if cell is ResetAfter:
+        inputs[W_C], inputs[W_C_H] = inputs[W] + c.gates[0] * p.H * p.I, inputs[W_H] + c.gates[0] * p.H * p.H
+    for k in range(3 if cell is ResetAfter else 1):
+        inputs[BIAS + k] = <const store *> a.weights[2 + k]
+
+
 cdef inline long long pass_forward(
     const Forward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
@@ -415,7 +425,11 @@ cdef inline long long pass_forward(
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     if a.marks is not NULL:
         take_marks(&p, a.marks, work, threads)
-    use_panels(&p, a.packed)
+    if p.packed:
+        use_panels(&p, a.packed)
+    else:
+        take_weights(&p, c, a, inputs)
+        use_panels(&p, work)
     return run_forward(&p, c, inputs, outputs, work, threads)
 
 

@@ -89,12 +89,15 @@ class Body:
             waiting.pop()
 
     def _refuse_cycles(self) -> None:
-        """What the step is given may be computed from the step before, and from nothing of the step itself."""
-        computed = {*self._given}
+        """What the step is given may be computed from the step before, and from nothing of the step itself.
+
+        What a step makes of weights alone is not its own: steps that are written out may share it.
+        """
+        computed = set(self._given)
         for place, _, read in self._program:
-            if not computed.isdisjoint(read):  # what comes from weights alone other steps have, too
+            if not computed.isdisjoint(read):
                 computed.add(place)
-        own = {place._replace(output=0) for place in computed - {*self._given}}
+        own = {place._replace(output=0) for place in computed.difference(self._given)}
         for given in self._given:
             for here in self._reader.walk(self._before(given), self._before):
                 if here == given or here._replace(output=0) in own:
