@@ -4,6 +4,7 @@ what small calls cost.
     python benchmarks/itself.py [--rounds 7]
     python benchmarks/itself.py --small   # instead: what small calls cost
     python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
+    python benchmarks/itself.py --storage LSTM GRU  # instead: weights in fewer bytes, where they gain least
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
 Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
@@ -15,10 +16,11 @@ import argparse
 import os
 import statistics
 import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,20 @@ from candidates import LAYERS
 from turns import Watch, Worker, counted, watch
 
 import blockcell
+from blockcell.optable import WEIGHT_STORAGES
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
+KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
+    "LSTM": lambda H: blockcell.LSTM(*normal((2 * H, 4 * H), 4 * H)),
+    "GRU": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
+    "GRU(reset_after)": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H, H)),
+    "Dense": lambda H: blockcell.Dense(*normal((H, H), H)),
+}
+STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
 
 
 def row(cells: Iterable[object]) -> None:
@@ -136,14 +146,57 @@ def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None
             row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
 
 
+def normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
+    g = np.random.default_rng(1)
+    return [g.standard_normal(shape, np.float32) / 32 for shape in shapes]
+
+
+def times_of_storages(layer: blockcell.Layer, T: int, B: int, rounds: int, streams: bool) -> dict[str, list[float]]:
+    """Seconds of a call, or a stream's step, with weights as they are and in fewer bytes: the least of each round."""
+    x, calls = normal((T, B, layer.input_size))[0], {}
+    for storage in (None, *WEIGHT_STORAGES):
+        if streams:
+            calls[storage] = partial(layer.stream(B, storage).step, x[0], np.empty((B, layer.output_size), np.float32))
+        else:
+            calls[storage] = partial(layer.packed(storage), x)
+    n = max(3, int(4e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
+    return {name: [min(timeit.repeat(call, number=1, repeat=n)) for _ in range(rounds)] for name, call in calls.items()}
+
+
+def print_storages(kinds: list[str], rounds: int, most: float) -> None:
+    """Where weights in fewer bytes gain least beside float32, and the geometric mean of all points."""
+    gains: dict[tuple[str, int], list[tuple[float, float, list[object]]]] = {}
+    for kind, threads, H in product(kinds, (1, len(os.sched_getaffinity(0))), STORED["H"]):
+        layer = KINDS[kind](H)
+        blockcell.set_num_threads(threads)
+        for B, T in product(STORED["B"], (0, *STORED["T"])):  # 0: a stream
+            if T * B * H * H > most:
+                continue
+            times = times_of_storages(layer, T or 1, B, rounds, not T)
+            full = times.pop(None)
+            for storage, each in times.items():
+                gain = statistics.median(a / b for a, b in zip(full, each, strict=True))
+                gains.setdefault((storage, threads), []).append((gain, min(full) * 1e6, [kind, H, B, T or "stream"]))
+    row(["threads", "layer", "I = H", "B", "T", "float32, us", "storage", "how many times faster"])
+    row(["---"] * 8)
+    for (storage, threads), found in gains.items():
+        for gain, least, point in sorted(found)[:8]:
+            row([threads, *point, f"{least:.1f}", storage, f"{gain:.2f}x"])
+        row([threads, *["all"] * 5, storage, f"{statistics.geometric_mean(gain for gain, *_ in found):.2f}x"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--storage", nargs="+", metavar="LAYER", choices=KINDS)
     options = parser.parse_args()
     if options.small:
         print_small_calls()
+        return
+    if options.storage:
+        print_storages(options.storage, options.rounds)
         return
     rounds = options.rounds
     cores = len(os.sched_getaffinity(0))

@@ -142,6 +142,22 @@ def widened(narrow: Narrow) -> Array:
     return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
+# --------------------------------------------------------------------------------------------------------- what is read
+def keeps_widened(number: int, nbytes: int, batch: int) -> bool:
+    """Whether weights that are stored so, and are so many bytes in float32, are kept in float32 for calls of any number
+    of rows, or for a stream of so many."""
+    if not 0 < number <= len(WEIGHT_STORAGES):
+        return False
+    return nbytes <= CACHES["L2"] or batch > (FEW if nbytes > CACHES["L3"] // 2 else 1)
+
+
+def widens(number: int, nbytes: int, T: int, B: int) -> bool:
+    """Whether a call of T steps of B rows widens all weights first, rather than some at every step."""
+    if not 0 < number <= len(WEIGHT_STORAGES):
+        return False
+    return T * B >= 40 and B > 1
+
+
 # ------------------------------------------------------------------------------------------------------------- in files
 def stored_arrays(weights: Mapping[str, Array], narrow: Mapping[str, Narrow]) -> dict[str, Array]:
     """What a file has of the weights of a layer, in this order."""
