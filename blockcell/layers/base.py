@@ -37,7 +37,16 @@ from .shared import (
     State,
 )
 from .storage import (
-    Narrow, StorageError, error_of, keeps_widened, narrowed, read_activations, read_storage, stored_arrays, widened, widens
+    Narrow,
+    StorageError,
+    error_of,
+    keeps_widened,
+    narrowed,
+    read_activations,
+    read_storage,
+    stored_arrays,
+    widened,
+    widens,
 )
 
 HALF = DTYPES.index(np.dtype(np.float16))
@@ -656,7 +665,7 @@ class Single(Layer[S_co]):
         size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, [*stored.values()], False)
-        return self._widened(narrow) if keeps_widened(number, self._work("pack", 1, 1, 1)[0], 1) else narrow
+        return self._widened(narrow) if keeps_widened(number, self._work("pack", 1, 1, 1)[0]) else narrow
 
     def _widened(self, narrow: CellWeights) -> CellWeights:
         """The same as float32 packs them."""
@@ -669,14 +678,14 @@ class Single(Layer[S_co]):
         return wide
 
     def _for_call(self, narrow: CellWeights, T: int, B: int) -> CellWeights:
-        """What T steps of B rows read of weights in fewer bytes."""
+        """What a call of T steps of B rows reads of weights in fewer bytes."""
         wide = widens(narrow.narrow, self._work("pack", 1, 1, 1)[0], T, B)
         return self._widened(narrow) if wide else narrow
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
-        weights = weights.stored or weights
-        return parts._replace(arguments=parts.arguments | self._matrices(weights)) if weights.narrow else parts
+        narrow = weights.stored or weights
+        return parts._replace(arguments=parts.arguments | self._matrices(narrow)) if narrow.narrow else parts
 
     def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
         """The matrices that `_narrow` has packed."""

@@ -26,7 +26,8 @@ class Packed(Generic[S_co]):
     activations : str
         To what the rows that they are multiplied with are rounded: "int8" or "int16"; "float32" for not at all.
     nbytes : int
-        Bytes of all weights: of the matrices and of what stands beside them.
+        Bytes of all weights: of the matrices and of what stands beside them. Matrices that fit into the second-level
+        cache in float32 are kept so, too, since calls are faster then.
     """
 
     def __init__(self, layer: Any, storage: str | None, activations: str) -> None:

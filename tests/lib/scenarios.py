@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from bits import bits, like
@@ -22,6 +23,7 @@ from cases import FUNCTIONS, arguments, as_passed
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell._bind import bind
+from blockcell._cpu import CACHES
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741
@@ -201,7 +203,12 @@ def of_streams() -> dict[str, Scenario]:
                 found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
         if storage is not None:
             packed = layer.packed(storage)
+            with mock.patch.dict(CACHES, L2=0):  # nothing is kept widened: calls and streams widen it
+                stored = layer.packed(storage)
             acts = {
+                "packed widening": lambda _, x=x, stored=stored: stored(x),
+                "packed widening lengths": lambda _, x=x, stored=stored: stored(x, lengths=[T] * B),
+                "packed widening stream": lambda _, x=x, stored=stored: stored.stream(B).run(x),
                 "packed": lambda layer, x=x, storage=storage: layer.packed(storage)(x),
                 "packed call": lambda _, x=x, packed=packed: packed(x),
                 "packed lengths": lambda _, x=x, packed=packed: packed(x, lengths=[T] * B),
