@@ -32,7 +32,9 @@ from steps cimport (
     FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, row_in, rows_of, taking_part
 )
 from team cimport Team, barrier, gather, join, lost, share
-from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
+from tile cimport (
+    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
+)
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
