@@ -37,11 +37,12 @@ class LayerCall:
         self._model = model
         self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+        self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
         self._outputs = [value.name for value in model.graph.output]
         train = "d_y" in self._inputs
         stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
         with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
-        self._shapes: dict[str, Sequence[Any]] = {name: _dims(type_) for name, type_ in self._inputs.items()}
+        self._shapes: dict[str, Sequence[Any]] = dict(self._dims)
         if not train:
             self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
             self._shapes |= _of_native(tree, self._shapes)
@@ -52,7 +53,11 @@ class LayerCall:
         if train:
             self._takes += ["weights", "d_y", *["d_state"] * with_state]
             self._fields += ["d_x", *["d_state"] * with_state, "grads"]
+        self._result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
         self._check(model, train, with_state)
+        self._dtypes = {
+            name: np.dtype(helper.tensor_dtype_to_np_dtype(type_.elem_type)) for name, type_ in self._inputs.items()
+        }
 
     def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
         """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
@@ -120,8 +125,7 @@ class LayerCall:
             parts["grads"] = {name: found[f"d_{name}"] for name in self._weights}
         if "d_state" in self._fields:
             parts["d_state"] = self._state(self.tree, "", lambda name: found[f"d_{name}_prev"])
-        result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
-        return result(**parts)
+        return self._result(**parts)
 
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -155,8 +159,7 @@ class LayerCall:
 
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        letters = _dims(self._inputs[name])
+        dtype, letters = self._dtypes[name], self._dims[name]
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]

@@ -87,6 +87,12 @@ class Session:
         self._name = self.op.name if self.op else self.model.graph.name
         self._reader = ArgumentReader(self._name)
         self._inputs = [value.name for value in self.model.graph.input]
+        self._free = [  # the sizes that the model leaves open, and where they are
+            (dim.dim_param, value.name, axis)
+            for value in self.model.graph.input
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            if dim.dim_param
+        ]
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
@@ -183,11 +189,7 @@ class Session:
 
     def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
         """What the model leaves open of the sizes, as it is here."""
-        sizes: dict[str, int] = {}
-        for value in self.model.graph.input:
-            dims = zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True)
-            sizes |= {dim.dim_param: size for dim, size in dims if dim.dim_param}
-        return sizes
+        return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _check_names(self, arguments: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ cdef inline void use_cache_sizes(const Py_ssize_t *sizes) noexcept:
     cache_sizes = sizes
 
 
-cdef inline bint outgrow_caches(Py_ssize_t weights) noexcept nogil:
-    """Whether so many bytes of weights, read again and again, come so late that it pays to fetch them ahead."""
-    return weights > cache_sizes[L3] // 4
+cdef inline bint outgrow_l2(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
+    """Whether a thread that reads its part of so many bytes of weights again and again should fetch them ahead.  Its
+    second-level cache decides: how far away the third one is no CPU tells, and a large one may be nearly as far as
+    memory."""
+    return weights > parts * cache_sizes[L2]

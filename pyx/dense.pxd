@@ -19,7 +19,7 @@ from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from activations cimport scaled_exp, sigmoid, tanh
-from caches cimport L2, cache_sizes, outgrow_caches
+from caches cimport L2, cache_sizes, outgrow_l2
 from gradients cimport (
     PLAIN, RowBlock, add_columns, backward_threads, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed,
     plain_panels, tiles_of, weight_grad_rows
@@ -158,12 +158,12 @@ cdef inline Forward forward_of(
     p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
     p.w = panels_with(I, I, O, p.L, 1, stored)
-    p.w.fetches = outgrow_caches(I * O * itemsize)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
         p.threads = 1
     else:
         p.threads = threads if p.by_rows else min(threads, p.w.count)
+    p.w.fetches = outgrow_l2(I * O * itemsize, 1 if p.by_rows else p.threads)
     p.chunk = min(rows, <Py_ssize_t> CHUNK) if p.by_rows else rows
     p.part = 0
     p.x = take(&p.part, p.chunk * p.Is)

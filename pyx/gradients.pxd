@@ -8,7 +8,7 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
-from caches cimport outgrow_caches
+from caches cimport outgrow_l2
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
@@ -66,7 +66,7 @@ cdef inline void input_grad(
     cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
-    cdef bint fetches = outgrow_caches((K + K2) * I * sizeof(real))
+    cdef bint fetches = outgrow_l2((K + K2) * I * sizeof(real), 1)
     cdef store *row
     if r0 == r1:
         return

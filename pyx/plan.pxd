@@ -5,7 +5,7 @@ Each thread has one part of the work.  If there are enough batch rows, the parts
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
 before.  A call may have fewer parts than its plan was made for, but never more.
 """
-from caches cimport outgrow_caches
+from caches cimport outgrow_l2
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
 from panels cimport (
@@ -149,7 +149,7 @@ cdef inline Forward forward_of(
     p.by_rows = p.packs_all and splits_rows(B, H, gates, 1 if in_integers(c.narrow) else itemsize, threads)
     p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.w[0].fetches = p.w[1].fetches = outgrow_caches(gates * H * H * itemsize)
+    p.w[0].fetches = p.w[1].fetches = outgrow_l2(gates * H * H * itemsize, 1 if p.by_rows else p.threads)
     p.thread_gap = THREAD_GAP * p.L if p.by_rows else 0
     p.total = 0 if packed else p.panels
     rows = B * p.Hs + (p.threads - 1) * p.thread_gap
@@ -286,7 +286,7 @@ cdef inline Backward backward_of(
     else:
         p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
     p.threads = backward_threads(4.0 * gates * B * H * (I + H), T, p.by_rows, threads)
-    p.fetches = outgrow_caches(gates * H * H * itemsize)
+    p.fetches = outgrow_l2(gates * H * H * itemsize, 1 if p.by_rows else p.threads)
     p.total = 0
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H

@@ -665,22 +665,23 @@ class Single(Layer[S_co]):
         size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, [*stored.values()], False)
-        return self._widened(narrow) if keeps_widened(number, self._work("pack", 1, 1, 1)[0]) else narrow
+        keeps = keeps_widened(number, self._work("pack", 1, 1, 1)[0])
+        return self._widened(narrow, get_num_threads()) if keeps else narrow
 
-    def _widened(self, narrow: CellWeights) -> CellWeights:
+    def _widened(self, narrow: CellWeights, threads: int) -> CellWeights:
         """The same as float32 packs them."""
         size, _ = self._work("pack", 1, 1, 1)
         wide = CellWeights(narrow.arrays, np.empty(size, np.uint8), 0, narrow)
         if self.hidden_size:
             sizes = self.input_size, self.hidden_size
             arguments = *sizes, narrow.packed, wide.packed, narrow.narrow
-            _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), get_num_threads(), arguments)
+            _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), threads, arguments)
         return wide
 
-    def _for_call(self, narrow: CellWeights, T: int, B: int) -> CellWeights:
+    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
         """What a call of T steps of B rows reads of weights in fewer bytes."""
         wide = widens(narrow.narrow, self._work("pack", 1, 1, 1)[0], T, B)
-        return self._widened(narrow) if wide else narrow
+        return self._widened(narrow, threads) if wide else narrow
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
@@ -734,7 +735,7 @@ class Single(Layer[S_co]):
             reader = ArgumentReader(f"{type(self).__name__}.stream")
             weights = self._narrow(reader, "", weights, storage, activations)
         if keeps_widened(weights.narrow, self._work("pack", 1, 1, 1)[0], batch):
-            weights = self._widened(weights)
+            weights = self._widened(weights, get_num_threads())
         return weights._replace(stored=None)
 
     def _with(self, weights: CellWeights) -> Self:

@@ -188,8 +188,8 @@ class Dense(Single[tuple[()]]):
         return super().stream(batch, storage, activations)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _for_call(self, narrow: CellWeights, T: int, B: int) -> CellWeights:
-        return super()._for_call(narrow, 1, T * B)  # no row waits for another
+    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
+        return super()._for_call(narrow, 1, T * B, threads)  # no row waits for another
 
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)

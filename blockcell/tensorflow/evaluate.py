@@ -100,8 +100,15 @@ class Body:
             left.pop()
 
     def _refuse_cycles(self) -> None:
-        """What the step is given may be computed from the step before, and from nothing of the step itself."""
-        own = {place._replace(output=0) for place, *_ in self._program}
+        """What the step is given may be computed from the step before, and from nothing of the step itself.
+
+        What a step makes of weights alone is not its own: steps that are written out may share it.
+        """
+        computed = set(self._given)
+        for place, _, read in self._program:
+            if not computed.isdisjoint(read):
+                computed.add(place)
+        own = {place._replace(output=0) for place in computed.difference(self._given)}
         for given in self._given:
             left, seen = [*self._before(given)], set[Place]()
             while left:

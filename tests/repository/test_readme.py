@@ -186,7 +186,7 @@ def table_of_storage() -> str:
 
 
 def table_of_errors() -> str:
-    return "\n".join(report().storage_errors(report().STORAGE.with_name("storage-errors.csv")))
+    return "\n".join(report().storage_costs(report().STORAGE.with_name("storage-errors.csv")))
 
 
 TABLES = {

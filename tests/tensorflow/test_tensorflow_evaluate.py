@@ -119,6 +119,27 @@ def test_an_input_that_is_computed_from_the_step(tmp_path):
     assert "', which is computed from itself" in found.refused
 
 
+def test_weights_in_pieces_that_steps_share(tmp_path):
+    """Steps that are written out read what joins the pieces of a variable from one node: none is computed from itself.
+
+    The state is what the step before has made.
+    """
+    joined = G.standard_normal((H, H))
+    parts = [node("net/x", "Placeholder"), node("net/first", "Placeholder"), real("net/0", np.int32(0)),
+             real("net/top", joined[:1]), real("net/bottom", joined[1:])]  # fmt: skip
+    lines = {
+        "w": ("ConcatV2", "top", "bottom", "0"),
+        "h": ("MatMul", "first", "w"),
+        "p": ("MatMul", "h", "w"),
+        "y": ("Tanh", "p"),
+    }
+    (read,) = write(tmp_path, *parts, *made("net", lines)).graphs
+    x, h, y = (Place("", f"net/{name}") for name in "xhy")
+    found = Body(Sums(Tracer(read, None)), x, [h], [y], I, H)
+    (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
+    np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
+
+
 @pytest.mark.parametrize("size", [2**20, 2**24, 2**40])
 def test_huge_sizes_take_no_memory(tmp_path, size):
     """Two vectors that a file has in 30 bytes each, and that make size * size numbers; and joins of joins."""
