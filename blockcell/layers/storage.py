@@ -167,7 +167,7 @@ def widens(number: int, nbytes: int, T: int, B: int) -> bool:
         return False
     if B > FEW:
         return T * -(-B // GROUP) >= (10 if _is_far(nbytes) else 3)
-    return B > 1 and T >= (8 if number == len(WEIGHT_STORAGES) else 32) and not _is_far(nbytes)
+    return B > 1 and T * B >= 120 and T >= (8 if number == len(WEIGHT_STORAGES) else 32) and not _is_far(nbytes)
 
 
 def _is_far(nbytes: int) -> bool:
