@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru_reset_after cimport reset_after_of
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
@@ -17,6 +17,7 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
     W_RU, W_RU_GRAD, X, X_GRAD
 )
+from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks_back, use_panels
 from source cimport BLOCKCELL_SOURCE
@@ -154,6 +155,24 @@ def gru_reset_after_narrow(
     use_panels(&p, aligned(packed))
     with nogil:
         run_pack_narrow(&p, &c, inputs, codes, scales, back)
+
+
+def gru_reset_after_widen_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return 0, widening_threads((I + H) * H, num_threads)
+
+
+def gru_reset_after_widen(
+    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef ResetAfter c = reset_after_of()
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
+    return nanoseconds
 
 
 def gru_reset_after_layer_work(

@@ -385,6 +385,8 @@ cdef class SingleRunner(Runner):
     cdef int compute(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
         """Run the forward kernel."""
         cdef Plan plan
+        if weights.narrow:
+            weights = self.layer._for_call(weights, T, B, threads or number_of_threads[0])
         a.packed = address_of(weights.packed)
         with cython.critical_section(self):
             plan = self.plan

@@ -9,7 +9,7 @@ from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
@@ -19,6 +19,7 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
+from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
     Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks_back, use_panels
@@ -316,6 +317,22 @@ def lstm_narrow(
     use_panels(&p, aligned(packed))
     with nogil:
         run_pack_narrow(&p, &c, inputs, &codes, &scales, back)
+
+
+def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return 0, widening_threads((I + H) * H, num_threads)
+
+
+def lstm_widen(
+    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
+    return nanoseconds
 
 
 def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from bits import bits, like
@@ -22,6 +23,7 @@ from cases import FUNCTIONS, arguments, as_passed
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell._bind import bind
+from blockcell._cpu import CACHES
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741
@@ -209,7 +211,11 @@ def of_streams() -> dict[str, Scenario]:
 
 def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, Scenario]:
     packed, mask = layer.packed(*stored), np.arange(len(x) * B).reshape(-1, B) % 3 > 0
+    with mock.patch.dict(CACHES, L2=0):  # nothing is kept widened: calls and streams widen it
+        far = layer.packed(*stored)
     acts = {
+        "packed widening": lambda _: far(x),
+        "packed widening lengths": lambda _: far(x, lengths=[T] * B),
         "packed": lambda layer: layer.packed(*stored)(x),
         "packed call": lambda _: packed(x),
         "packed lengths": lambda _: packed(x, lengths=[T] * B),
@@ -218,6 +224,7 @@ def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, S
     }
     if "bidirectional" not in name:
         acts["packed stream"] = lambda _: packed.stream(B).run(x)
+        acts["packed widening stream"] = lambda _: far.stream(B).run(x)
     return {f"{name}: {what}": Scenario(lambda: layer, act) for what, act in acts.items()}
 
 
