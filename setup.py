@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
-PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_training")
+PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
 FOR_TESTS = "blockcell._activations_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long

@@ -4,6 +4,7 @@ what small calls cost.
     python benchmarks/itself.py [--rounds 7]
     python benchmarks/itself.py --small   # instead: what small calls cost
     python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
+    python benchmarks/itself.py --storage LSTM GRU  # instead: weights in fewer bytes, where they gain least
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
 Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
@@ -15,10 +16,11 @@ import argparse
 import os
 import statistics
 import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,22 @@ from candidates import LAYERS
 from turns import Watch, Worker, counted, watch
 
 import blockcell
+from blockcell.optable import WEIGHT_STORAGES
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
+KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
+    "LSTM": lambda H: blockcell.LSTM(*normal((2 * H, 4 * H), 4 * H)),
+    "GRU": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
+    "GRU(reset_after)": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H, H)),
+    "Dense": lambda H: blockcell.Dense(*normal((H, H), H)),
+}
+MOST = 6e7  # cells times those that each reads, rows and steps: in longer calls widening does not count
+WORST = 8  # points that are printed
+STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
 
 
 def row(cells: Iterable[object]) -> None:
@@ -136,14 +148,52 @@ def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None
             row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
 
 
+def normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
+    g = np.random.default_rng(1)
+    return [g.standard_normal(shape, np.float32) / 32 for shape in shapes]
+
+
+def print_storages(kinds: list[str], rounds: int) -> None:
+    """Calls and steps of streams that gain least by weights in fewer bytes, and the geometric mean of all."""
+    gains: dict[tuple[int, str], list[tuple[float, list[object]]]] = {}
+    for kind, H in product(kinds, STORED["H"]):
+        layer = KINDS[kind](H)
+        packed = {storage: layer.packed(storage) for storage in (None, *WEIGHT_STORAGES)}
+        for threads, B, T in product((1, len(os.sched_getaffinity(0))), STORED["B"], (0, *STORED["T"])):  # 0: a stream
+            if max(T, 1) * B * H * H > MOST:
+                continue
+            blockcell.set_num_threads(threads)
+            x = normal((T or 1, B, H))[0]
+            calls = {k: partial(each, x) if T else partial(each.stream(B).step, x[0]) for k, each in packed.items()}
+            n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
+            turns = [{k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(rounds)]
+            least = min(turn[None] for turn in turns) * 1e6
+            for storage in WEIGHT_STORAGES:
+                gain = statistics.median(turn[None] / turn[storage] for turn in turns)
+                point = [kind, H, B, T or "stream", f"{least:.0f}"]
+                gains.setdefault((threads, storage), []).append((gain, point))
+    row(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
+    row(["---"] * 8)
+    for (threads, storage), found in gains.items():
+        for gain, point in sorted(found, key=lambda each: each[0])[:WORST]:
+            row([threads, storage, *point, f"{gain:.2f}x"])
+        short = sum(gain < 0.97 for gain, _ in found)
+        mean = statistics.geometric_mean(gain for gain, _ in found)
+        row([threads, storage, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--storage", nargs="+", metavar="LAYER", choices=KINDS)
     options = parser.parse_args()
     if options.small:
         print_small_calls()
+        return
+    if options.storage:
+        print_storages(options.storage, options.rounds)
         return
     rounds = options.rounds
     cores = len(os.sched_getaffinity(0))

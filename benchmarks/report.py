@@ -388,7 +388,7 @@ STORAGE_HEAD = """# Layers whose weights are stored in fewer bytes, beside their
 
 How fast is `layer.packed(storage=..., activations=...)`, and how far is y off? [storage.md](../storage.md) has the
 answer in short. `python benchmarks/report.py` writes this page from storage.csv and storage-errors.csv in this
-directory, which `python benchmarks/storage.py` measured.
+directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
 
 * Calls are of T = 20 steps. All candidates have the same number of threads.
 * A ratio of 2.00x means that a candidate takes twice as long as "int8, int8": weights and activations in 8 bits. In
@@ -522,10 +522,32 @@ def all_sizes(path: Path, of: Any) -> list[str]:
     return page
 
 
-def storage_errors(path: Path) -> list[str]:
-    """How far y is off; docs/storage.md has it too."""
+def read_errors(path: Path) -> list[Row]:
+    """The lines of accuracy.py."""
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        return list(csv.DictReader(file))
+
+
+def storage_costs(path: Path) -> list[str]:
+    """Scores of what was trained, and errors of all; for docs/storage.md."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for r in read_errors(path):
+        found.setdefault((r["data"], r["layer"]), {})[r["storage"]] = r
+    names = [*max(found.values(), key=len)]  # some layer has all of them
+    scores, errors = [["", *names]], [["", *names[1:]]]
+    for (data, layer), mine in found.items():
+        units = {r["score"].partition(" ")[2] for r in mine.values()} - {""}
+        for unit in units:
+            shares = (mine[name]["score"].partition(" ")[0] if name in mine else "" for name in names)
+            scores.append([f"{data}, {unit}: {layer}", *shares])
+        parts = (f"{100 * float(mine[name]['relative_rms']):.2g} %" if name in mine else "" for name in names[1:])
+        errors.append([f"{data}: {layer}", *parts])
+    return [*table(scores), "RMS of the error of y, of y's RMS:", "", *table(errors)]
+
+
+def storage_errors(path: Path) -> list[str]:
+    """How far y is off."""
+    rows = read_errors(path)
     lines = [["data", "layer", "weights in", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
     for r in rows:
         exact = r["storage"] == "float32"

@@ -1,7 +1,6 @@
 """Layers whose weights are stored in fewer bytes, beside onnxruntime, PyTorch and OpenVINO: time and error.
 
     python benchmarks/storage.py --csv docs/benchmarks/storage.csv             # an hour; needs a C compiler
-    python benchmarks/storage.py --errors docs/benchmarks/storage-errors.csv   # needs the extras demo and examples
     python benchmarks/storage.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
 
 A call is of T = 20 steps with I = H, or of one row with one input, which does hardly more than read the recurrent
@@ -17,10 +16,8 @@ their quartiles.  An error is the root mean square of what y is off, relative to
 is one input, a share is that of the rate at which ceiling.py reads as many bytes as the recurrent weights again and
 again with as many threads.  With --csv, points that the file has already are replaced and all others kept.
 
-The errors of --errors are those of `layer.storage_error` on what the layers were made for: the networks of `blockcell
-demo` on the digits they have not seen, that of examples/sunspots.py on all years, and initial weights on standard
-normal numbers.  onnxruntime's int8 LSTM is measured in the same way.  report.py makes docs/benchmarks/storage.md of
-both files.
+accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/storage.md of both
+files.
 """
 
 from __future__ import annotations
@@ -63,7 +60,6 @@ PEERS = ("onnxruntime float32", "onnxruntime int8", "torch float32", "torch bflo
 PEERS += ("openvino",)
 POINT = ["kind", "B", "I", "H", "threads"]
 COLUMNS = [*POINT, "candidate", "microseconds", "ratio", "low", "high", "rounds", "marked", "error", "share"]
-ERROR_COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 Point = dict[str, Any]
 Pair = tuple[Callable[[], object], Callable[[], np.ndarray]]  # a call, and one that gives y
 
@@ -281,9 +277,9 @@ def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
     return sorted([line for line in old if key(line) not in new] + lines, key=key)
 
 
-def write(path: Path, columns: list[str], lines: list[list[Any]]) -> None:
+def write(path: Path, lines: list[list[Any]]) -> None:
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *lines])
+        csv.writer(file).writerows([COLUMNS, *lines])
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -311,78 +307,12 @@ def measure(options: argparse.Namespace) -> None:
                 print(*(f"{name}{value}" for name, value in point.items()), flush=True)
                 lines = [*lines_of(point, rounds, errors, about["level"])]
                 if options.csv:
-                    write(options.csv, COLUMNS, merged(options.csv, lines))
+                    write(options.csv, merged(options.csv, lines))
                     options.csv.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
                 for line in lines:
                     candidate, us, ratio, low, high, _, _, error, part = line[len(POINT) :]
                     reads = f", {100 * part:.0f} % of the rate of reading" if part else ""
                     print(f"  {candidate:20} {us:10.2f} us, {ratio:.2f}x ({low:.2f} to {high:.2f}), {error}{reads}")
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
-def onnxruntime_y(layer: Any, x: np.ndarray) -> np.ndarray:
-    """The y of onnxruntime's `quantize_dynamic` of an LSTM; a Dense above it stays float32."""
-    from blockcell import Stack
-
-    if isinstance(layer, Stack):
-        lstm, dense = layer.layers
-        return dense(onnxruntime_y(lstm, x))[0]
-    return session_of(layer, x, "int8").run(None, {"rnn_X": x})[0][:, 0]
-
-
-def errors() -> Iterator[list[Any]]:
-    """The lines of every layer, with float32 in front where there is a score."""
-    root = Path(__file__).resolve().parents[1]
-    sys.path[:0] = [str(root), str(root / "examples")]
-    import sunspots
-    from statsmodels.datasets import sunspots as data
-
-    from blockcell import GRU, LSTM
-    from blockcell.command import demo
-    from blockcell.layers.storage import error_of
-
-    def lines(name: str, what: str, layer: Any, x: Any, score: Callable[[Any], str] | None = None) -> Iterator[Any]:
-        y, nbytes = layer(x)[0], sum(array.nbytes for array in layer.weights.values())
-        if score is not None:
-            yield [name, what, "float32", 0, 0, 0, 0, nbytes, score(y)]
-        found = {
-            storage: (layer.rounded_to(storage)(x)[0], layer.storage_error(storage, x))
-            for storage in ("float16", "bfloat16", "int8")
-        }
-        if "LSTM" in what:
-            other = onnxruntime_y(layer, x)
-            found["onnxruntime int8"] = other, error_of("int8", "int8", y, other, [], [])
-        for storage, (other, cost) in found.items():
-            shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
-            yield [name, what, storage, *shares, cost.nbytes or "", "" if score is None else score(other)]
-
-    digits, held_out = demo.load()
-
-    def right(y: Any) -> str:
-        return f"{100 * (y[-1].argmax(axis=1) == held_out.labels).mean():.2f} % right"
-
-    for network in demo.new_networks(0):
-        demo.train(network, digits, held_out, np.random.default_rng(0), lambda what, done, of: None)
-        yield from lines("digits, held out", f"{network.name} of {demo.HIDDEN}, Dense", network.net, held_out.x, right)
-
-    years = data.load_pandas().data
-    first = int(np.flatnonzero(years["YEAR"] == sunspots.HELD_OUT)[0])
-    roots = np.sqrt(years["SUNACTIVITY"].to_numpy(float))
-    mean, deviation = roots[:first].mean(), roots[:first].std()
-    series = ((roots - mean) / deviation).astype(np.float32)[:, None, None]
-    network = sunspots.new_network(0)
-    zero, rng = np.float32(-mean / deviation), np.random.default_rng(0)
-    sunspots.train(network, series[:first, 0], zero, sunspots.EPOCHS, rng, lambda line: None)
-
-    def next_year(y: Any) -> str:
-        forecasts, truth = (series + y)[first - 1 : -sunspots.AHEAD], series[first : 1 - sunspots.AHEAD]
-        numbers = [np.maximum(values * deviation + mean, 0) ** 2 for values in (forecasts, truth)]
-        return f"{np.sqrt(np.mean((numbers[0] - numbers[1]) ** 2)):.2f} off the next year"
-
-    yield from lines("sunspots", f"LSTM of {sunspots.HIDDEN}, Dense", network, series, next_year)
-    x = np.random.default_rng(0).standard_normal((100, 8, 64)).astype(np.float32)
-    for kind, H in itertools.product((LSTM, GRU), (256, 1024)):
-        yield from lines("standard normal", f"{kind.__name__} of {H}, initial", kind.init(64, H, seed=0), x)
 
 
 def main() -> None:
@@ -397,19 +327,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.04, help="seconds of a round of one candidate (0.04)")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
-    parser.add_argument(
-        "--errors", type=Path, metavar="CSV", help="measure errors instead, and write them to this file"
-    )
     options = parser.parse_args()
     start = time.time()
-    if not options.errors:
-        measure(options)
-    else:
-        lines = []
-        for line in errors():
-            lines.append(line)
-            print(*line, sep=", ", flush=True)
-        write(options.errors, ERROR_COLUMNS, lines)
+    measure(options)
     print(f"{time.time() - start:.0f} s")
 
 

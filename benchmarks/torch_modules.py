@@ -4,14 +4,17 @@
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
     python benchmarks/torch_modules.py --tasks "LSTM inference" --steps 100 --batches 64 --lengths short
+    python benchmarks/torch_modules.py --int8                                     # docs/torch.md has its table
 
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
 have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
-to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  Each candidate is a process of its own, and
-they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow each other,
-since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick, repeated.  A
-ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
+to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With --int8, inference is measured beside what
+torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, storage="int8")`` and both kinds of
+``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
+own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
+each other, since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick,
+repeated.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
 docs/benchmarks/torch.md of it.
 """
 
@@ -25,6 +28,7 @@ import os
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -38,10 +42,12 @@ KINDS = ("LSTM", "GRU")
 EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
 TASKS = [*EAGER, *(f"compiled {task}" for task in EAGER)]
 CANDIDATES = ("torch.nn", "blockcell.torch")
+ROUNDED = ("torch.nn", "torch.nn int8", "blockcell.torch", "blockcell.torch int16", "blockcell.torch int8")  # --int8
 GRID = {"widths": [32, 64, 128, 256, 512], "batches": [1, 16, 64], "steps": [1, 20, 100]}
 STACKS = ["1x1", "1x2", "2x1", "2x2"]
 FEW = {"widths": [32, 256], "batches": [1, 16], "steps": [1, 20]}  # quick, and compiled
 FEW_STACKS = ["1x1", "2x2"]
+FEW_ROUNDED = {"widths": [256, 512], "batches": [1, 16], "steps": [1, 20]}
 COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell_us", "ratio", "lowest", "highest"]
 COLUMNS += ["rounds", "marked"]
 Point = tuple[str, dict[str, int]]
@@ -53,7 +59,8 @@ def work(candidate: str, threads: int, lengths: str) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    if candidate == "torch.nn":
+    package, _, activations = candidate.partition(" ")
+    if package == "torch.nn":
         modules = torch.nn
     else:
         import blockcell.torch as modules
@@ -68,6 +75,17 @@ def work(candidate: str, threads: int, lengths: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(self.rnn(x)[0])
 
+    def rounded(module: torch.nn.Module) -> torch.nn.Module:
+        """With weights in int8."""
+        if package == "torch.nn":
+            warnings.simplefilter("ignore")  # it is deprecated
+            kinds = {torch.nn.LSTM, torch.nn.GRU}
+            quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(module), kinds, torch.qint8)[0]
+            assert "Quantized" in repr(quantized), quantized
+            return quantized
+        modules.replace(module, storage="int8", activations=activations)
+        return module
+
     def packed(steps: torch.Tensor, T: int, B: int) -> Any:
         most = T if lengths == "uniform" else max(1, T // 10)
         rows = [T, *torch.randint(1, most + 1, (B - 1,), generator=torch.Generator().manual_seed(1)).tolist()]
@@ -78,6 +96,8 @@ def work(candidate: str, threads: int, lengths: str) -> None:
         *compiled, kind, what = task.split()
         model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2)
         x, y_grad = torch.randn(T, B, H), torch.randn(T, B, directions * H)
+        if activations:
+            model = rounded(model.eval())
         forward = model
         if lengths:
             x, y_grad = packed(x, T, B), packed(y_grad, T, B).data
@@ -127,8 +147,8 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     found: tuple[list[Point], list[Point]] = ([], [])
     for task in options.tasks:
         compiled = task.startswith("compiled")
-        default = FEW if compiled else few
-        stacks = options.stacks or (FEW_STACKS if compiled or options.quick else STACKS)
+        default = FEW_ROUNDED if options.int8 else FEW if compiled else few
+        stacks = options.stacks or (["1x1"] if options.int8 else FEW_STACKS if compiled or options.quick else STACKS)
         widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
         for stack, T, H, B in itertools.product(stacks, steps, widths, batches):
             layers, directions = map(int, stack.split("x"))
@@ -146,8 +166,8 @@ def order(eager: list[Rounds], compiled: list[Rounds], wanted: int, more: int) -
 
 def line(point: Point, rounds: Rounds) -> list[Any]:
     kept = counted(rounds)
-    theirs, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*kept, strict=True))
-    ratios = [theirs / ours for theirs, ours in kept]
+    theirs, *_, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*kept, strict=True))
+    ratios = [times[0] / times[-1] for times in kept]
     return [
         point[0],
         *point[1].values(),
@@ -157,10 +177,24 @@ def line(point: Point, rounds: Rounds) -> list[Any]:
     ]
 
 
+def table(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
+    """Of --int8, in Markdown: how many times as fast as torch.nn the others are."""
+    heads = ["", "stack", "T", "B", "H", f"{ROUNDED[0]}, µs", *ROUNDED[1:]]
+    yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
+    for (task, sizes), rounds in zip(points, all_rounds, strict=True):
+        kept = counted(rounds)
+        ratios = [statistics.median(times[0] / times[k] for times in kept) for k in range(1, len(ROUNDED))]
+        T, B, H, layers, directions = sizes.values()
+        cells = [task.split()[0], f"{layers}x{directions}", *map(str, (T, B, H))]
+        cells += [f"{statistics.median(times[0] for times in kept) * 1e6:,.0f}", *(f"{ratio:.2f}x" for ratio in ratios)]
+        yield f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few sizes")
-    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--int8", action="store_true", help="inference with weights in int8")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, help="B")
     parser.add_argument("--steps", nargs="+", type=int, help="T")
@@ -172,17 +206,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=cores, help="of both (as many as there are CPUs)")
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
-    threads = str(options.threads)
+    threads, candidates = str(options.threads), ROUNDED if options.int8 else CANDIDATES
+    options.tasks = options.tasks or (EAGER[:2] if options.int8 else TASKS)
     if options.lengths and not set(options.tasks) <= set(EAGER):
         parser.error(f"--lengths is for some of --tasks {EAGER}")
+    if options.int8 and (options.lengths or options.csv or not set(options.tasks) <= set(EAGER[:2])):
+        parser.error(f"--int8 is for some of --tasks {EAGER[:2]}, without --lengths and --csv")
     with ExitStack() as stack:
         workers = [
             stack.enter_context(
                 closing(Worker(__file__, "--work", candidate, threads, options.lengths, OPENBLAS_NUM_THREADS="1"))
             )
-            for candidate in CANDIDATES
+            for candidate in candidates
         ]
-        for candidate, worker in zip(CANDIDATES, workers, strict=True):
+        for candidate, worker in zip(candidates, workers, strict=True):
             if worker.missing:
                 sys.exit(f"{candidate} does not run here: {worker.missing}")
         about = machine(None, "float32", ["torch"]) | {"threads": threads}
@@ -207,6 +244,8 @@ def main() -> None:
             at = f"[{done} of {all_} or more, {left:.0f} min left]"
             figures = f"{theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)"
             print(f"{at} {point[0]:23} {sizes} {figures}{f'  {marked} rounds marked' if marked else ''}", flush=True)
+    if options.int8:
+        print(*table(todo, rounds), sep="\n")
     for task in options.tasks:
         ratios = [found[8] for found in lines.values() if found[0] == task]
         mean = statistics.geometric_mean(ratios)

@@ -6,13 +6,13 @@ kernel needs and how many threads are of use to it.  Kernels return the nanoseco
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from caches cimport use_cache_sizes
-from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
+from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back, run_widen
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport WIDE, bytes_of
-from panels cimport pack_bias, pack_narrow
+from panels cimport pack_bias, pack_narrow, widening_threads
 from passes cimport Pass
 from source cimport BLOCKCELL_SOURCE
-from tile cimport aligned, computed_size, storage_of, store
+from tile cimport aligned, computed_size, first_line, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
@@ -57,6 +57,24 @@ def dense_narrow(
         if not back:
             pack_bias(&p.w, <float *> p.w.base, &bias, 0, p.w.count)
         pack_narrow(&p.w, &codes, &scales, back)
+
+
+def dense_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
+    return 0, widening_threads(I * O, num_threads)
+
+
+def dense_widen(
+    Py_ssize_t I, Py_ssize_t O, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef Forward stored = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
+    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), WIDE, 0, 1)
+    cdef long long nanoseconds
+    stored.w.base, p.w.base = first_line(&packed[0]), aligned(wide)
+    with nogil:
+        nanoseconds = run_widen(&stored, &p, ready)
+    return nanoseconds
 
 
 def dense_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):

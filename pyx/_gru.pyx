@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru cimport gru_of
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
@@ -16,6 +16,7 @@ from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
+from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport Backward, Forward, Gru, backward_of, forward_of, use_panels
 from source cimport BLOCKCELL_SOURCE
@@ -221,6 +222,22 @@ def gru_narrow(
     use_panels(&p, aligned(packed))
     with nogil:
         run_pack_narrow(&p, &c, inputs, codes, scales, back)
+
+
+def gru_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return 0, widening_threads((I + H) * H, num_threads)
+
+
+def gru_widen(
+    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef Gru c = gru_of()
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
+    return nanoseconds
 
 
 def gru_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

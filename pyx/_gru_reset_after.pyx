@@ -8,7 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru_reset_after cimport reset_after_of
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
@@ -17,8 +17,9 @@ from operands cimport (
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_H, W_H_GRAD,
     W_RU, W_RU_GRAD, X, X_GRAD
 )
+from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks, take_marks_back, use_panels
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, take_marks_back, use_panels
 from source cimport BLOCKCELL_SOURCE
 from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
@@ -156,6 +157,24 @@ def gru_reset_after_narrow(
         run_pack_narrow(&p, &c, inputs, codes, scales, back)
 
 
+def gru_reset_after_widen_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
+):
+    return 0, widening_threads((I + H) * H, num_threads)
+
+
+def gru_reset_after_widen(
+    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef ResetAfter c = reset_after_of()
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
+    return nanoseconds
+
+
 def gru_reset_after_layer_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
 ):
@@ -228,34 +247,14 @@ def gru_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ss
 
 
 def gru_torch(
-    const store[:, :, :] x, const store[:, ::1] h, const store[:, ::1] w_ih, const store[:, ::1] w_hh,
-    const store[::1] b_ru, const store[::1] b_c, const store[::1] b_hc, store[:, :, :] y, store[:, :, :, ::1] saved,
-    store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads,
-    int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
 ):
-    """As `gru_reset_after_layer`, but from weights that are not packed."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef ResetAfter c = torch_cell()
-    cdef Py_ssize_t I = x.shape[2], H = h.shape[1]
-    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], I, H, computed_size(&x[0, 0, 0]), False, num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[H_PREV] = &x[0, 0, 0], &h[0, 0]
-    inputs[W_RU], inputs[W_H] = &w_ih[0, 0], &w_hh[0, 0]
-    inputs[W_C], inputs[W_C_H] = inputs[W_RU] + 2 * H * I, inputs[W_H] + 2 * H * H
-    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
-    for k in range(OUT_R, OUT_HC + 1):
-        outputs[k] = NULL if saved is None else &saved[k - OUT_R, 0, 0, 0]
-    outputs[OUT_H], outputs[H_LAST] = &y[0, 0, 0], &h_last[0, 0]
-    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks(&p, &marks[0, 0], aligned(work), ready)
-    use_panels(&p, aligned(work))
-    with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    cdef LayerPlan s
+    s.c = torch_cell()
+    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def gru_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

@@ -76,18 +76,23 @@ cdef class Plan:
             PyMem_RawFree(own)
 
 
-cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B):
-    """The last one, where it is of the same."""
-    cdef int threads = number_of_threads[0]
-    cdef Plan plan
-    if last is not None and last.T == T and last.B == B and last.threads == threads and last.narrow == narrow:
-        return last
-    plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned = layer._plan(name, narrow, T, B, threads)
+cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
+    """From what kernels and their `..._work` return: what runs the steps, its plan, bytes of scratch and threads."""
+    cdef Plan plan = Plan.__new__(Plan)
+    kernel, plan.parameters, plan.size, plan.planned = found
     plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.narrow, plan.threads = T, B, narrow, threads
-    plan.brief = T * B * (layer.input_size + layer.hidden_size) * layer.hidden_size < SHORT
+    plan.brief = T * B * (I + H) * H < SHORT
     return plan
+
+
+cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B, int threads=0):
+    """The last one, where it is of the same.  0 threads are as many as users have set."""
+    threads = threads or number_of_threads[0]
+    if last is not None and last.T == T and last.B == B and last.threads == threads and last.narrow == narrow:
+        return last
+    found = layer._plan(name, narrow, T, B, threads)
+    return plan_from(found, narrow, T, B, layer.input_size, layer.hidden_size, threads)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
@@ -174,6 +179,7 @@ cdef class Current:
     cdef object lengths, reset  # as for `marks_of`
     cdef object ahead, back  # the marks of each direction
     cdef bint training
+    cdef int threads
 
     cdef marks(self, bint reverse):
         if self.lengths is None and self.reset is None:
@@ -247,12 +253,13 @@ cdef class Runner:
         return self.run(weights, x, state, lengths, None, None, T, batch_first, training)
 
     def run(
-        self, dict weights, ndarray x, state, lengths, reset, counted, Py_ssize_t T, bint batch_first, bint training
+        self, dict weights, ndarray x, state, lengths, reset, counted, Py_ssize_t T, bint batch_first, bint training,
+        int threads=0
     ):
         """y and the final state; in training also T, B, the steps until every row has ended, and what the tape keeps.
 
         x and `reset` are time first and have no more steps than are needed.  T is the number of the user's, and
-        `counted` says which of these they are, if they had to move.
+        `counted` says which of these they are, if they had to move.  threads are as for `plan_of`.
         """
         cdef Current current = Current.__new__(Current)
         cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], b, longest = 0
@@ -268,6 +275,7 @@ cdef class Runner:
             x = PyArray_NewCopy(x, NPY_CORDER)
         current.weights, current.T, current.B, current.training = weights, end, B, training
         current.lengths, current.reset = lengths, reset
+        current.threads = threads
         if not self.over_time:
             if training:  # for the caller; a tape has its own
                 result = y = new(self.dtype, self.type_number, 2, B, self.outputs)
@@ -374,13 +382,15 @@ cdef class SingleRunner(Runner):
                 PyArray_CopyInto(<ndarray> copy[k], <ndarray> (<tuple> state)[k])
         return copy
 
-    cdef int compute(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B) except -1:
+    cdef int compute(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
         """Run the forward kernel."""
         cdef Plan plan
+        if weights.narrow:
+            weights = self.layer._for_call(weights, T, B, threads or number_of_threads[0])
         a.packed = address_of(weights.packed)
         with cython.critical_section(self):
             plan = self.plan
-        plan = plan_of(plan, self.layer, "layer", weights.narrow, T, B)
+        plan = plan_of(plan, self.layer, "layer", weights.narrow, T, B, threads)
         with cython.critical_section(self):
             self.plan = plan
         plan.execute(NULL, a)
@@ -452,7 +462,7 @@ cdef class CellRunner(SingleRunner):
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(h)
             lay_out(x, &a.x_layout.step, &a.x_layout.row)
             lay_out(h, &a.y_layout.step, &a.y_layout.row)
-            self.compute(weights, &a, T, B)
+            self.compute(weights, &a, T, B, current.threads)
         else:
             marks, last = current.marks(a.reverse), self.copy_of(state, B)
         if y is None:
@@ -509,7 +519,7 @@ cdef class DenseRunner(SingleRunner):
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(rows)
             lay_out(x, &a.x_layout.step, &a.x_layout.row)
             lay_out(rows, &a.y_layout.step, &a.y_layout.row)
-            self.compute(weights, &a, T, B)
+            self.compute(weights, &a, T, B, current.threads)
         if y is None:
             y = rows
         elif y is not rows:

@@ -9,19 +9,20 @@ from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass
+from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
 from operands cimport (
-    BIAS, BIAS_GRAD, CS_GRAD, CS_LAST, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
+    BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
     WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
+from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks, take_marks_back, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks_back, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -318,6 +319,22 @@ def lstm_narrow(
         run_pack_narrow(&p, &c, inputs, &codes, &scales, back)
 
 
+def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    return 0, widening_threads((I + H) * H, num_threads)
+
+
+def lstm_widen(
+    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
+    unsigned char[::1] work, int num_threads, int ready
+):
+    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
+    return nanoseconds
+
+
 def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     return forward_work(T, B, I, H, itemsize, True, num_threads)
 
@@ -388,32 +405,14 @@ def lstm_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 
 def lstm_torch(
-    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w_ih,
-    const store[:, ::1] w_hh, const store[::1] b, store[:, :, :] y, store[:, :, :, ::1] saved, store[:, ::1] cs_last,
-    store[:, ::1] h_last, const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads,
-    int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
 ):
-    """As `lstm_layer`, but from weights that are not packed."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef Lstm c = torch_cell()
-    cdef Forward p = forward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), False,
-                                num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs[0, 0], &h[0, 0]
-    inputs[W], inputs[W_H], inputs[BIAS] = &w_ih[0, 0], &w_hh[0, 0], &b[0]
-    for k in range(OUT_I, OUTS):
-        outputs[k] = NULL if saved is None else &saved[k - OUT_I, 0, 0, 0]
-    outputs[OUT_H], outputs[CS_LAST], outputs[H_LAST] = &y[0, 0, 0], &cs_last[0, 0], &h_last[0, 0]
-    p.x_layout, p.y_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks(&p, &marks[0, 0], aligned(work), ready)
-    use_panels(&p, aligned(work))
-    with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    cdef LayerPlan s
+    s.c = torch_cell()
+    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def lstm_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

@@ -332,7 +332,7 @@ def refresh(tuple streams, dict weights):
             if given is stream.given:
                 read.append(stream.weights)
             else:
-                read.append(stream.cell._streamed(given, stream.storage, stream.activations))
+                read.append(stream.cell._streamed(given, stream.storage, stream.activations, stream.batch))
         for k in range(len(streams)):
             stream = streams[k]
             stream.given, stream.weights = weights[stream.cell], read[k]

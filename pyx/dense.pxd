@@ -28,7 +28,7 @@ from half cimport half
 from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
-    units_in
+    units_in, widen_panels
 )
 from plan cimport take, take_slots
 from real cimport real
@@ -386,6 +386,22 @@ cdef inline void run_pack(const Forward *p, const store *w, const store *b) noex
     else:
         pack_panels(&p.w, <float *> p.w.base, &w, p.I, 0, p.w.count)
         pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
+
+
+cdef inline long long run_widen(const Forward *stored, const Forward *p, int threads) noexcept nogil:
+    """All weights as float32 packs them, from those that are packed in fewer bytes."""
+    cdef Py_ssize_t part, parts = threads
+    cdef Team team
+    if parts == 1:
+        widen_panels(&stored.w, &p.w, 0, p.w.count)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            widen_panels(&stored.w, &p.w, share(p.w.count, part, parts), share(p.w.count, part + 1, parts))
+        barrier(&team)
+    return lost(&team, threads)
 
 
 cdef inline long long pass_forward(

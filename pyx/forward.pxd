@@ -7,6 +7,7 @@ The functions above it are what one part does in a phase.  While the product of 
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
+from libc.string cimport memcpy
 
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
@@ -15,23 +16,25 @@ from integer cimport in_integers, quantise_row
 from lstm cimport load_peepholes, lstm_cells
 from narrow cimport WIDE
 from operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, X
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, X
 )
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_narrow, pack_panels, spread
+    pack_narrow, pack_panels, spread, widen_panels
 )
 from passes cimport Pass
 from plan cimport (
-    Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, h_before, part_of, products_of, saved_of,
-    take_marks, use_panels, x_of, z_of
+    PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
+    products_of, saved_of, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from steps cimport (
     FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, row_in, rows_of, taking_part
 )
 from team cimport Team, barrier, gather, join, lost, share
-from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
+from tile cimport (
+    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
+)
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
@@ -393,7 +396,52 @@ cdef inline void run_pack_narrow(
         pack_narrow(&p.w[n], codes + n, scales + n, back)
 
 
+cdef inline void widen_part(
+    const Forward *stored, const Forward *p, const cell *c, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """One part of the panels, and the first part of the peepholes."""
+    cdef int n
+    for n in range(products_of(c)):
+        widen_panels(&stored.w[n], &p.w[n], share(p.w[n].count, number, parts), share(p.w[n].count, number + 1, parts))
+    if cell is Lstm:
+        if number == 0:
+            memcpy(p.peep, stored.peep, PEEPHOLES * p.w[0].J * p.L * sizeof(float))
+
+
+cdef inline long long run_widen(
+    cell *c, int narrow, Py_ssize_t I, Py_ssize_t H, const void *packed, void *panels, int threads
+) noexcept nogil:
+    """All weights of a layer as float32 packs them, from those that are `packed` in fewer bytes."""
+    cdef Forward p = forward_of(c, 1, 1, I, H, sizeof(float), True, 1), stored
+    cdef Py_ssize_t part, parts = threads
+    cdef Team team
+    c.narrow = narrow
+    stored = forward_of(c, 1, 1, I, H, sizeof(float), True, 1)
+    use_panels(&p, panels)
+    use_panels(&stored, first_line(packed))
+    if parts == 1:
+        widen_part(&stored, &p, c, 0, 1)
+        return 0
+    gather(&team)
+    with nogil, parallel(num_threads=threads):
+        join(&team)
+        for part in prange(parts, schedule="static"):
+            widen_part(&stored, &p, c, part, parts)
+        barrier(&team)
+    return lost(&team, threads)
+
+
 # --------------------------------------------------------------------------------------------------------------- layers
+cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, const store **inputs) noexcept nogil:
+    """Weights that are not packed, as PyTorch has them: one array for x, one for h, then the cell's biases."""
+    cdef int k
+    inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
+    if cell is ResetAfter:
+        inputs[W_C], inputs[W_C_H] = inputs[W] + c.gates[0] * p.H * p.I, inputs[W_H] + c.gates[0] * p.H * p.H
+    for k in range(3 if cell is ResetAfter else 1):
+        inputs[BIAS + k] = <const store *> a.weights[2 + k]
+
+
 cdef inline long long pass_forward(
     const Forward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
 ) noexcept nogil:
@@ -415,7 +463,11 @@ cdef inline long long pass_forward(
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     if a.marks is not NULL:
         take_marks(&p, a.marks, work, threads)
-    use_panels(&p, a.packed)
+    if p.packed:
+        use_panels(&p, a.packed)
+    else:
+        take_weights(&p, c, a, inputs)
+        use_panels(&p, work)
     return run_forward(&p, c, inputs, outputs, work, threads)
 
 

@@ -90,16 +90,35 @@ cdef inline void widen_line(
             dst[l] = float_of_bits(<uint32_t> bits[l] << 16)
 
 
+cdef inline inlined widen_lines(
+    float *restrict block, const char *restrict src, int narrow, Py_ssize_t lines, Py_ssize_t kb,
+    const float *restrict scales
+) noexcept nogil:
+    """`widen_block`, inlined with `narrow` constant."""
+    cdef Py_ssize_t k, g, v, step, n = LF * bytes_of(narrow)
+    cdef float *to
+    cdef vecf w
+    for g in range(lines):
+        to, step = packed_at(block, lines, g, 0, kb), packed_step(block, lines, g)
+        for k in range(kb):
+            if WIDENS:
+                for v in range(VECTORS):
+                    w = widened(src + (k * lines + g) * n, v, narrow)
+                    if narrow == INT8:
+                        w = w * (<const vecf *> (scales + g * LF))[v]
+                    (<vecf *> (to + k * step))[v] = w
+            else:
+                widen_line(to + k * step, src + (k * lines + g) * n, narrow, scales + g * LF)
+
+
 cdef inline called widen_block(
     float *restrict block, const char *restrict src, int narrow, Py_ssize_t lines, Py_ssize_t kb,
     const float *restrict scales
 ) noexcept nogil:
     """A panel's block of kb values of k as the tile reads it."""
-    cdef Py_ssize_t k, g, n = LF * bytes_of(narrow)
-    for g in range(lines):
-        for k in range(kb):
-            widen_line(packed_at(block, lines, g, 0, kb) + k * packed_step(block, lines, g), src + (k * lines + g) * n,
-                       narrow, scales + g * LF)
+    if narrow == FLOAT16: widen_lines(block, src, FLOAT16, lines, kb, scales)
+    elif narrow == BFLOAT16: widen_lines(block, src, BFLOAT16, lines, kb, scales)
+    else: widen_lines(block, src, INT8, lines, kb, scales)
 
 
 cdef inline inlined narrow_tile(

@@ -22,7 +22,7 @@ from libc.string cimport memset
 from caches cimport L1, L2, cache_sizes
 from half cimport half
 from integer cimport QUAD, add_integer_product, in_integers, quads_of
-from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line
+from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line, widen_block, widen_line
 from real cimport real
 from team cimport WAKING
 from tile cimport (
@@ -75,6 +75,11 @@ cdef inline Py_ssize_t forward_threads(
     if step * T + packing < WAKING or (packs_all and not by_rows and step < MEETING):
         return 1
     return threads if by_rows else min(threads, panels)
+
+
+cdef inline Py_ssize_t widening_threads(Py_ssize_t weights, Py_ssize_t threads) noexcept nogil:
+    """How many threads are of use where so many weights are widened."""
+    return 1 if 4.0 * weights < WAKING else threads
 
 
 cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads) noexcept nogil:
@@ -352,6 +357,65 @@ cdef inline real *bias_at(const Panels *p, const real *unused, Py_ssize_t j) noe
     return panel_at(p, unused, j) + size_of_rows(p, lines_in_panel(p, j))
 
 
+cdef inline const float *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
+    """The scales of panel j for row k of w; only with INT8."""
+    cdef float *unused = NULL
+    cdef Py_ssize_t line = lines_of_z(p, j)
+    if k >= p.I:
+        line += p.apart
+    return bias_at(p, unused, j) + line * LF
+
+
+cdef inline void widen_joined(const Panels *p, Py_ssize_t j, const float *lines, float *joined) noexcept nogil:
+    """From a line for each gate of panel j to those where the last ones stand one behind the other, in a row of p."""
+    cdef Py_ssize_t u, gate, l, width
+    cdef float *to = joined
+    clear(joined, lines_in_panel(p, j) * LF)
+    for u in range(units_in(p, j)):
+        width = min(<Py_ssize_t> LF, width_of(p, j, u))
+        for gate in range(p.gates):
+            if not joins_gates(p, j, u):
+                to = joined + (u * p.gates + gate) * LF
+            else:
+                to = joined + u * p.gates * LF + gate * width
+            for l in range(width):
+                to[l] = lines[(u * p.gates + gate) * LF + l]
+
+
+cdef inline called widen_panels(const Panels *stored, const Panels *p, Py_ssize_t j0, Py_ssize_t j1) noexcept nogil:
+    """The panels j0 to j1 from those that are stored in fewer bytes, with their biases."""
+    cdef Py_ssize_t j, k, kb, q, g, l, lines, fewer
+    cdef float *unused = NULL
+    cdef const char *codes
+    cdef float *panel
+    cdef float[LINES * LF] row
+    cdef float[LINES * LF] joined
+    for j in range(j0, j1):
+        lines, fewer = lines_in_panel(stored, j), lines_in_panel(p, j)
+        panel, codes = panel_at(p, unused, j), <const char *> panel_at(stored, unused, j)
+        if fewer < lines:
+            widen_joined(p, j, bias_at(stored, unused, j), bias_at(p, unused, j))
+        else:
+            for l in range(lines_of_z(p, j) * LF):
+                bias_at(p, unused, j)[l] = bias_at(stored, unused, j)[l]
+        k = 0
+        while k < p.K:
+            kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.K) - k)
+            if fewer == lines:
+                widen_block(panel + k * lines * LF, codes + place_of_code(stored, lines, k, 0, 0), stored.narrow, lines,
+                            kb, scales_at(stored, j, k))
+            else:
+                for q in range(kb):
+                    for g in range(lines):
+                        widen_line(row + g * LF, codes + place_of_code(stored, lines, k + q, g, 0), stored.narrow,
+                                   scales_at(stored, j, k) + g * LF)
+                    widen_joined(p, j, row, joined)
+                    for g in range(fewer):
+                        load_line(packed_at(panel + k * fewer * LF, fewer, g, 0, kb)
+                                  + q * packed_step(panel, fewer, g), joined + g * LF, LF)
+            k += kb
+
+
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t L = line_of(z), lines = lines_of_z(p, j), q, g, l
@@ -369,9 +433,7 @@ cdef inline void add_narrow_product(
     """`add_product` or `add_row_product` with narrow weights; for products in integers, `a` has rows of codes."""
     cdef Py_ssize_t lines = p.gates * units_in(p, j), i
     cdef const char *weights = <const char *> panel_at(p, z, j) + place_of_code(p, lines, at, 0, 0)
-    cdef const float *scales = bias_at(p, z, j) + lines_of_z(p, j) * LF
-    if at >= p.I:
-        scales += p.apart * LF
+    cdef const float *scales = scales_at(p, j, at)
     if in_integers(p.narrow):
         for i in range(panels):
             add_integer_product(p.narrow, z + i * zs, rows, lines, a, weights + i * p.size * sizeof(float), K,

@@ -257,9 +257,14 @@ cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssi
         store_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
 
+cdef inline void *first_line(const void *memory) noexcept nogil:
+    """The first address that begins a cache line."""
+    return <void *> ((<size_t> memory + 63) & ~<size_t> 63)
+
+
 cdef inline void *aligned(unsigned char[::1] work) noexcept nogil:
-    """The first address in scratch that begins a cache line."""
-    return <void *> ((<size_t> &work[0] + 63) & ~<size_t> 63)
+    """Likewise, in scratch."""
+    return first_line(&work[0])
 
 
 # ------------------------------------------------------------------------------------------------------------ packing

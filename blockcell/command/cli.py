@@ -30,7 +30,7 @@ from .terminal import print_json, print_table, progress, say
 
 if TYPE_CHECKING:
     from ..tensorflow.cells import Cells
-    from ..tensorflow.found import Found
+    from ..tensorflow.cells.found import Found
 
 RUNTIMES = {  # by the names that `onnx_export.verify` has for them
     "cpu": "onnxruntime CPU",
@@ -223,7 +223,7 @@ def inspect_file(options: argparse.Namespace) -> int:
     the reason. The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
     """
     from .. import tensorflow
-    from ..tensorflow.found import said
+    from ..tensorflow.cells.found import said
 
     with progress() as tell:
         tell("reading", 0, 1)

@@ -1,25 +1,25 @@
-"""Weights from and to ONNX's LSTM and GRU nodes."""
+"""Weights from and to ONNX: whole models, and LSTM and GRU nodes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble, listed
-from .onnx_graph import FOLDED, QUANTIZED, RESHAPING, SELECTING, Graph, is_quantized, is_recurrent
+from ..optable import Array
+from .models import listed
+from .onnx_graph import Graph, is_recurrent
+from .onnx_node import Remark, from_graph_node, from_node, key_of
+from .onnx_steps import from_graphs
 from .shared import (
     ORDERS,
     Cell,
     ConversionError,
     cells_of,
-    check_shapes,
     clips,
     has_peepholes,
     make_cell,
@@ -92,7 +92,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
         remarks: list[Remark] = []
-        layer = _from_node(caller, source, initializers or {}, None, remarks)
+        layer = from_node(caller, source, initializers or {}, None, remarks)
         _warn(caller, remarks, layer)
         return layer
     if initializers is not None:
@@ -114,28 +114,17 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     graphs = [graph, *graph.bodies()]
     remarks = []
     if name is None:
-        found = _from_graphs(caller, graphs, remarks)
+        found = from_graphs(caller, graphs, remarks)
         _warn(caller, remarks, found)
         return found
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
     named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(named) != 1:
-        names = [_key(node) for _, node in nodes]
+        names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
-    layer = _from_graph_node(caller, *named[0], remarks)
+    layer = from_graph_node(caller, *named[0], remarks)
     _warn(caller, remarks, layer)
     return layer
-
-
-class Remark(NamedTuple):
-    """What calls of a layer must have, or how they differ from the node that it was made of."""
-
-    node: str
-    inputs: list[str]
-    """Those from which the node has lengths and states."""
-    arguments: set[str]
-    """What these are in a call."""
-    quantized: bool
 
 
 def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -> None:
@@ -177,67 +166,6 @@ def _state(layer: Layer) -> str:
     if isinstance(layer, Stack):
         return f"{{{', '.join(f'{k}: {_state(part)}' for k, part in enumerate(layer.layers))}}}"
     return '{"h": ...}' if isinstance(layer, GRU) else "()"
-
-
-PLACES = {
-    "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
-    "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
-}
-PLACES[QUANTIZED] = (*PLACES["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
-
-
-def _from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> Layer:
-    values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
-    return _from_node(caller, node, values, graph, remarks)
-
-
-def _from_node(
-    caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]
-) -> Layer:
-    if not is_recurrent(source):
-        raise ConversionError(
-            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM or GRU"
-        )
-    what, places = f"{caller}: {source.op_type} {source.name!r}", PLACES[source.op_type]
-    kind = "LSTM" if is_quantized(source) else source.op_type
-    attributes = _read_attributes(what, source)
-    direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
-    directions = 2 if direction == "bidirectional" else 1
-    _refuse(what, kind, attributes, direction)
-    reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
-    if len(source.input) > len(places):
-        raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
-    given = {place: name for place, name in zip(places, source.input, strict=False) if name}
-    weights = [place for place in places if place in given and place not in ("X", *_ARGUMENTS)]
-    unknown = {k: place for k, place in enumerate(places) if place in weights and given[place] not in values}
-    _refuse_computed(what, given, unknown, graph)
-    needed = [place for place in places if place in ("W", "R") or place.endswith("scale")]
-    if missing := [place for place in needed if place not in given]:
-        raise ValueError(f"{what} has no {' and no '.join(missing)}")
-    found = {place: values[given[place]] for place in weights}
-    arrays = read_arrays(what, _dequantized(what, found) if is_quantized(source) else found)
-    gates = 4 if kind == "LSTM" else 3
-    W, R = arrays["W"], arrays["R"]
-    hidden = R.shape[-1] if R.ndim == 3 else 0
-    if "hidden_size" in attributes and attributes["hidden_size"].i != hidden:
-        raise ValueError(f"{what} has hidden_size={attributes['hidden_size'].i}, but its R has shape {R.shape}")
-    columns = gates * hidden
-    B = arrays.get("B", np.zeros((directions, 2 * columns), W.dtype))
-    check_shapes(what, {"W": (W, (directions, columns, None)), "R": (R, (directions, columns, hidden))})
-    check_shapes(what, {"B": (B, (directions, 2 * columns))})
-    if "P" in arrays:
-        check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
-    cells = []
-    for d in range(directions):
-        peepholes = arrays["P"][d] if "P" in arrays else None
-        parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
-        cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
-    left = _left_to_calls(given, values, graph)
-    if left or is_quantized(source):
-        places_left = [_described(place, given[place], places.index(place), graph) for place in left]
-        arguments = {_ARGUMENTS[place] for place in left}
-        remarks.append(Remark(what.removeprefix(f"{caller}: "), places_left, arguments, is_quantized(source)))
-    return cells[0] if directions == 1 else Bidirectional(*cells)
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
@@ -348,370 +276,6 @@ def _weight(graph: Graph, name: str) -> Array:
         return array
     zero = 128 if array.dtype == np.uint8 else 0
     return (array.astype(np.float32) - np.float32(zero)) * graph.array(scale)
-
-
-LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
-_ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
-Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
-
-
-def _key(node: Any) -> str:
-    return node.name or next(filter(None, node.output), "")
-
-
-def _from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark]) -> Layer | dict[str, Layer]:
-    steps: dict[str, Step] = {}
-    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks).add()]
-    return assemble(caller, steps, outputs, stacklevel=4, hint=_named_by_torch(graphs[0]))
-
-
-def _named_by_torch(graph: Graph) -> str:
-    """What to do if the cells of a model are written out, and its weights have PyTorch's names."""
-    ends = ("weight_ih", "weight_ih_l0")
-    prefixes = [name.removesuffix(end) for end in ends for name in graph.tensors if name.endswith(f".{end}")]
-    if not prefixes:
-        return ""
-    return (
-        f"; the weights of cells that are written out have PyTorch's names: tensors = {{tensor.name:"
-        f" onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}};"
-        f" {' and '.join(f'convert.from_torch(tensors, prefix={prefix!r})' for prefix in prefixes[:3])}"
-    )
-
-
-class GraphSteps:
-    """Adds the steps of a graph.
-
-    Whether one layer is behind another is tried: numbers in place of the first one's results go through the nodes
-    between the two, and must reach the second one as y, perhaps with its axes in another order.
-    """
-
-    def __init__(self, caller: str, graph: Graph, steps: dict[str, Step], remarks: list[Remark]) -> None:
-        self.caller = caller
-        self.graph = graph
-        self.steps = steps
-        self.remarks = remarks
-        self.sources: dict[str, str] = {}
-        """The values that steps give, and whose they are."""
-        self.states: set[str] = set()
-        """Those of them that are states."""
-        self.probes: dict[str, Probe] = {}
-        """For T and B: numbers for the values that a layer gives, and what y, and parts of it, are then."""
-        self.without_bias: dict[str, str] = {}
-        """The dense layers whose bias has not been seen, and their products."""
-        self.readers: dict[str, list[Any]] = {}
-        for node in graph.nodes:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        self.taken: list[Any] = []
-        """The nodes between layers, which need no mention."""
-
-    def add(self) -> list[str | None]:
-        """Add the steps; what the results come from."""
-        graph, others = self.graph, []
-        nodes = graph.needed()
-        for node in nodes:
-            if node.op_type in (*RESHAPING, *SELECTING):
-                continue
-            if is_recurrent(node):
-                self._add_recurrent(node)
-            elif not (self._add_dense(node) or self._add_bias(node) or self._add_activation(node)):
-                others += self._add_other(node, node.output)
-        for node in nodes:
-            if node.op_type in SELECTING and all(node is not each for each in self.taken):
-                origins = {each for name in node.input for each in graph.origins(name, self.sources)[1]}
-                others += [] if origins <= self.states else self._add_other(node, ())
-        return [*others, *self._inputs(graph.outputs)]
-
-    def _add_other(self, node: Any, results: Iterable[str]) -> list[str]:
-        """Add what has an effect. In a body it is that of the node which has the body."""
-        if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
-            return []
-        return [self._put(node, results, self._inputs(node.input))]
-
-    def _put(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **rest: Any) -> str:
-        key = _key(node)
-        while key in self.steps:  # nodes need no names, or have the same in two graphs
-            key += "'"
-        self.steps[key] = Step(f"{key} ({node.op_type})", inputs, **rest)
-        self.sources |= dict.fromkeys(filter(None, results), key)
-        return key
-
-    def _inputs(self, names: Iterable[str]) -> tuple[str | None, ...]:
-        """The steps that values come from; None for states and inputs."""
-        origins = dict.fromkeys(each for name in names for each in self.graph.origins(name, self.sources)[1])
-        return tuple(None if name in self.states else self.sources.get(name) for name in origins)
-
-    def _source(self, name: str) -> tuple[str, str, list[Any]] | None:
-        """The layer whose y a value is, in which form, and the nodes on the way.
-
-        Others may come together with it, such as the states of all layers, of which the last one is taken.
-        """
-        nodes, origins, shapes = self.graph.origins(name, self.sources)
-        keys = {each: self.sources.get(each, "") for each in [*origins, *shapes]}
-        probes = {key: self.probes[key] for key in keys.values() if key in self.probes}
-        if not origins or {*keys.values()} - probes.keys():
-            return None
-        sizes = {3, 5}  # and what an export with fixed sizes has
-        for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
-            array = self.graph.array(each)
-            if array.dtype.kind == "i" and array.size <= 4:
-                sizes |= {int(size) for size in array.flat if 0 < size <= LARGEST}
-        tried = [(T, B) for T, B in product(sorted(sizes)[:8], repeat=2) if T * B <= LARGEST]
-        for T, B in sorted(tried, key=lambda sizes: sizes != (5, 3)):
-            values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
-            for key, probe in probes.items():  # no two layers get the same numbers
-                given, expected = probe(T, B)
-                values |= {each: array + shift for each, array in given.items()}
-                forms |= {(key, form): array + shift for form, array in expected.items()}
-                shift += sum(array.size for array in given.values())
-            if keys.keys() - values.keys():  # such as the cell state
-                return None
-            found = self.graph.moved(name, nodes, {each: values[each] for each in keys})
-            for (key, form), wanted in forms.items():
-                if found is not None and found.shape == wanted.shape and np.all(found == wanted):
-                    return key, form, nodes
-        return None
-
-    def _add_recurrent(self, node: Any) -> None:
-        layer = _from_graph_node(self.caller, self.graph, node, self.remarks)
-        attributes = {attribute.name: attribute for attribute in node.attribute}
-        batch_first = "layout" in attributes and attributes["layout"].i == 1
-        source = self._source(node.input[0])
-        if source is not None and source[1] == ("y, batch first" if batch_first else "y"):
-            inputs: tuple[str | None, ...] = (source[0],)
-            self.taken += source[2]
-        else:
-            inputs = (*self._inputs(node.input[:1]), None)
-        for name in node.input[4:7]:  # what is to be said about these is said in remarks
-            self.taken += self.graph.origins(name, self.sources)[0]
-        outputs = [*node.output, "", ""]
-        Y, Y_h = outputs[:2]
-        key = self._put(node, node.output, inputs, layer=layer)
-        self.states |= {name for name in node.output[1:] if name}
-        backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
-        shape = len(backwards), layer.hidden_size
-
-        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
-            y = np.arange(1.0, 1.0 + T * B * shape[0] * shape[1]).reshape(T, B, *shape)
-            h = np.stack([y[0 if back else -1][:, d] for d, back in enumerate(backwards)])
-            values = {Y: y.transpose(1, 0, 2, 3) if batch_first else y.swapaxes(1, 2)}
-            values[Y_h] = h.swapaxes(0, 1) if batch_first else h
-            ends = h.swapaxes(0, 1).reshape(B, -1)
-            return values, _forms(y.reshape(T, B, -1)) | {"last": y[-1].reshape(B, -1), "ends": ends}
-
-        self.probes[key] = probe
-
-    def _add_dense(self, node: Any) -> bool:
-        """Add a MatMul or a Gemm as a dense layer."""
-        names = [*node.input]
-        w = self.graph.constant(names[1]) if node.op_type in ("MatMul", "Gemm") and len(names) > 1 else None
-        if w is None:
-            return False
-        source = self._source(names[0])
-        attributes = {attribute.name: attribute for attribute in node.attribute}
-        factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
-        if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
-            return False
-        if "transB" in attributes and attributes["transB"].i:
-            w = w.T
-        bias = self.graph.constant(names[2]) if node.op_type == "Gemm" and names[2:] else None
-        if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
-            return False
-        zeros = np.zeros(w.shape[1], w.dtype)
-        arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": w, "b": zeros if bias is None else bias.reshape(-1)})
-        layer = Dense(arrays["w"], arrays["b"])
-        key = self._put_behind(source, node, node.output[0], layer.output_size, layer=layer)
-        if node.op_type == "MatMul":
-            self.without_bias[key] = node.output[0]
-        return True
-
-    def _add_bias(self, node: Any) -> bool:
-        """Add an Add to the dense layer whose product it follows."""
-        for name, other in (node.input, node.input[::-1]) if node.op_type == "Add" and len(node.input) == 2 else ():
-            bias = self.graph.constant(other)
-            source = None if bias is None else self._source(name)
-            if bias is None or source is None or source[0] not in self.without_bias:
-                continue
-            key, form, nodes = source
-            layer = self.steps[key].layer
-            alone = len(self.readers.get(self.without_bias[key], ())) == 1
-            if isinstance(layer, Dense) and alone and _is_row(bias, layer.output_size):
-                arrays = read_arrays(f"{self.caller}: {_key(node)}", {"w": layer.weights["w"], "b": bias.reshape(-1)})
-                self.steps[key] = self.steps[key]._replace(layer=Dense(arrays["w"], arrays["b"]))
-                del self.without_bias[key]
-                self.taken += nodes
-                self._put_result(key, form, node.output[0], layer.output_size)
-                return True
-        return False
-
-    def _add_activation(self, node: Any) -> bool:
-        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS and node.input else None
-        if source is None or not isinstance(layer := self.steps[source[0]].layer, Dense):
-            return False
-        if node.op_type == "Softmax":
-            newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
-            axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
-            rank = 3 if source[1] in ("y", "y, batch first") else 2
-            if (axes or [-1 if newest >= 13 else 1])[0] not in (-1, rank - 1):
-                return False
-        self._put_behind(source, node, node.output[0], layer.output_size, activation=_ACTIVATIONS[node.op_type])
-        return True
-
-    def _put_behind(self, source: tuple[str, str, list[Any]], node: Any, output: str, size: int, **rest: Any) -> str:
-        """Add a dense layer, or its activation, which has results of the same form as its input."""
-        before, form, nodes = source
-        self.taken += nodes
-        if form in ("last", "ends"):
-            self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
-        key = self._put(node, [output], (before,), **rest)
-        self._put_result(key, form, output, size)
-        return key
-
-    def _put_result(self, key: str, form: str, output: str, size: int) -> None:
-        """Say which value a dense layer gives, and in which form."""
-        self.sources[output] = key
-
-        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
-            if form in ("last", "ends"):
-                rows = np.arange(1.0, 1.0 + B * size).reshape(B, size)
-                return {output: rows}, {form: rows}
-            y = np.arange(1.0, 1.0 + T * B * size).reshape(T, B, size)
-            return {output: _forms(y)[form]}, _forms(y)
-
-        self.probes[key] = probe
-
-
-def _is_row(bias: Array, size: int) -> bool:
-    """Whether it adds the same numbers to each row."""
-    return bias.size == size and bias.shape[-1:] == (size,)
-
-
-def _forms(y: Array) -> dict[str, Array]:
-    """y [T,B,.], with its axes in other orders, too."""
-    by_batch, size = y.swapaxes(0, 1), y.shape[2]
-    forms = {"y": y, "y, batch first": by_batch}
-    return forms | {f"{name}, in rows": each.reshape(-1, size) for name, each in forms.items()}
-
-
-# --------------------------------------------------------------------------------------------------------------- nodes
-def _read_attributes(what: str, node: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    for attribute in node.attribute:
-        kind = _ATTRIBUTES.get(attribute.name)
-        if kind is None:
-            raise ConversionError(f"{what} has the attribute {attribute.name!r}, which ONNX does not know")
-        if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
-            raise ValueError(f"{what} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
-        attributes[attribute.name] = attribute
-    return attributes
-
-
-_ATTRIBUTES = {
-    "activation_alpha": "FLOATS",
-    "activation_beta": "FLOATS",
-    "activations": "STRINGS",
-    "clip": "FLOAT",
-    "direction": "STRING",
-    "hidden_size": "INT",
-    "input_forget": "INT",
-    "layout": "INT",
-    "linear_before_reset": "INT",
-    "output_sequence": "INT",
-}
-
-
-def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
-    if "clip" in attributes:
-        raise ConversionError(
-            f"{what} has clip={attributes['clip'].f:g}, which limits what goes into the gates; the cell_clip of an LSTM"
-            f" here limits the cell state. If the limit is never reached, remove the attribute"
-        )
-    defaults = ["sigmoid", "tanh", "tanh"] if kind == "LSTM" else ["sigmoid", "tanh"]
-    defaults *= 2 if direction == "bidirectional" else 1
-    if "activations" in attributes:
-        activations = [activation.decode() for activation in attributes["activations"].strings]
-        if [activation.lower() for activation in activations] != defaults:
-            raise ConversionError(
-                f"{what} has activations={activations}; only Sigmoid for the gates and Tanh elsewhere can be expressed"
-            )
-    if "input_forget" in attributes and attributes["input_forget"].i:
-        raise ConversionError(
-            f"{what} has input_forget=1, which couples the input gate to the forget gate; the gates of the block cells"
-            f" are independent"
-        )
-
-
-def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
-    """An input of a node, and what it comes from."""
-    origins = graph.origins(name, ())[1] if graph is not None else []
-    source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
-    return f"{place} {name!r} (input[{k}]{source})"
-
-
-_ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
-
-
-def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:
-    """The lengths and states that are not simply arguments of the model, nor zero: a layer gets them at each call."""
-    left = []
-    for place in (place for place in _ARGUMENTS if place in given):
-        name, constant = given[place], values.get(given[place])
-        if constant is not None:
-            is_left = place == "sequence_lens" or bool(np.any(np.asarray(constant)))
-        else:
-            is_zero = graph is not None and place != "sequence_lens" and graph.is_zero(name)
-            is_left = graph is not None and not graph.is_argument(name) and not is_zero
-        left += [place] if is_left else []
-    return left
-
-
-def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str], graph: Graph | None) -> None:
-    """Refuse weights that are not known, by their positions among the inputs."""
-    if not places:
-        return
-    which = " and ".join(f"{place} {given[place]!r} (input[{k}])" for k, place in places.items())
-    plural = "are" if len(places) > 1 else "is"
-    if graph is None:
-        arrays = ", ".join(f"{given[place]!r}: ..." for place in places.values())
-        raise ConversionError(
-            f"{what}: its {which} {plural} not among the initializers; expected"
-            f" convert.from_onnx(node, {{{arrays}, ...}})"
-        )
-    inputs = {each for place in places.values() for each in graph.origins(given[place], ())[1]} & graph.inputs
-    if inputs:
-        raise ConversionError(
-            f"{what}: its {which} {plural} given to the model with each call, as"
-            f" {' and '.join(map(repr, sorted(inputs)))}; expected constants. If you have the arrays, convert the node:"
-            f" convert.from_onnx(node, arrays)"
-        )
-    raise ConversionError(
-        f"{what}: its {which} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
-        f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
-        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
-    )
-
-
-def _dequantized(what: str, given: Mapping[str, Any]) -> dict[str, Array]:
-    """The weights of a DynamicQuantizeLSTM as those of an LSTM."""
-    arrays = {place: np.asarray(value) for place, value in given.items()}
-    for name in ("W", "R"):
-        whole, scale = arrays[name], arrays.pop(f"{name}_scale")
-        zero = arrays.pop(f"{name}_zero_point", np.zeros(scale.shape, whole.dtype))
-        if whole.ndim != 3 or whole.dtype not in (np.int8, np.uint8):
-            raise ValueError(
-                f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, [D,.,4H]"
-            )
-        allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2]))
-        for part, array in (("scale", scale), ("zero_point", zero)):
-            if array.shape not in allowed:
-                raise ValueError(
-                    f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
-                )
-        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
-        arrays[name] = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype).swapaxes(1, 2)
-    return arrays
 
 
 def _peepholes(cell: Cell) -> Array:

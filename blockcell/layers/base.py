@@ -18,6 +18,7 @@ from .._args import frozen_copy
 from .._layers import Runner
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
+from .._threads import get_num_threads
 from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
 from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
 from .masks import CountedSteps, count
@@ -35,7 +36,18 @@ from .shared import (
     SharedWeights,
     State,
 )
-from .storage import Narrow, StorageError, error_of, narrowed, read_activations, read_storage, stored_arrays, widened
+from .storage import (
+    Narrow,
+    StorageError,
+    error_of,
+    keeps_widened,
+    narrowed,
+    read_activations,
+    read_storage,
+    stored_arrays,
+    widened,
+    widens,
+)
 
 HALF = DTYPES.index(np.dtype(np.float16))
 
@@ -653,11 +665,28 @@ class Single(Layer[S_co]):
         size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, [*stored.values()], False)
-        return narrow
+        keeps = keeps_widened(number, self._work("pack", 1, 1, 1)[0])
+        return self._widened(narrow, get_num_threads()) if keeps else narrow
+
+    def _widened(self, narrow: CellWeights, threads: int) -> CellWeights:
+        """The same as float32 packs them."""
+        size, _ = self._work("pack", 1, 1, 1)
+        wide = CellWeights(narrow.arrays, np.empty(size, np.uint8), 0, narrow)
+        if self.hidden_size:
+            sizes = self.input_size, self.hidden_size
+            arguments = *sizes, narrow.packed, wide.packed, narrow.narrow
+            _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), threads, arguments)
+        return wide
+
+    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
+        """What a call of T steps of B rows reads of weights in fewer bytes."""
+        wide = widens(narrow.narrow, self._work("pack", 1, 1, 1)[0], T, B)
+        return self._widened(narrow, threads) if wide else narrow
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
-        return parts._replace(arguments=parts.arguments | self._matrices(weights)) if weights.narrow else parts
+        narrow = weights.stored or weights
+        return parts._replace(arguments=parts.arguments | self._matrices(narrow)) if narrow.narrow else parts
 
     def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
         """The matrices that `_narrow` has packed."""
@@ -700,11 +729,14 @@ class Single(Layer[S_co]):
         read_activations(reader, activations, storage)
         return Stream(self, reader.integer("batch", batch), storage, activations)
 
-    def _streamed(self, weights: CellWeights, storage: str | None, activations: str) -> CellWeights:
-        """What a stream reads of these weights."""
-        if storage is None or weights.narrow:
-            return weights
-        return self._narrow(ArgumentReader(f"{type(self).__name__}.stream"), "", weights, storage, activations)
+    def _streamed(self, weights: CellWeights, storage: str | None, activations: str, batch: int) -> CellWeights:
+        """What a stream of so many rows reads of these weights."""
+        if storage is not None:
+            reader = ArgumentReader(f"{type(self).__name__}.stream")
+            weights = self._narrow(reader, "", weights, storage, activations)
+        if keeps_widened(weights.narrow, self._work("pack", 1, 1, 1)[0], batch):
+            weights = self._widened(weights, get_num_threads())
+        return weights._replace(stored=None)
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""

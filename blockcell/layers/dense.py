@@ -13,7 +13,7 @@ from .._stream import Stream
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
-from .shared import Directions, NoState
+from .shared import CellWeights, Directions, NoState
 
 
 class Dense(Single[tuple[()]]):
@@ -188,6 +188,9 @@ class Dense(Single[tuple[()]]):
         return super().stream(batch, storage, activations)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
+    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
+        return super()._for_call(narrow, 1, T * B, threads)  # no row waits for another
+
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)
 

@@ -66,6 +66,8 @@ class CellWeights(NamedTuple):
     packed: Array
     narrow: int = 0
     """How matrices are packed: 0 in the layer's dtype, else 1 + the position of their storage in WEIGHT_STORAGES."""
+    stored: "CellWeights | None" = None
+    """The weights in fewer bytes that `packed` was widened from."""
 
 
 class SharedWeights:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._cpu import CACHES
 from .._read import ArgumentReader, short
 from ..optable import ROUNDINGS, WEIGHT_STORAGES, Array
 
@@ -140,6 +141,37 @@ def widened(narrow: Narrow) -> Array:
     if codes.dtype == np.float16:
         return codes.astype(np.float32)
     return (codes.astype(np.uint32) << 16).view(np.float32)
+
+
+# --------------------------------------------------------------------------------------------------------- what is read
+# The product of a few rows widens weights in registers, that of more a block of them for so many rows at a time. Beside
+# float32 that costs something at every step, and gains where weights come from far enough away.
+FEW, GROUP = 12, 48
+
+
+def keeps_widened(number: int, nbytes: int, batch: int | None = None) -> bool:
+    """Whether weights that are stored so, and in float32 take so many bytes, are kept in float32 for all calls, or for
+    a stream of so many rows: where they fit into the second-level cache, fewer bytes gain nothing; and the more rows
+    there are, the less time is spent on reading weights."""
+    if not 0 < number <= len(WEIGHT_STORAGES):
+        return False
+    if nbytes <= CACHES["L2"]:
+        return True
+    return batch is not None and batch > (8 if _is_far(nbytes) else 1 if number == len(WEIGHT_STORAGES) else 2)
+
+
+def widens(number: int, nbytes: int, T: int, B: int) -> bool:
+    """Whether a call of T steps of B rows widens such weights before the first step, which takes as long as some five
+    rows, or many more where memory is written."""
+    if not 0 < number <= len(WEIGHT_STORAGES):
+        return False
+    if B > FEW:
+        return T * -(-B // GROUP) >= (10 if _is_far(nbytes) else 3)
+    return B > 1 and T * B >= 120 and T >= (8 if number == len(WEIGHT_STORAGES) else 32) and not _is_far(nbytes)
+
+
+def _is_far(nbytes: int) -> bool:
+    return nbytes > CACHES["L3"] // 2
 
 
 # ------------------------------------------------------------------------------------------------------------- in files

@@ -26,8 +26,7 @@ Files are mapped into memory and only what is asked for is read. A file is not t
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
 """
 
-from .cells import Cells
-from .found import Found
+from .cells import Cells, Found
 from .graphs import Function, Graph, Node
 from .model import Model, open
 from .tensors import Tensor

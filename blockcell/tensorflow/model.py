@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ..errors import FormatError, plain
-from . import cells, checkpoint, graphs
-from .cells import Cells
+from . import checkpoint, graphs
+from .cells import Cells, find
 from .graphs import Graph
 from .mapped import File, Folder
 from .table import is_table
@@ -67,7 +67,7 @@ class Model:
     @cached_property
     def cells(self) -> Cells:
         """The LSTMs and GRUs that were found, by names."""
-        return cells.find(self.graphs, self._variables)
+        return find(self.graphs, self._variables)
 
     def __repr__(self) -> str:
         parts = [*self.graphs, self.cells, self.variables]

@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
-from . import op
+from . import narrow, op
 from .packed import Packing
 
 
@@ -22,6 +22,9 @@ class Recurrent(RNNBase):
     """
 
     _op: ClassVar[op.Op]
+    _narrow_op: ClassVar[narrow.Op]
+    storage: str | None = None  # what `replace` was given; set there
+    activations: str = "float32"
 
     def __init__(
         self,
@@ -106,11 +109,18 @@ class Recurrent(RNNBase):
         """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H], rounded to a dtype if one is given."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         marks = None if packing is None else packing.marks
+        if self.storage is not None:
+            self._check_inference(weights)
+            lengths = None if packing is None else packing.lengths()
         lasts = []
         for layer in range(count):
             first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
-            apart = layer == count - 1 and marks is None and dtype is None  # callers get this y, and not a copy of it
-            x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
+            if self.storage is not None:
+                stored = self.storage, self.activations
+                x, *last = self._narrow_op(x, weights[layer], self.bidirectional, first, lengths, *stored)
+            else:
+                apart = layer == count - 1 and marks is None and dtype is None  # callers get this y, not a copy of it
+                x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
@@ -119,6 +129,18 @@ class Recurrent(RNNBase):
                     x = packing.pad(torch.nn.functional.dropout(packing.pack(x), self.dropout))
         every_last = lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
         return (x, every_last) if dtype is None else (x.to(dtype), [last.to(dtype) for last in every_last])
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        narrow.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references
+        return super()._apply(*arguments, **options)
+
+    def extra_repr(self) -> str:
+        stored: str = super().extra_repr()
+        if self.storage is not None:
+            stored += f", storage={self.storage!r}"
+        if self.activations != "float32":
+            stored += f", activations={self.activations!r}"
+        return stored
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
@@ -129,6 +151,19 @@ class Recurrent(RNNBase):
             for names in self._all_weights
         ]
         return [each[k] + each[k + 1] for k in range(0, len(each), 2)] if self.bidirectional else each
+
+    def _check_inference(self, weights: list[op.Tensors]) -> None:
+        """Refuse what weights in fewer bytes are not for."""
+        dtype, caller = weights[0][0].dtype, _caller(self.mode)
+        if dtype != torch.float32:
+            expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
+            raise TypeError(f"{caller}: storage is {self.storage!r} and the weights are {dtype}; {expected}")
+        if self.training and torch.is_grad_enabled() and any([w.requires_grad for each in weights for w in each]):
+            raise RuntimeError(
+                f"{caller}: it is in training mode with gradients enabled, and weights in {self.storage}, which are"
+                " rounded, have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to"
+                " train call blockcell.torch.replace(model) without a storage"
+            )
 
     def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
         """The tensor, on the CPU and of the weights' dtype."""
@@ -234,11 +269,13 @@ class LSTM(Recurrent):
     * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
       not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
+    * `replace` with a ``storage`` makes it compute with rounded weights, for inference: attributes `storage` and
+      `activations`, None and "float32" otherwise.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
     * Under ``torch.autocast`` it computes in the weights' dtype, and rounds results to the dtypes of torch.nn's.
     """
 
-    _op = op.LSTM
+    _op, _narrow_op = op.LSTM, narrow.LSTM
 
 
 class GRU(Recurrent):
@@ -252,4 +289,4 @@ class GRU(Recurrent):
     Parameters, errors and what is not as in torch.nn are those of `LSTM`.
     """
 
-    _op = op.GRU
+    _op, _narrow_op = op.GRU, narrow.GRU

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import has_torch_function
 
 from .. import _kernels, _threads
+from .._tensors import TensorPass
 from ..optable import Array
 from . import internals
 
@@ -30,6 +31,7 @@ DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
 }  # in the kernels' order
 
+_KINDS = [np.empty(0, dtype) for dtype in DTYPES.values()]
 _MARKS = np.dtype(np.uint8)
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
@@ -60,7 +62,7 @@ class Op:
     def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
         self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
-        self._layout = functools.lru_cache(self._layout_of)
+        self._pass = functools.lru_cache(self._pass_of)
         self._backward_layout = functools.lru_cache(self._backward_layout_of)
         rest = "Tensor[] states, Tensor? marks"
         given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
@@ -104,8 +106,10 @@ class Op:
             outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
+        elif _is_recorded(x, weights, states):
+            outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
         else:
-            outputs = self._differentiable(x, weights, bidirectional, apart, states, marks)
+            outputs = self.forward(x, weights, False, bidirectional, apart, states, marks)
         return outputs
 
     def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
@@ -129,16 +133,28 @@ class Op:
         shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep, apart)
         return [x.new_empty(shape) for shape in shapes]
 
-    def _layout_of(
-        self, x: tuple[int, ...], H: int, count: int, keep: bool, apart: bool, D: int, given: bool
-    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
-        """The shapes of `forward`'s outputs, and names and shapes of its weights and states."""
-        T, B, I = x  # noqa: E741
-        n, per = len(self.states), 4 if count == 4 * D else 2
-        names, shapes = [*_WEIGHTS[:per] * D], self._shapes(I, H)[:per] * D
-        if given:
-            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * n]
-        return self._output_shapes(T, B, H, D, keep, apart), names, shapes
+    def _pass_of(
+        self,
+        x: tuple[int, ...],
+        w_hh: tuple[int, ...],
+        count: int,
+        bidirectional: bool,
+        keep: bool,
+        apart: bool,
+        dtype: torch.dtype,
+        threads: int,
+    ) -> tuple[TensorPass, list[tuple[int, ...]], int, np.dtype[Any]]:
+        """What computes `forward` for tensors of these shapes, so many weights and threads; the shapes of the outputs,
+        how many rows (t, b) they have, and their dtype."""
+        (T, B, I), H, D, stored = x, w_hh[1], 1 + bidirectional, _dtype(dtype)  # noqa: E741
+        number, found = list(DTYPES).index(dtype), None
+        if T * B * H:
+            planned: Any = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
+            found = *planned, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
+        gates = count == 4 * D, self.gates, self.summed
+        options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads
+        compute = TensorPass(found, dtype, torch.uint8, *options)
+        return compute, self._output_shapes(T, B, H, D, keep, apart), T * B, stored
 
     def forward(
         self,
@@ -151,34 +167,10 @@ class Op:
         marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
-        dtype, D, count, H = _dtype(x), 1 + bidirectional, len(weights), weights[1].shape[1]
-        T, B, I = sizes = x.shape  # noqa: E741
-        output_shapes, names, shapes = self._layout(sizes, H, count, keep, apart, D, len(states) > 0)
-        outputs, (y, *last) = _allocated(output_shapes, x, dtype)
-        kept = last.pop() if keep and apart else None
-        tape = last.pop() if keep else (None, None)
-        arrays = _arrays(names, [*weights, *states], shapes, dtype)
-        first = arrays[count:] or [np.zeros((D, B, H), dtype)] * len(last)
-        x_array = _steps(x)
-        row_marks: Any = (None, None) if marks is None else _row_marks(marks, T, B)
-        if y.size == 0:
-            for to, given in zip(last, first, strict=True):
-                to[...] = given
-            return outputs
-        summed, per, y_k = self.summed * H, count // D, y
-        for k in range(D):
-            if D == 2:
-                y_k = y[:, :, k * H : (k + 1) * H]
-            w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
-            b_ih, b_hh = both or np.zeros((2, self.gates * H), dtype)
-            biases = [b_ih + b_hh]
-            if self.summed < self.gates:
-                biases = [biases[0][:summed], b_ih[summed:], b_hh[summed:]]
-            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
-            arguments = x_array, *before, w_ih, w_hh, *biases, y_k, tape[k], *after, row_marks[k], k == 1
-            _run(self._kernel, (T, B, I, H), dtype, arguments)
-        if kept is not None:
-            kept[...] = y
+        wanted = len(weights), bidirectional, keep, apart, x.dtype, torch.get_num_threads()
+        compute, shapes, rows, dtype = self._pass(x.shape, weights[1].shape, *wanted)
+        outputs, _ = _allocated(shapes, rows, x, dtype)
+        compute(x, weights, states, marks, outputs)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
@@ -191,11 +183,10 @@ class Op:
         states: Tensors,
         marks: Tensor | None,
     ) -> Tensors:
-        """y and the last states, with a history if one is wanted."""
-        keep = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
-        if keep or internals.forward_mode_is_active():  # PyTorch refuses forward-mode derivatives of a Function
-            tensors = x, *weights, *states
-            outputs: Tensors = self._function.apply(bidirectional, apart, marks, len(weights), *tensors)
+        """As `__call__`, below the dispatcher."""
+        outputs: Tensors
+        if _is_recorded(x, weights, states):
+            outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
         else:
             forward = self._forward_op if _dispatches(x, weights, states) else self.forward
             outputs = forward(x, weights, False, bidirectional, apart, states, marks)
@@ -300,7 +291,7 @@ class Op:
 
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
-        dtype, (T, B, _), sizes = _dtype(y), y.shape, _sizes(matrices)
+        dtype, (T, B, _), sizes = _dtype(y.dtype), y.shape, _sizes(matrices)
         given, (D, I, H) = len(states) > 0, sizes  # noqa: E741
         result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
         y_grad, *last_grads = grads
@@ -317,7 +308,7 @@ class Op:
             for name, grad in zip(self.states, last_grads, strict=True)
         ]
         row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
-        results, arrays = _allocated(result_shapes, y, dtype)
+        results, arrays = _allocated(result_shapes, T * B, y, dtype)
         x_grad = arrays.pop(0) if needs_x else None
         state_grads = [np.empty((D, B, H), dtype) for _ in first] if not given else arrays[-len(first) :]
         if y_array.size == 0:
@@ -376,21 +367,29 @@ def _dispatches(x: Tensor, weights: Tensors, others: Tensors) -> bool:
     )
 
 
+def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
+    """Whether results get a history; PyTorch refuses forward-mode derivatives of a Function."""
+    recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
+    return recorded or internals.forward_mode_is_active()
+
+
 # ------------------------------------------------------------------------------------------------------ arrays, kernels
 def _sizes(matrices: Tensors) -> tuple[int, int, int]:
     """D, I and H."""
     return 2 if len(matrices) > 2 else 1, matrices[0].shape[1], matrices[1].shape[1]
 
 
-def _dtype(tensor: Tensor) -> np.dtype[Any]:
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"blockcell: a tensor is {tensor.dtype}; expected torch.float32 or torch.float64")
-    return DTYPES[tensor.dtype]
+def _dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    if dtype not in DTYPES:
+        raise TypeError(f"blockcell: a tensor is {dtype}; expected torch.float32 or torch.float64")
+    return DTYPES[dtype]
 
 
-def _allocated(shapes: list[tuple[int, ...]], like: Tensor, dtype: np.dtype[Any]) -> tuple[list[Tensor], list[Array]]:
-    """Tensors and their memory: numpy's for few steps and rows, since it is had sooner."""
-    if like.shape[0] * like.shape[1] <= 64:
+def _allocated(
+    shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]
+) -> tuple[list[Tensor], list[Array]]:
+    """Tensors and their memory: numpy's for few rows (t, b), since it is had sooner."""
+    if rows <= 64:
         arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
         return [torch.from_numpy(array) for array in arrays], arrays
     tensors = [like.new_empty(shape) for shape in shapes]

@@ -36,6 +36,10 @@ class Packing:
         first[0] = FIRST
         self.marks = torch.stack([first, last])
 
+    def lengths(self) -> Tensor | None:
+        """Those of the rows; None if all rows are of one length."""
+        return None if self.marks is None else (self.marks[0] != ENDED).sum(0)
+
     def pad(self, data: Tensor) -> Tensor:
         """[N,.] to [T,B,.], with zeros behind the rows."""
         T, B = self.sizes

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
-from . import op
+from .._read import ArgumentReader
+from ..layers.storage import read_activations, read_storage
+from . import narrow, op
 from .modules import GRU, LSTM
 
 _OURS = {torch.nn.LSTM: LSTM, torch.nn.GRU: GRU}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_STORED = ("storage", "activations")  # attributes of our modules
+_NOT_STORED = (None, "float32")
 
 
 @dataclass(repr=False)
@@ -45,7 +50,7 @@ def _listed(modules: dict[str, str]) -> list[str]:
     return [f"  {name or '(the model)'}: {what}" for name, what in modules.items()]
 
 
-def replace(model: torch.nn.Module) -> Report:
+def replace(model: torch.nn.Module, storage: str | None = None, activations: str = "float32") -> Report:
     """Make every ``torch.nn.LSTM`` and ``torch.nn.GRU`` of a model `LSTM` and `GRU`, in place.
 
     Modules keep their parameters, buffers, hooks and names, so that optimizers, references to them and state_dicts stay
@@ -55,23 +60,36 @@ def replace(model: torch.nn.Module) -> Report:
 
         print(blockcell.torch.replace(model))
 
+    With a `storage` they compute with weights that are rounded, for inference alone: a call has the bits of
+    ``blockcell.convert.from_torch(module).packed(storage, activations)``.  Parameters stay as they are, and what is
+    packed follows them.
+
     Parameters
     ----------
     model : torch.nn.Module
-        The model itself may be such a module.
+        The model itself may be such a module.  Modules that were replaced before get this `storage`, too.
+    storage : {None, "float16", "bfloat16", "int8"}
+        How modules store their matrices of weights beside the parameters; None: not at all.
+    activations : {"float32", "int8", "int16"}
+        With ``storage="int8"``: to what x and h are rounded at each step, for products in integers.
 
     Returns
     -------
     Report
         What was replaced, and what was left and why: a ``proj_size``, weights that are not on the CPU, not of float32
-        or float64, classes derived from PyTorch's, whose forward may be another one, and other kinds of modules.
+        or, without a `storage`, float64, classes derived from PyTorch's, whose forward may be another one, and other
+        kinds of modules.
 
     Raises
     ------
-    TypeError
-        `model` is not a module.
+    TypeError, ValueError
+        `model` is not a module; `storage` or `activations` is something else, or one does not go with the other.
     """
-    return _swap("replace", model, _OURS)
+    reader = ArgumentReader("blockcell.torch.replace")
+    if storage is not None:
+        storage = read_storage(reader, storage, np.dtype(np.float32))
+    read_activations(reader, activations, storage)
+    return _swap("replace", model, _OURS, (storage, activations))
 
 
 def restore(model: torch.nn.Module) -> Report:
@@ -91,25 +109,32 @@ def restore(model: torch.nn.Module) -> Report:
     TypeError
         `model` is not a module.
     """
-    return _swap("restore", model, _THEIRS)
+    return _swap("restore", model, _THEIRS, _NOT_STORED)
 
 
-def _swap(caller: str, model: Any, classes: dict[Any, Any]) -> Report:
+def _swap(caller: str, model: Any, classes: dict[Any, Any], stored: tuple[str | None, str]) -> Report:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"blockcell.torch.{caller}: model is of type {type(model).__name__}; expected a torch.nn.Module"
         )
     report = Report(action=f"{caller}d")
     for name, module in model.named_modules():  # each once, however often it occurs
-        if reason := _reason(module, classes):
+        reason, kind = _reason(module, classes, stored), type(module)
+        if kind in _THEIRS:
+            narrow.forget(module.parameters())
+        if reason:
             report.left[name] = reason
-        elif type(module) in classes:
-            module.__class__ = classes[type(module)]
+        elif kind in _OURS or kind in _THEIRS:
+            module.__class__ = classes.get(kind, kind)
+            for attribute in _STORED:
+                vars(module).pop(attribute, None)
+            if stored != _NOT_STORED:
+                vars(module).update(zip(_STORED, stored, strict=True))
             report.changed[name] = repr(module)
     return report
 
 
-def _reason(module: torch.nn.Module, classes: dict[Any, Any]) -> str | None:
+def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str | None, str]) -> str | None:
     """Why a recurrent module stays as it is; None if it does not, or is none."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
@@ -119,9 +144,9 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any]) -> str | None:
         return f"{kind.__name__} computes single steps"
     if not isinstance(module, RNNBase):
         return None
-    if kind in classes.values():
+    if kind in classes.values() and tuple(map(getattr, [module] * 2, _STORED, _NOT_STORED)) == stored:
         return "it is one already"
-    if kind not in classes:
+    if kind not in _OURS and kind not in _THEIRS:
         bases = [base.__name__ for base in (*_OURS, *_THEIRS) if issubclass(kind, base)]
         return (
             f"{kind.__name__} is derived from {bases[0]}, and may compute something else"
@@ -135,4 +160,6 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any]) -> str | None:
             return f"its weights are on {weight.device}"
         if weight.dtype not in op.DTYPES:
             return f"its weights are {weight.dtype}"
+        if stored != _NOT_STORED and weight.dtype != torch.float32:
+            return f"its weights are {weight.dtype}; to be stored in {stored[0]} they have to be torch.float32"
     return None

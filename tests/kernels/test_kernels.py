@@ -127,6 +127,7 @@ def test_threads(name, dtype, level):
             assert same_bits(one, run(name, args, level, num_threads=threads)), (sizes, threads)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)

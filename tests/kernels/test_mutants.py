@@ -319,6 +319,20 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "dense.pxd",
         {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
     ),
+    "integers: top": ("integer.pxd", {"32639.0f : 127.0f": "32767.0f : 128.0f"}),
+    "integers: no least scale": ("integer.pxd", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
+    "integers: infinity": ("integer.pxd", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
+    "integers: an unsigned low byte": (
+        "integer.pxd",
+        {"(int32_t) ((uint32_t) code << 24) >> 24, upper": "code & 255, upper"},
+    ),
+    "integers: high and low": (
+        "integer.pxd",
+        {"low_sum += lower": "low_sum += upper", "high_sum += upper": "high_sum += lower"},
+    ),
+    "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
+    "integers: pairs of sums": ("_integer.pyx", {"_mm256_permute4x64_epi64(both, 0xd8)": "both"}),
+    "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
 }
 
 ORDERS = {  # the same for the order of summation
@@ -380,6 +394,7 @@ ORDERS = {  # the same for the order of summation
 KERNELS = "tests/kernels/test_kernels.py", "test_formulas and float64 and base"
 ORDER = "tests/kernels/test_order.py", "not shows and base"
 STORED = "tests/layers/test_storage_kernels.py"
+INTEGERS = "tests/layers/test_integers.py"
 TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
@@ -389,6 +404,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored in panels of two": (STORED, "test_calls and v4"),
     "stored": (STORED, "test_calls and base"),
     "rounded": ("tests/layers/test_storage.py", "definition or again or scales or largest or cannot or base"),
+    "integers": (INTEGERS, "exact or formulas or finite or base"),
     "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),
     "gates that share lines are taken apart in": (
         "tests/kernels/test_kernels.py",
@@ -416,7 +432,7 @@ def level_of(tests: tuple[str, str]) -> str:
 def build_and_test(folder: Path, file: str, tests: str) -> bool:
     level = level_of((file, tests))
     assert succeeds(folder, level, "setup.py", "build_ext", "--inplace"), "the mutant does not compile"
-    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests)
+    return succeeds(folder, level, "-m", "pytest", "-q", "-x", file, "-k", tests, "-m", "not slow")
 
 
 @pytest.fixture(scope="module")

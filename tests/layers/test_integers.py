@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 from bits import same
+from storage_cases import ROWS
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, build_info
@@ -75,6 +76,18 @@ def test_the_largest_sums_are_exact(way):
     expected = add_product_in_integers(np.zeros((2, 3)), x[:, 0], w, np.ones(3), 16)
     assert np.array_equal(y[:, 0], expected)
     np.testing.assert_allclose(expected, x[:, 0].astype(float) @ w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activations", BITS)
+def test_rows_of_any_numbers_are_those_of_the_formulas(activations, way):
+    """Without a bias, beside which small ones would not show."""
+    rows, w = np.array([*ROWS.values()], F32), np.random.default_rng(6).standard_normal((5, 40)).astype(F32)
+    y, _ = Dense(w, np.zeros(40, F32)).packed("int8", activations)(rows[:, None])
+    codes, scale = narrowed(w, "int8")
+    with np.errstate(all="ignore"):
+        expected = add_product_in_integers(np.zeros((len(rows), 40), F32), rows, codes, scale, BITS[activations])
+    assert np.array_equal(y[:, 0], expected, equal_nan=True)
+    assert (y[[*ROWS].index("least scale"), 0] != 0).any()
 
 
 def zero_layer(layer, **biases):

@@ -43,6 +43,7 @@ def any_arguments(g, layer, *key):
     return x, options, d_y
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("seed", range(60))

@@ -23,6 +23,7 @@ def drawn_lengths(g, T, B):
     return [lengths, np.sort(lengths), np.sort(lengths)[::-1]][g.integers(3)]
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)

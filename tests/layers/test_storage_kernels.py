@@ -16,11 +16,15 @@ from guarded import SIDES, guarded
 from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
 from storage_cases import numbers
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, load
-from blockcell.layers.storage import narrowed, widened
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _kernels, load
+from blockcell._cpu import CACHES
+from blockcell.layers import base
+from blockcell.layers.shared import CellWeights, SharedWeights
+from blockcell.layers.storage import keeps_widened, narrowed, widened, widens
 from blockcell.optable import WEIGHT_STORAGES
 
 F32 = np.float32
+FLOATS = range(1, 1 + len(WEIGHT_STORAGES))  # numbers of storages
 STREAMED = {name: LAYERS[name] for name in SINGLE} | {
     "stack": lambda I, H, dtype: Stack(
         [
@@ -31,10 +35,26 @@ STREAMED = {name: LAYERS[name] for name in SINGLE} | {
         ]
     )
 }
+
+
+@pytest.fixture(autouse=True)
+def any_way(request, monkeypatch):
+    """Weights are kept widened, or widened by a call, or read as they are stored, whatever their sizes are."""
+    g = rng("ways", request.node.name)
+    monkeypatch.setattr(base, "keeps_widened", lambda number, *_: number in FLOATS and g.random() < 0.25)
+    monkeypatch.setattr(base, "widens", lambda number, *_: number in FLOATS and g.random() < 0.5)
+    return monkeypatch
+
+
+def always(monkeypatch, keeps, widens):
+    monkeypatch.setattr(base, "keeps_widened", lambda number, *_: number in FLOATS and keeps)
+    monkeypatch.setattr(base, "widens", lambda number, *_: number in FLOATS and widens)
+
+
 every_storage = pytest.mark.parametrize("storage", WEIGHT_STORAGES)
 # I, H: nothing, less than a line, tails of lines, panels and blocks of 64 values of k; several panels for each thread
 SIZES = [(0, 1), (3, 0), (1, 1), (5, 7), (16, 16), (0, 33), (70, 40), (33, 16), (130, 100), (64, 128)]
-BATCHES = [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24, 40]  # what registers, tiles and groups of tiles take, and one more
+BATCHES = [*range(1, 14), 24, 40, 50, 100]  # what registers, tiles and groups of tiles take, and one more
 
 
 def sizes_for(g):
@@ -173,8 +193,9 @@ def test_a_stream_keeps_its_weights(storage):
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("storage", [None, *WEIGHT_STORAGES])
 @pytest.mark.parametrize("name", LAYERS)
-def test_pickles(name, storage):
+def test_pickles(name, storage, any_way):
     for I, H in SIZES:
+        always(any_way, keeps=I % 2 == 0, widens=H % 2 == 0)  # a pickle is read as its layer was made
         layer = LAYERS[name](I, H, F32)
         packed = layer.packed(storage)
         x, state, lengths, _ = draw(layer, 4, 3)
@@ -195,17 +216,20 @@ def test_what_is_stored(storage):
     for prefix, cell in packed._layer._cells().items():
         weights = packed._layer._shared.weights[cell]
         assert all(array.ndim == 1 for array in weights.arrays.values())
-        for name, narrow in cell._matrices(weights).items():
+        for name, narrow in cell._matrices(weights.stored or weights).items():
             assert np.array_equal(widened(narrow), rounded[prefix + name])
 
 
 @every_storage
 @pytest.mark.parametrize("name", SINGLE)
-def test_bytes(name, storage):
-    """Of what a step reads: a half or a quarter, and biases, scales and padding of lines."""
+def test_bytes(name, storage, any_way):
+    """Of what a step reads: a half or a quarter, and biases, scales and padding of lines; also what is kept widened."""
+    always(any_way, keeps=False, widens=False)
     layer = LAYERS[name](256, 256, F32)
     matrices = sum(array.nbytes for array in layer.weights.values() if array.ndim == 2)
     full, packed = layer.packed(), layer.packed(storage)
+    always(any_way, keeps=True, widens=False)
+    assert layer.packed(storage).nbytes == packed.nbytes + full.nbytes
     assert matrices <= full.nbytes < 1.02 * matrices
     part = WEIGHT_STORAGES[storage].itemsize / 4
     assert part * matrices <= packed.nbytes < (part + 0.02) * matrices
@@ -228,8 +252,9 @@ def test_several_threads_call_one():
 @pytest.mark.parametrize("side", SIDES)
 @every_storage
 @pytest.mark.parametrize("name", [*CELLS, "dense alone"])
-def test_guards(name, storage, side):
-    """Panels that begin or end beside a protected page, and are not written."""
+def test_guards(name, storage, side, any_way):
+    """Panels that begin or end beside a protected page, and are not written; also those that are made of them."""
+    always(any_way, keeps=False, widens=False)
     for I, H in [(1, 1), (7, 19), (70, 33), (16, 48), (64, 64)]:
         layer = LAYERS[name](I, H, F32)
         packed, rounded = layer.packed(storage), layer.rounded_to(storage)
@@ -239,13 +264,72 @@ def test_guards(name, storage, side):
         packed._layer._shared.weights = {cell: weights._replace(packed=guarded(panels, side))}
         for B in (1, 2, 5, 13):
             x = draw(layer, 2, B)[0]
-            assert same(packed(x), rounded(x)), (I, H, B)
-            assert same(packed.stream(B).run(x), rounded(x)[0]), (I, H, B)
+            for widening in (False, True):
+                always(any_way, keeps=False, widens=widening)
+                assert same(packed(x), rounded(x)), (I, H, B)
+                assert same(packed.stream(B).run(x), rounded(x)[0]), (I, H, B)
+        [full] = rounded._shared.weights.values()
+        wide = guarded(np.empty(full.packed.size // 64 * 64 - 64, np.uint8), side, writable=True)
+        for threads in (1, 3):
+            wide[...] = 0xFF
+            codes = packed._layer._shared.weights[cell].packed
+            arguments = I, H, codes, wide, weights.narrow
+            _kernels.compute(f"{cell._kernel}_widen", cell._number, (1, 1, I, H, 4), threads, arguments)
+            layer._share(SharedWeights({layer: CellWeights(weights.arrays, wide)}))
+            assert same(layer(x), rounded(x)), (I, H, threads)
+
+
+# ------------------------------------------------------------------------------------------------------------ the rule
+NEAR, FAR = 100_000, 10_000_000  # bytes: more than the second-level cache, more than half the third
+
+
+@pytest.fixture
+def small_caches(monkeypatch):
+    monkeypatch.setitem(CACHES, "L2", 50_000)
+    monkeypatch.setitem(CACHES, "L3", 2_000_000)
+    monkeypatch.setattr(base, "keeps_widened", keeps_widened)
+    monkeypatch.setattr(base, "widens", widens)
+
+
+@pytest.mark.usefixtures("small_caches")
+def test_what_is_kept_widened():
+    for number in FLOATS:
+        assert keeps_widened(number, 50_000) and keeps_widened(number, 50_000, 1)
+        assert not keeps_widened(number, NEAR) and not keeps_widened(number, NEAR, 1)
+        assert keeps_widened(number, NEAR, 3) and not keeps_widened(number, FAR, 8) and keeps_widened(number, FAR, 9)
+    assert not any(keeps_widened(number, 1, 100) for number in (0, *range(4, 6)))  # float32; products in integers
+
+
+@pytest.mark.usefixtures("small_caches")
+def test_what_a_call_widens():
+    for number in FLOATS:
+        assert widens(number, NEAR, 100, 2) and widens(number, NEAR, 3, 13) and widens(number, NEAR, 1, 145)
+        assert not widens(number, NEAR, 100, 1) and not widens(number, NEAR, 1, 12) and not widens(number, NEAR, 2, 13)
+        assert not widens(number, FAR, 100, 12) and not widens(number, FAR, 9, 13) and widens(number, FAR, 10, 13)
+    assert not any(widens(number, 1, 1000, 1000) for number in (0, *range(4, 6)))
+
+
+@pytest.mark.usefixtures("level", "small_caches")
+@every_storage
+@pytest.mark.parametrize("name", CELLS)
+def test_both_sides_of_the_rule(name, storage):
+    """Calls one after the other, of one layer and one stream, that read weights in several ways."""
+    layer = LAYERS[name](90, 80, F32)
+    rounded, packed = layer.rounded_to(storage), layer.packed(storage)
+    assert [weights.narrow for weights in packed._layer._shared.weights.values()] != [0]
+    g = rng("rule", name, storage)
+    for k in g.permutation(14):
+        T, B = [(1, 1), (9, 1), (1, 2), (9, 2), (40, 2), (1, 12), (2, 13), (3, 13), (1, 49), (3, 49)][k % 10]
+        x, state, lengths, reset = draw(layer, T, B)
+        with on_threads(int(g.integers(1, 4))):
+            assert same(packed(x, state, lengths=lengths, reset=reset), rounded(x, state, lengths=lengths, reset=reset))
+            assert same(packed.stream(B).run(x), rounded(x)[0]), (T, B)
 
 
 # -------------------------------------------------------------------------------------------------------- what is said
-def test_repr():
+def test_repr(any_way):
     layer = LSTM.init(8, 16, seed=1)
+    always(any_way, keeps=False, widens=False)
     said = "<LSTM(input_size=8, hidden_size=16, dtype=float32), packed, storage='int8', nbytes="
     assert repr(layer.packed("int8")).startswith(said)
     assert repr(layer.stream(2, "int8")) == f"<Stream of {layer!r}, batch=2, storage='int8'>"

@@ -68,6 +68,7 @@ SMALL = {
 counts_memory = pytest.mark.skipif(MALLINFO is None, reason="the C library does not tell what it has given out")
 
 
+@pytest.mark.meet(1)
 @counts_memory
 @pytest.mark.parametrize("by", ["steps", "blocks"])
 @pytest.mark.parametrize("name", SMALL)

@@ -151,7 +151,7 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
         names = archive.namelist()
     packages = {name.partition("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert packages <= {"blockcell", "onnx_export"}, packages
-    wanted = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_training"}
+    wanted = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_tensors", "_training"}
     wanted |= {f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm") for level in levels}
     assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == wanted
     assert "blockcell/py.typed" in names

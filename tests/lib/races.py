@@ -91,13 +91,14 @@ def streams(family: str) -> None:
             for T, B, I, H in LAYER_SIZES:  # noqa: E741
                 layer = LAYERS[name](I, H, DTYPES[dtype])
                 x = draw(layer, T, B)[0]
-                for storage, team in itertools.product([None] + ["int8"] * (dtype == "float32"), TEAMS):
+                narrow = [("int8", "float32"), ("int8", "int16")] * (dtype == "float32")
+                for stored, team in itertools.product([(None, "float32"), *narrow], TEAMS):
                     blockcell.set_num_threads(1)
-                    expected, last = (layer.rounded_to(storage) if storage else layer)(x)
+                    expected, last = layer.packed(*stored)(x)
                     blockcell.set_num_threads(team)
-                    stream = layer.stream(B, storage)
+                    stream = layer.stream(B, *stored)
                     found = [stream.step(each) for each in x]
-                    what = f"streams {name} {dtype} {storage} {T, B, I, H} {team}"
+                    what = f"streams {name} {dtype} {stored} {T, B, I, H} {team}"
                     same([np.stack(found), *leaves(stream.state)], [expected, *leaves(last)], what)
                     stream.reset()
                     found = [stream.run(x[a:b]) for a, b in itertools.pairwise(sorted({0, 1, T // 2, T}))]

@@ -20,9 +20,9 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ["layers", "layers_rows", "layers_arguments", "layers_weights", "layers_resources"]
+LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
-STREAMS = ["stream", "storage_kernels"]
+STREAMS = ["stream", "storage_kernels", "integers"]
 TESTS = ["kernels", "activations", *LAYERS, *STREAMS, "torch_layout", *VALIDATION, "guards", "fork", "threads"]
 SKIPPED = "not million_steps and not idle_threads"  # one takes the same ways a million times, one counts memory
 INSTALL = "apt-get install gcc libomp-dev"

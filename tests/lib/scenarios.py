@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from bits import bits, like
@@ -22,6 +23,7 @@ from cases import FUNCTIONS, arguments, as_passed
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell._bind import bind
+from blockcell._cpu import CACHES
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741
@@ -148,16 +150,18 @@ def of_streams() -> dict[str, Scenario]:
     streamed = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
     # These are so large that a single step uses threads.
     wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
-    small = {"stack in int8": kinds()["stack"], "LSTM in bfloat16": kinds()["LSTM"]}
-    for name, layer in (streamed | wide | small).items():
-        storage = name.partition(" in ")[2] or None
+    small = {"classifier in int8": kinds()["classifier"], "LSTM in bfloat16": kinds()["LSTM"]}
+    integers = {"LSTM in integers": kinds()["LSTM"], "classifier in integers": kinds()["classifier"]}
+    for name, layer in (streamed | wide | small | integers).items():
+        of, _, storage = name.partition(" in ")
+        stored = ("int8", "int16" if of == "LSTM" else "int8") if storage == "integers" else (storage or None,)
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
         lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
         new = layer.weights if name in wide else halved(layer)
 
-        def make(layer: Any = layer, x: Any = x, storage: Any = storage) -> Any:
-            stream = layer.stream(B, storage)
+        def make(layer: Any = layer, x: Any = x, stored: Any = stored) -> Any:
+            stream = layer.stream(B, *stored)
             stream.run(x[:2])
             return stream
 
@@ -199,18 +203,29 @@ def of_streams() -> dict[str, Scenario]:
             if name not in wide or what in ("step", "step out", "run"):
                 begin = with_new_weights if what == "refresh" else make
                 found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
-        if storage is not None:
-            packed = layer.packed(storage)
-            acts = {
-                "packed": lambda layer, x=x, storage=storage: layer.packed(storage)(x),
-                "packed call": lambda _, x=x, packed=packed: packed(x),
-                "packed lengths": lambda _, x=x, packed=packed: packed(x, lengths=[T] * B),
-                "packed pickle": lambda _, x=x, packed=packed: pickle.loads(pickle.dumps(packed))(x),
-                "packed stream": lambda _, x=x, packed=packed: packed.stream(B).run(x),
-            }
-            for what, act in acts.items():
-                found[f"{name}: {what}"] = Scenario(lambda layer=layer: layer, act)  # type: ignore[misc]
-    return found
+        if storage:
+            found |= of_packed(name, layer, x, *stored)
+    both = kinds()["bidirectional"]
+    return found | of_packed("bidirectional in integers", both, uniform(T, B, I), "int8", "int16")
+
+
+def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, Scenario]:
+    packed, mask = layer.packed(*stored), np.arange(len(x) * B).reshape(-1, B) % 3 > 0
+    with mock.patch.dict(CACHES, L2=0):  # nothing is kept widened: calls and streams widen it
+        far = layer.packed(*stored)
+    acts = {
+        "packed widening": lambda _: far(x),
+        "packed widening lengths": lambda _: far(x, lengths=[T] * B),
+        "packed": lambda layer: layer.packed(*stored)(x),
+        "packed call": lambda _: packed(x),
+        "packed lengths": lambda _: packed(x, lengths=[T] * B),
+        "packed mask": lambda _: packed(x, mask=mask, reset=~mask),
+        "packed pickle": lambda _: pickle.loads(pickle.dumps(packed))(x),
+    }
+    if "bidirectional" not in name:
+        acts["packed stream"] = lambda _: packed.stream(B).run(x)
+        acts["packed widening stream"] = lambda _: far.stream(B).run(x)
+    return {f"{name}: {what}": Scenario(lambda: layer, act) for what, act in acts.items()}
 
 
 def of_files() -> dict[str, Scenario]:

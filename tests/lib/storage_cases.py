@@ -1,4 +1,4 @@
-"""Weights that are hard to store in fewer bytes."""
+"""Weights that are hard to store in fewer bytes, and rows that are hard to round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import numpy as np
 
 F32 = np.float32
 LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127"), "int8": float(np.finfo(F32).max)}
+TINY, LEAST, MOST = 2.0**-149, 2.0**-126, LARGEST["int8"]
+ROWS = {  # whose scales and codes, for products in integers, are at ends of what there is
+    "zeros": [0.0, 0, 0, 0, 0],
+    "negative zeros": [-0.0, -0.0, -0.0, -0.0, -0.0],
+    "subnormal": [TINY, 1e-39, -1e-40, 0, -TINY],
+    "least scale": [LEAST, -LEAST, 100 * LEAST, LEAST / 2, -3 * LEAST],
+    "huge": [3e38, -3.4e38, 1e38, 2, 0],
+    "largest": [MOST, -MOST, MOST, MOST, MOST],
+    "huge and tiny": [1e38, 1e-40, -1, 0, -0.0],
+    "infinity": [np.inf, 1, -1, 0, 2],
+    "infinities": [1, np.inf, -np.inf, np.inf, 0],
+    "NaN": [1, -1, 0, 2, np.nan],
+}
 
 
 def numbers(g: np.random.Generator, name: str, shape: tuple[int, int]) -> np.ndarray:

@@ -74,6 +74,7 @@ def test_random_configurations(op, loop, seed):
     compare(op, results, exact(op, args), bound(op, dtype))
 
 
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
 def test_every_graph_is_valid(op, loop, dtype):
@@ -254,6 +255,7 @@ def test_clip_is_on_above_zero(cell_clip, clips):
         np.testing.assert_allclose(result, right, rtol=0, atol=1e-14)
 
 
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("use_peephole", [True, False])
 @pytest.mark.parametrize("op", OPS)
 def test_inputs_are_the_arguments_that_matter(op, use_peephole):

@@ -31,6 +31,7 @@ def models(op, loop, dtype, **options):
 
 
 # ------------------------------------------------------------------------------------------- placement, without a GPU
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_no_node_falls_back(op, loop, dtype):
@@ -54,6 +55,7 @@ def test_onnxruntime_folds_what_is_taken_for_folded(op, loop):
         assert {"Gemm", "Reshape"} <= KERNELS.keys()
 
 
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("opset", range(15, 21))
 @pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_opsets(op, loop, opset):

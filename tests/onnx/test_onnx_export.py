@@ -81,6 +81,7 @@ def test_reference(name, train):
         case.check(exported(layer, case, functions=False), on_reference)
 
 
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", LAYERS)

@@ -10,6 +10,8 @@ import pytest
 from bits import same
 from export_cases import LAYERS, STREAMING, B, Case, I, exported, flat, lstm, random_state
 from graphs import on_onnxruntime, on_reference
+from runtimes import RUNTIMES
+from storage_cases import ROWS
 
 import onnx_export
 from blockcell import GRU, LSTM, Dense, convert
@@ -144,6 +146,41 @@ def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
     assert np.isnan(y[2:, 1]).all()
     y[2:, 1] = good[2:, 1]
     assert same(y, good)
+
+
+@pytest.mark.meet(1)
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize(
+    ("runtime", "form"),
+    [
+        ("onnxruntime", {"loop": "scan"}),
+        ("onnx.reference", {"loop": "scan"}),
+        ("OpenVINO", {"loop": "loop"}),
+        ("OpenVINO", {"loop": "unroll"}),
+        ("tract", {"loop": "scan", "static": True}),
+        ("tract", {"loop": "unroll"}),
+    ],
+    ids=lambda part: part if isinstance(part, str) else part["loop"],
+)
+@pytest.mark.parametrize("kind", [*KINDS, "Dense"])
+def test_rows_of_any_numbers(kind, runtime, form, activations, tmp_path):
+    """As of the packed layer, on every runtime: numbers but for the last bits, and what is no number from there on."""
+    if runtime not in ("onnxruntime", "onnx.reference"):
+        pytest.importorskip(runtime.lower())
+    g = np.random.default_rng(5)
+    dense = Dense(g.standard_normal((5, 7)).astype(F32), g.standard_normal(7).astype(F32))
+    layer = dense if kind == "Dense" else layer_of(kind, 5, 7)
+    x = np.array([[*ROWS.values()], g.standard_normal((len(ROWS), 5))], F32)
+    options = {"storage": "int8", "activations": activations, "functions": False, "sizes": {"T": 2, "B": len(ROWS)}}
+    model = exported(layer, lengths=False, state=False, **options, **form)
+    found = RUNTIMES[runtime](model, {"x": x}, tmp_path / "a.onnx")[0]
+    y = layer.packed("int8", activations)(x)[0]
+    if runtime == "tract" and kind != "Dense":  # whose sigmoid and tanh make numbers of NaN
+        good = [k for k, row in enumerate(ROWS.values()) if np.isfinite(row).all()]
+        found, y = found[:, good], y[:, good]
+    assert np.array_equal(np.isnan(found), np.isnan(y))
+    largest = np.abs(np.where(np.isfinite(y[0]), y[0], 1)).max(axis=1, keepdims=True, initial=1)
+    assert np.isclose(found[0], y[0], rtol=0, atol=2e-6 * largest, equal_nan=True).all()
 
 
 @pytest.mark.parametrize("name", LAYERS)

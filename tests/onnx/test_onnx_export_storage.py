@@ -31,6 +31,7 @@ def both(layer, case, **options):
 
 
 # ------------------------------------------------------------------------------------------------------------- results
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_bits_as_the_rounded_layer(name, loop):

@@ -1,8 +1,8 @@
 """Whatever is done with a stream or a layer, in any order and on any threads: the bits of the plain layer on one.
 
 Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a packed layer,
-is the layer called for one step after the other on one thread, with its state as arrays; that of a layer is a copy that
-uses one thread.
+is the layer called for one step after the other on one thread, with its state as arrays; with products in integers it
+is the packed layer, called so and with plain C's products. The model of a layer is a copy that uses one thread.
 After every call the whole state is compared. `make test-stateful` tries many more; BLOCKCELL_SEED gives others.
 """
 
@@ -30,14 +30,17 @@ from hypothesis.stateful import (
 )
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _kernels
-from blockcell.optable import ACTIVATIONS, WEIGHT_STORAGES
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, _kernels
+from blockcell.optable import ACTIVATIONS, ROUNDINGS, WEIGHT_STORAGES
 
 REFUSED = (TypeError, ValueError)
 SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
 THREADS = [1, 2, 3, 8]
-STORAGES = [None, None, *WEIGHT_STORAGES]
+FLOAT, *INTEGERS = ROUNDINGS
+# How weights are stored, and to what the rows that they are multiplied with are rounded.
+STORAGES = [*((storage, FLOAT) for storage in (None, *WEIGHT_STORAGES)), *(("int8", each) for each in INTEGERS)]
+WAYS = st.sampled_from(_integer.available())  # of products in integers
 # Rows are split over threads from 2, 4 or 16 rows a thread on, by the size of w; else lines of units are; and one
 # thread does what is less than 1e6 operations, or 2e5 a step (pyx/panels.pxd). B and H stand around these, and between.
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
@@ -48,8 +51,9 @@ KINDS = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Den
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 @st.composite
-def cells(draw, inputs, hidden, dtype, kinds=KINDS):
+def cells(draw, inputs, hidden, dtype, kinds=KINDS, reverse=False):
     kind, g = draw(kinds), np.random.default_rng(draw(SEEDS))
+    direction = {"reverse": True} if reverse else {}
 
     def weights(*shape):
         return uniform(g, shape, dtype, 1.5 / np.sqrt(max(shape[0], 1)))
@@ -59,10 +63,10 @@ def cells(draw, inputs, hidden, dtype, kinds=KINDS):
     if "GRU" in kind:
         matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
         options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
-        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options)
+        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options, **direction)
     options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
     peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
-    return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options)
+    return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options, **direction)
 
 
 @st.composite
@@ -181,21 +185,41 @@ BAD_OUTPUTS = {
 class Model:
     """A stream in the plainest way: the layer called step by step on one thread, with the state of the call before."""
 
-    def __init__(self, layer, batch, storage=None):
-        self.storage = storage
+    def __init__(self, layer, batch, storage=None, activations=FLOAT):
+        self.storage, self.activations = storage, activations
         self.refresh(layer)
         self.state = zeros(layer, batch)
 
     def refresh(self, layer):
-        self.layer = copy.copy(layer) if self.storage is None else layer.rounded_to(self.storage)
+        if self.activations != FLOAT:
+            self.layer = layer.packed(self.storage, self.activations)
+        else:
+            self.layer = copy.copy(layer) if self.storage is None else layer.rounded_to(self.storage)
 
     def after(self, x, state):
         """y of some steps and the state after them."""
         y = np.empty((*x.shape[:2], self.layer.output_size), x.dtype)
-        with on_threads(1):
+        with on_threads(1), with_products_of("c"):
             for t in range(len(x)):
                 y[t : t + 1], state = self.layer(x[t : t + 1], state)
         return y, state
+
+    def rows_after(self, x, state, lengths=None, mask=None, reset=None):
+        """The same of a layer of any kind, one row after the other, each without the steps that it leaves out."""
+        T, B = x.shape[:2]
+        y, lasts = np.zeros((T, B, self.layer.output_size), x.dtype), []
+        with on_threads(1), with_products_of("c"):
+            for b in range(B):
+                counted = np.arange(T) < (T if lengths is None else lengths[b])
+                steps = np.flatnonzero(counted if mask is None else counted & mask[:, b])
+                options = {}
+                if reset is not None:  # also at one of the steps that are left out before this one
+                    options["reset"] = np.diff(reset[:, b].cumsum()[steps], prepend=0)[:, None] > 0
+                first = like(state, lambda a, b=b: a[b : b + 1])
+                y[steps, b : b + 1], last = self.layer(x[steps, b : b + 1], first, **options)
+                lasts.append(leaves(last))
+        parts = zip(*lasts, strict=True)
+        return y, like(state, lambda _: np.concatenate(next(parts)))
 
     def run(self, x):
         y, self.state = self.after(x, self.state)
@@ -210,18 +234,38 @@ class Model:
         self.state = like(self.state, without)
 
 
+@contextlib.contextmanager
+def with_products_of(way):
+    """Products in integers with these instructions, for what is done here."""
+    before = _integer.in_use()
+    _integer.use(way)
+    try:
+        yield
+    finally:
+        _integer.use(before)
+
+
 class Streams(RuleBasedStateMachine):
     """A stream and its model side by side."""
 
-    @initialize(layer=streamed(), batch=BATCHES, threads=st.sampled_from(THREADS), storage=st.sampled_from(STORAGES))
-    def begin(self, layer, batch, threads, storage):
+    @initialize(
+        layer=streamed(),
+        batch=BATCHES,
+        threads=st.sampled_from(THREADS),
+        storage=st.sampled_from([*STORAGES[:1], *STORAGES]),
+        way=WAYS,
+    )
+    def begin(self, layer, batch, threads, storage, way):
+        self.undo = contextlib.ExitStack()
+        self.undo.enter_context(with_products_of(way))
         blockcell.set_num_threads(threads)
         self.layer, self.batch = layer, batch
-        storage = storage if layer.dtype == np.float32 else None
-        self.stream, self.model = layer.stream(batch, storage), Model(layer, batch, storage)
+        stored = storage if layer.dtype == np.float32 else STORAGES[0]
+        self.stream, self.model = layer.stream(batch, *stored), Model(layer, batch, *stored)
 
     def teardown(self):
         blockcell.set_num_threads(None)
+        self.undo.close()
 
     @invariant()
     def the_state_is_that_of_the_model(self):
@@ -310,6 +354,11 @@ class Streams(RuleBasedStateMachine):
     @rule(threads=st.sampled_from(THREADS))
     def set_num_threads(self, threads):
         blockcell.set_num_threads(threads)
+
+    @precondition(lambda self: self.model.activations != FLOAT)
+    @rule(way=WAYS)
+    def use_other_instructions(self, way):
+        _integer.use(way)
 
     # -------------------------------------------------------------------------------------------------------- bad calls
     def refuse(self, call):
@@ -552,25 +601,36 @@ class PackedLayers(RuleBasedStateMachine):
 
     rows = st.integers(1, 9) | st.just(24)
     caches = st.sampled_from(CACHES)
+    hidden = st.sampled_from([15, 16, 17, 31, 33, 48, 50, 63, 65]) | st.integers(1, 70)
 
     @initialize(
         data=st.data(),
         inputs=INPUTS,
-        hidden=st.sampled_from([15, 16, 17, 31, 33, 48, 50, 63, 65]) | st.integers(1, 70),
-        storage=st.sampled_from([None, *WEIGHT_STORAGES]),
+        hidden=hidden,
+        form=st.sampled_from(["cell", "cell", "cell", "reverse", "bidirectional", "stack"]),
+        storage=st.sampled_from([*STORAGES, *STORAGES[-2:]]),
+        way=WAYS,
         level=st.sampled_from(_kernels.available_levels()),
         caches=caches,
         threads=st.sampled_from(THREADS),
     )
-    def begin(self, data, inputs, hidden, storage, level, caches, threads):
+    def begin(self, data, inputs, hidden, form, storage, way, level, caches, threads):
         self.undo = contextlib.ExitStack()
         self.undo.enter_context(with_caches(*caches))
+        self.undo.enter_context(with_products_of(way))
         patch = self.undo.enter_context(pytest.MonkeyPatch.context())
         for name, loaded in zip(("KERNELS", "WORK"), _kernels.load(level), strict=True):
             patch.setattr(_kernels, name, loaded)
         blockcell.set_num_threads(threads)
-        self.layer, self.storage = data.draw(cells(inputs, hidden, np.float32)), storage
-        self.packed, self.model = self.layer.packed(storage), Model(self.layer, 1, storage)
+        drawn = {
+            "cell": lambda: cells(inputs, hidden, np.float32),
+            "reverse": lambda: cells(inputs, hidden, np.float32, reverse=True),
+            "bidirectional": lambda: bidirectional(inputs, hidden, np.float32),
+            "stack": lambda: stacks(inputs, np.float32, cells) | stacks(inputs, np.float32, bidirectional),
+        }[form]()
+        self.layer, self.storage = data.draw(drawn), storage
+        self.packed, self.model = self.layer.packed(*storage), Model(self.layer, 1, *storage)
+        self.steps = form == "cell"  # whether it can be called for one step after the other
         self.streams = {}
 
     def teardown(self):
@@ -592,12 +652,32 @@ class PackedLayers(RuleBasedStateMachine):
     def call(self, seed, T, B, given, batch_first):
         x, state = self.inputs(seed, T, B), self.states(seed, B) if given else None
         y, last = self.packed(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
-        expected = self.model.after(x, zeros(self.packed, B) if state is None else state)
-        assert same((swapped(y, batch_first), last), expected)
+        model = self.model.after if self.steps else self.model.rows_after
+        assert same((swapped(y, batch_first), last), model(x, zeros(self.packed, B) if state is None else state))
 
+    @rule(
+        seed=SEEDS,
+        T=st.sampled_from([1, 2, 5, 12]),
+        B=rows,
+        ends=st.sampled_from([None, "lengths", "mask"]),
+        reset=st.booleans(),
+        batch_first=st.booleans(),
+    )
+    def call_of_rows(self, seed, T, B, ends, reset, batch_first):
+        """Which end, leave out steps, or begin anew."""
+        g, x, state, options = np.random.default_rng(seed), self.inputs(seed, T, B), self.states(seed, B), {}
+        if ends:
+            options[ends] = g.integers(0, T + 1, B) if ends == "lengths" else g.random((T, B)) < 0.7
+        if reset:
+            options["reset"] = g.random((T, B)) < 0.3
+        given = turned(x, options) if batch_first else (x, options)
+        y, last = self.packed(given[0], state, **given[1])
+        assert same((swapped(y, batch_first), last), self.model.rows_after(x, state, **options))
+
+    @precondition(lambda self: self.steps)
     @rule(B=rows)
     def stream(self, B):
-        self.streams[B] = self.packed.stream(B), Model(self.layer, B, self.storage)
+        self.streams[B] = self.packed.stream(B), Model(self.layer, B, *self.storage)
 
     @precondition(lambda self: self.streams)
     @rule(seed=SEEDS, T=st.sampled_from([None, None, None, 0, 1, 2, 5, 12]), data=st.data())
@@ -614,11 +694,12 @@ class PackedLayers(RuleBasedStateMachine):
         stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
         stream.state = model.state = self.states(seed, stream.batch)
 
-    @rule(threads=st.sampled_from(THREADS), caches=caches)
-    def go_on_elsewhere(self, threads, caches):
+    @rule(threads=st.sampled_from(THREADS), caches=caches, way=WAYS)
+    def go_on_elsewhere(self, threads, caches, way):
         """In another process, with the same CPU level."""
         blockcell.set_num_threads(threads)
         CACHE_SIZES[:] = caches
+        _integer.use(way)
         self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
 
 

@@ -47,8 +47,8 @@ from blockcell import formulas
 from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.sums import squeezed
-from blockcell.tensorflow.trace import Tracer, Unknown
+from blockcell.tensorflow.cells.reader import Reader, Unknown
+from blockcell.tensorflow.cells.views import squeezed
 
 # -------------------------------------------------------------------------------------------------------- block nodes
 
@@ -215,11 +215,32 @@ def test_a_function_that_is_called_twice(tmp_path, same):
     assert same or "v or w: not one weight" in found.refused
 
 
+def test_weights_from_behind_a_loop(tmp_path):
+    """What a loop leaves as it is, of which its condition, with one result, has no such output."""
+    arguments = ["x", "zeros", "steps", "w", "b"]
+    loop = node("loop", "While", arguments, body=called("body"), cond=called("cond"))
+    functions = library(function("body", arguments, arguments), function("cond", arguments, ["steps"]))
+    parts = [*inputs(), real("w", W), real("b", drawn("b")["b"]), loop]
+    parts.append(block("BlockLSTM", "cell", {"w": "loop:3", "b": "loop:4"}))
+    (found,) = write(tmp_path, *parts, more=functions).cells.values()
+    assert (found.refused, found.weights) == (None, {"w": "w", "b": "b"})
+
+
+def test_functions_on_another_device(tmp_path):
+    """RemoteCall has the device before the function's arguments."""
+    arguments = ["x", "zeros", "steps", "w", "b"]
+    body = function("body", arguments, ["x"], block("BlockLSTM", "cell", {"w": "w", "b": "b"}))
+    call = node("call", "RemoteCall", ["device", *arguments], f=called("body"))
+    parts = [*inputs(), node("device", "Placeholder"), real("w", W), real("b", drawn("b")["b"]), call]
+    (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
+    assert (found.refused, found.weights) == (None, {"w": "w", "b": "b"})
+
+
 def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
     path = tmp_path / "few.pb"
     path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
     read = opened(path).graphs[0]
-    given = Tracer(read, None).inputs("", read.nodes["zeros"])
+    given = Reader(read).inputs("", read.nodes["zeros"])
     assert [place.name for place in given] == ["x"] and given[:1] == given
     with pytest.raises(Unknown, match="the node has too few inputs"):
         given[1]

@@ -23,6 +23,7 @@ from tf_files import field, graph, node
 
 from blockcell import formulas
 from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.cells.ops import OPS
 
 EPS = float(np.finfo(np.float32).eps)
 KINDS = {
@@ -180,6 +181,35 @@ def test_an_lstm_of_two_kernels(tmp_path, bias, order, inputs):
                                            forget_bias=0.0, cell_clip=0.0, use_peephole=False).h  # fmt: skip
     assert formulas.error_in_eps(one.layer()(given)[0], exact, EPS) <= 4
     assert one.check() <= 8
+
+
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.passes == "step" and name != "Switch"])
+@pytest.mark.parametrize("behind", ["part_1", "f", "new", "c", "t"])
+def test_what_passes_a_value_on_is_no_part_of_a_cell(tmp_path, op, behind):
+    """Such as StopGradient, or the CheckNumerics that a debugged model has everywhere."""
+    lines = {"passed": (op, behind)}
+    for name, line in keras_lstm().items():
+        lines[name] = tuple("passed" if isinstance(part, str) and part == behind else part for part in line)
+    (one,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
+    assert one.refused is None and one.check() <= one.bound
+
+
+def test_steps_that_share_a_kernel_of_parts(tmp_path):
+    """Written out, from one tensor of zeros for both states: the join is computed once, for the steps before, too."""
+    lines = {"zeros": ("Placeholder",), "kernel": ("ConcatV2", "part_of_0", "part_of_1", "zero_0")}
+    given = {"x": "x", "kernel": "kernel", "recurrent": "recurrent", "bias": "bias"}
+    for k in range(3):
+        names = given | dict.fromkeys(("c_prev", "h_prev"), "zeros")
+        names |= {"c_prev": f"c_{k - 1}", "h_prev": f"h_{k - 1}"} if k else {}
+        step = keras_lstm()
+        names |= {name: f"{name}_{k}" for name in step}
+        for name, (op, *rest) in step.items():
+            lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+    lines["y"] = ("Identity", "h_2")
+    weights = lstm_weights()
+    kernel = weights.pop("kernel")
+    (one,) = cells_of(tmp_path, lines, part_of_0=kernel[:2], part_of_1=kernel[2:], **weights).values()
+    assert one.refused is None and len(one.nodes) == 3 and one.check() <= one.bound
 
 
 def test_kernels_that_are_not_told_apart(tmp_path):

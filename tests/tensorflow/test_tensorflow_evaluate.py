@@ -10,10 +10,11 @@ from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
 
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.evaluate import Body
-from blockcell.tensorflow.found import ROWS
-from blockcell.tensorflow.sums import Sums
-from blockcell.tensorflow.trace import Place, Tracer, Unknown
+from blockcell.tensorflow.cells.evaluate import Body
+from blockcell.tensorflow.cells.found import ROWS
+from blockcell.tensorflow.cells.reader import Place, Reader, Unknown
+from blockcell.tensorflow.cells.sources import Sources
+from blockcell.tensorflow.cells.sums import Sums
 
 I, H = 5, 4  # noqa: E741
 G = np.random.default_rng(3)
@@ -31,7 +32,7 @@ def body(tmp_path, lines, inputs=I, hidden=H):
     }
     (read,) = write(tmp_path, *given, *weights, *made("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    return Body(Sums(Tracer(read, None)), x, [h], [y], inputs, hidden)
+    return Body(Sums(Sources(Reader(read), None)), x, [h], [y], inputs, hidden)
 
 
 def ints(*numbers):
@@ -119,6 +120,27 @@ def test_an_input_that_is_computed_from_the_step(tmp_path):
     assert "', which is computed from itself" in found.refused
 
 
+def test_weights_in_pieces_that_steps_share(tmp_path):
+    """Steps that are written out read what joins the pieces of a variable from one node: none is computed from itself.
+
+    The state is what the step before has made.
+    """
+    joined = G.standard_normal((H, H))
+    parts = [node("net/x", "Placeholder"), node("net/first", "Placeholder"), real("net/0", np.int32(0)),
+             real("net/top", joined[:1]), real("net/bottom", joined[1:])]  # fmt: skip
+    lines = {
+        "w": ("ConcatV2", "top", "bottom", "0"),
+        "h": ("MatMul", "first", "w"),
+        "p": ("MatMul", "h", "w"),
+        "y": ("Tanh", "p"),
+    }
+    (read,) = write(tmp_path, *parts, *made("net", lines)).graphs
+    x, h, y = (Place("", f"net/{name}") for name in "xhy")
+    found = Body(Sums(Sources(Reader(read), None)), x, [h], [y], I, H)
+    (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
+    np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
+
+
 @pytest.mark.parametrize("size", [2**20, 2**24, 2**40])
 def test_huge_sizes_take_no_memory(tmp_path, size):
     """Two vectors that a file has in 30 bytes each, and that make size * size numbers; and joins of joins."""
@@ -137,7 +159,7 @@ def test_huge_sizes_take_no_memory(tmp_path, size):
 
         def read_it(read=read, places=places):
             with pytest.raises(Unknown):
-                Body(Sums(Tracer(read, None)), places[0], places[1:2], places[2:], I, H)
+                Body(Sums(Sources(Reader(read), None)), places[0], places[1:2], places[2:], I, H)
 
         assert peak(read_it)[1] < 2**20
 

@@ -1,15 +1,16 @@
 """The kernels that take weights as PyTorch has them, beside the layers: the same bits in everything that they return.
 
-Weights, states, sizes, the layout in memory of x, y and their gradients, lengths, direction, threads and what is asked
-for are drawn at random.  BLOCKCELL_SEED repeats a run.
+Weights, states, sizes, the layout in memory, lengths, directions, threads and what is asked for are drawn at random.
+BLOCKCELL_SEED repeats a run.
 """
 
 import os
+import sys
 
 import numpy as np
 import pytest
 from bits import on_threads, same
-from torch_layout import SAVED, STATES, run, weights_of
+from torch_layout import SAVED, STATES, Lent, backward, forward, pass_of, weights_of
 
 from blockcell import GRU, LSTM
 from blockcell._layers import marks_of
@@ -31,6 +32,11 @@ def placed(g, array):
     return wide[..., at : at + size]
 
 
+def placed_weight(g, array):
+    """The same values, seldom in another order in memory."""
+    return array if g.random() < 0.9 else np.asfortranarray(array)
+
+
 def random_sizes(g):
     """T, B, I, H: single steps with few and many rows, of few and many weights; sequences."""
     single = g.random() < 0.4
@@ -48,47 +54,181 @@ def test_equals_the_layer(kind, dtype):
     for k in range(80):
         g = np.random.default_rng([SEED, k])
         T, B, inputs, hidden = sizes = random_sizes(g)
-        reverse, training, threads = bool(g.integers(2)), g.random() < 0.8, int(g.integers(1, 4))
-        where = f"seed {SEED}, configuration {k}: {sizes=}, {reverse=}, {threads=}"
-        w_ih, w_hh, named = weights_of(g, kind, inputs, hidden, dtype)
+        training, threads, D = g.random() < 0.8, int(g.integers(1, 4)), int(g.integers(1, 3))
+        bias, zero = g.random() < 0.9, g.random() < 0.2
+        where = f"seed {SEED}, configuration {k}: {sizes=}, {D=}, {bias=}, {zero=}, {threads=}"
         options = {"gate_order": "ifco"} if kind == "lstm" else {"reset_after": True}
-        layer = (LSTM if kind == "lstm" else GRU)(**named, reverse=reverse, **options)
-        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, hidden))
-        first, d_last = ([g.uniform(-1, 1, (B, hidden)).astype(dtype) for _ in range(STATES[kind])] for _ in range(2))
+        each = [weights_of(g, kind, inputs, hidden, dtype, bias) for _ in range(D)]
+        weights, n = [array for given, _ in each for array in given], len(STATES[kind])
+        layers = [
+            (LSTM if kind == "lstm" else GRU)(**named, reverse=d == 1, **options) for d, (_, named) in enumerate(each)
+        ]
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, D * hidden))
+        states, d_last = ([g.uniform(-1, 1, (D, B, hidden)).astype(dtype) for _ in range(n)] for _ in range(2))
+        if zero:
+            states = [np.zeros_like(state) for state in states]
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
-        marks = marks_of(T, B, lengths, None, reverse)
-        biases = [named["b"]] if kind == "lstm" else [named["b_ru"], named["b_c"], named["b_hc"]]
+        marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
 
-        with on_threads(int(g.integers(1, 4))):
-            expected_y, expected_last, tape = layer.forward(x, tuple(first), lengths=lengths)
-            expected_d_x, expected_d_first, grads = layer.backward(tape, d_y, tuple(d_last))
-
-        x, y = placed(g, x), placed(g, np.zeros_like(expected_y))
-        last = [np.empty_like(a) for a in first]
-        saved = np.empty((SAVED[kind], T, B, hidden), dtype) if training else None
-        arrays = x, *first, w_ih, w_hh, *biases, y, saved, *last
-        run(kind, "torch", sizes, threads, dtype, (*arrays, marks, reverse))
-        for name, found, expected in zip(("y", "last", "last"), (y, *last), (expected_y, *expected_last), strict=False):
-            assert same(found, expected), f"{where}: {name}"
-        if not training:
-            continue
-
+        x, y, last = placed(g, x), np.empty((T, B, D * hidden), dtype), [np.empty_like(state) for state in states]
+        tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
+        kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
+        first, given = [placed_weight(g, array) for array in states], [placed_weight(g, array) for array in weights]
+        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D)
+        assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
         adds = dtype != np.float16 and g.random() < 0.5  # of float16 the sum is rounded once, which a layer does not do
-        before = g.standard_normal(x.shape).astype(dtype)
-        d_x = placed(g, before if adds else np.zeros_like(before)) if wants_x else None
-        d_first = [np.empty_like(a) for a in first]
-        d_w = [np.empty_like(a) for a in (w_ih, w_hh, *biases)] if wants_weights else [None] * (2 + len(biases))
-        arrays = x, *first, w_ih, w_hh, saved, y, placed(g, d_y), *d_last, d_x, adds, *d_first, *d_w
-        run(kind, "torch_grad", sizes, threads, dtype, (*arrays, marks, reverse))
-        pairs = {"d_first": (np.stack(d_first), np.stack(expected_d_first))}
-        if wants_x:
-            pairs["d_x"] = d_x, before + expected_d_x if adds else expected_d_x
-        if wants_weights:
-            w = grads["w"] if kind == "lstm" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
-            names = ["b"] if kind == "lstm" else ["b_ru", "b_c", "b_hc"]
-            pairs |= {"d_w_ih": (d_w[0], w[:inputs].T), "d_w_hh": (d_w[1], w[inputs:].T)}
-            pairs |= {f"d_{name}": (array, grads[name]) for name, array in zip(names, d_w[2:], strict=True)}
-        for name, (found, expected) in pairs.items():
-            assert same(found, expected), f"{where}: {name}"
+        placed_d_y, at = placed(g, d_y), [slice(d * hidden, (d + 1) * hidden) for d in range(D)]
+        for d, layer in enumerate(layers):
+            named = each[d][1]
+            state, d_state = ([array[d] for array in arrays[::-1]] for arrays in (states, d_last))
+            with on_threads(int(g.integers(1, 4))):
+                expected_y, expected_last, layer_tape = layer.forward(x, tuple(state), lengths=lengths)
+                expected = layer.backward(layer_tape, d_y[:, :, at[d]], tuple(d_state))
+            expected_d_x, expected_d_first, grads = expected
+            found_last = [array[d] for array in last[::-1]]
+            pairs_of_forward = zip((y[:, :, at[d]], *found_last), (expected_y, *expected_last), strict=True)
+            for found, wanted in pairs_of_forward:
+                assert same(np.ascontiguousarray(found), np.ascontiguousarray(wanted)), where
+            if not training:
+                continue
+
+            biases = [array for name, array in named.items() if name[0] == "b"]
+            w_ih, w_hh = each[d][0][:2]
+            before = g.standard_normal(x.shape).astype(dtype)
+            d_x = placed(g, before if adds else np.zeros_like(before)) if wants_x else None
+            d_first = [np.empty_like(array) for array in state]
+            d_w = [np.empty_like(a) for a in (w_ih, w_hh, *biases)] if wants_weights else [None] * (2 + len(biases))
+            arrays = x, *state, w_ih, w_hh, tape[d], y[:, :, at[d]], placed_d_y[:, :, at[d]], *d_state, d_x, adds
+            direction = None if marks is None else marks[d], d == 1
+            backward(kind, sizes, threads, dtype, (*arrays, *d_first, *d_w, *direction))
+            pairs = {"d_first": (np.stack(d_first), np.stack(expected_d_first))}
+            if wants_x:
+                pairs["d_x"] = d_x, before + expected_d_x if adds else expected_d_x
+            if wants_weights:
+                w = grads["w"] if kind == "lstm" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
+                names = ["b"] if kind == "lstm" else ["b_ru", "b_c", "b_hc"]
+                pairs |= {"d_w_ih": (d_w[0], w[:inputs].T), "d_w_hh": (d_w[1], w[inputs:].T)}
+                pairs |= {f"d_{name}": (array, grads[name]) for name, array in zip(names, d_w[2:], strict=True)}
+            for name, (found, wanted) in pairs.items():
+                assert same(found, wanted), f"{where}: {name}"
     print(f"seed {SEED}, {kind}, {dtype}")
+
+
+class Resizable(Lent):
+    """One whose storage may still be resized, until `numpy` is called; and which may have another storage."""
+
+    def __init__(self, array, storage=None):
+        super().__init__(array)
+        self.storage, self.held = storage or self, False
+
+    def untyped_storage(self):
+        return self.storage
+
+    def resizable(self):
+        return not self.held
+
+    def numpy(self, force):
+        self.held = True
+
+
+def small(kind="gru", D=2):
+    """The pass of a layer, and tensors for it."""
+    g, dtype = np.random.default_rng(SEED), np.dtype(np.float32)
+    T, B, inputs, hidden = sizes = 3, 2, 4, 5
+    arrays = [array for _ in range(D) for array in weights_of(g, kind, inputs, hidden, dtype)[0]]
+    states = [Resizable(np.zeros((D, B, hidden), dtype)) for _ in STATES[kind]]
+    outputs = [Lent(np.full(shape, np.nan, dtype)) for shape in [(T, B, D * hidden)] + len(states) * [(D, B, hidden)]]
+    x, marks = g.standard_normal((T, B, inputs)).astype(dtype), np.zeros((2, T, B), np.uint8)
+    given = Resizable(x), [*map(Resizable, arrays)], states, Resizable(marks)
+    return pass_of(kind, sizes, dtype, D), given, outputs
+
+
+def tensors_in(given):
+    """Every tensor, and the arguments with another one in its place."""
+    for k, value in enumerate(given):
+        if not isinstance(value, list):
+            yield value, lambda other, k=k: (*given[:k], other, *given[k + 1 :])
+            continue
+        for j, tensor in enumerate(value):
+            yield (
+                tensor,
+                lambda other, k=k, j=j, value=value: (
+                    *given[:k],
+                    [*value[:j], other, *value[j + 1 :]],
+                    *given[k + 1 :],
+                ),
+            )
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_what_is_refused(kind):
+    """Shapes, dtypes and numbers of tensors that differ, and storages that are too small or elsewhere."""
+    compute, given, outputs = small(kind)
+    count = 0
+    for tensor, put in tensors_in(given):
+        array = tensor.array
+        count += 1
+        short, before, elsewhere = (Resizable(array) for _ in range(3))
+        short.size -= 1
+        before.begin += 1
+        elsewhere.begin += 1 << 20
+        wrong = [Resizable(array[:-1]), Resizable(array[None]), Resizable(array.astype(np.float64))]
+        wrong += [Resizable(array, storage) for storage in (short, before, elsewhere)]
+        wrong.append(Resizable(array, Resizable(np.empty(0))))  # as after `resize_(0)`
+        for other in wrong:
+            with pytest.raises(ValueError, match="blockcell: "):
+                compute(*put(other), outputs)
+    assert count == 2 + 8 + len(STATES[kind])
+    x, weights, states, marks = given
+    for others in ((weights[:-1], states), (weights + weights[:1], states), (weights, states + states[:1])):
+        with pytest.raises(ValueError, match=r"blockcell: there are \d+ "):
+            compute(x, *others, marks, outputs)
+    assert all(np.isnan(output.array).all() for output in outputs)  # nothing was computed
+    compute(*given, outputs)
+    assert not any(np.isnan(output.array).any() for output in outputs)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_storages_are_held(kind):
+    """None can be resized while a kernel reads it, nor goes with its tensor."""
+    compute, given, outputs = small(kind)
+    storages = []
+    for tensor, _ in tensors_in(given):
+        tensor.storage = Resizable(tensor.array)
+        storages.append(tensor.storage)
+
+        def numpy(force, storage=tensor.storage):
+            storage.held = True
+
+        tensor.numpy = numpy
+    before = [sys.getrefcount(storage) for storage in storages]
+    seen = []
+
+    class Watching(Lent):
+        def data_ptr(self):  # the last thing that is asked for before the kernel runs
+            seen.append([sys.getrefcount(storage) for storage in storages])
+            return super().data_ptr()
+
+    compute(*given, [Watching(outputs[0].array), *outputs[1:]])
+    assert all(storage.held for storage in storages)
+    assert len(seen) == 1 and all(a > b for a, b in zip(seen[0], before, strict=True))
+    assert [sys.getrefcount(storage) for storage in storages] == before
+
+
+def test_other_layouts_are_copied():
+    """What is misaligned, or has gaps where kernels know none."""
+    compute, given, outputs = small("lstm")
+    compute(*given, outputs)
+    expected = [output.array.copy() for output in outputs]
+    for tensor, put in tensors_in(given):
+        array = tensor.array
+        memory = np.zeros(array.nbytes + 1, np.uint8)
+        misaligned = memory[1:].view(array.dtype).reshape(array.shape)
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
+        for other in (misaligned, wide):
+            other[...] = array
+            for output in outputs:
+                output.array[...] = np.nan
+            compute(*put(Resizable(other)), outputs)
+            assert same([output.array for output in outputs], expected)

@@ -526,10 +526,15 @@ def test_any_memory_layout(kind):
     wide[:, :, ::2] = x
     turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind == "GRU" else hx)]
     given = turned[0] if kind == "GRU" else turned
+    negative = torch.complex(x, -x).conj().imag  # PyTorch negates it when it reads it
+    misaligned = torch.frombuffer(bytearray(1) + x.numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
+    assert negative.is_neg() and misaligned.data_ptr() % 4
     for layout in (
         wide[:, :, ::2],
         x.transpose(0, 1).contiguous().transpose(0, 1),
         x.permute(2, 1, 0).clone().permute(2, 1, 0),
+        negative,
+        misaligned,
     ):
         assert torch.equal(layout, x)
         equal(tensors_of(module(layout, given)), expected)
@@ -688,6 +693,7 @@ def test_threads_are_those_of_torch(monkeypatch):
 
     monkeypatch.setitem(_kernels.WORK, "gru_torch", watched)
     module, x = made("GRU"), torch.randn(4, 3, 5)
+    module._op._pass.cache_clear()  # that of calls before
     before = torch.get_num_threads()
     try:
         for threads in (1, 3, 2):
@@ -800,6 +806,50 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
                     with pytest.raises((ValueError, IndexError)):
                         operator(*inputs[:k], given, *inputs[k + 1 :])
         assert tried == (7 + 2 * n if operator is op._backward_op else 6 + n)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_is_gone(kind):
+    """Tensors whose storage has been emptied are refused."""
+    module, hx = made(kind), hx_of(kind, 1, 3, 8)
+    x, states = torch.randn(4, 3, 5), hx if kind == "LSTM" else (hx,)
+    module(x, hx)[0].sum().backward()
+    for tensor in (x, *states, *module.parameters()):
+        whole = tensor.data
+        tensor.data = whole.clone()  # a storage that no array has made fixed
+        tensor.untyped_storage().resize_(0)
+        for context in (torch.no_grad, torch.enable_grad):
+            with context(), pytest.raises(ValueError, match="its storage has 0 bytes alone"):
+                module(x, hx)
+        tensor.data = whole
+    module(x, hx)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_others_take_meanwhile(kind):
+    """Once tensors have been looked at, no storage can be resized, nor goes with its tensor."""
+    module, x, hx = made(kind), torch.randn(4, 3, 5), hx_of(kind, 1, 3, 8)
+    expected = [a.detach() for a in tensors_of(module(x, hx))]
+    weights, states = [p.detach().clone() for p in module.parameters()], list(hx) if kind == "LSTM" else [hx]
+    given = [x, *weights, *states]
+    outputs = [torch.empty(shape) for shape in [(4, 3, 8)] + len(states) * [(1, 3, 8)]]
+
+    class Meddling:
+        """What the call asks last, before the kernel runs."""
+
+        def data_ptr(self):
+            for tensor in given:
+                with pytest.raises(RuntimeError, match="resiz"):
+                    tensor.untyped_storage().resize_(0)
+                shape = tensor.shape
+                tensor.set_()
+                torch.full(shape, np.nan)  # where memory that is freed would be taken from
+            return outputs[0].data_ptr()
+
+    compute, *_ = module._op._pass(x.shape, weights[1].shape, 4, False, False, False, torch.float32, 1)
+    compute(x, weights, states, None, [Meddling(), *outputs[1:]])
+    equal(outputs, expected)
+    assert not any(tensor.numel() for tensor in given)
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
-from ..formulas import FORMULAS, sigmoid
-from ..optable import OPS, Array
+from ...convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
+from ...formulas import FORMULAS, sigmoid
+from ...optable import OPS, Array
+from ..variables import Variables, alike
 from .found import Found, State, Weights
-from .trace import AVERAGE, Source
-from .variables import Variables, alike
+from .sources import AVERAGE, Source
 
 _SLOT = re.compile(
     rf"(/(Adam|Adam_1|AdamW|Momentum|Adagrad|Adadelta|Adadelta_1|RMSProp|RMSProp_1|Ftrl|Ftrl_1)|{AVERAGE})\Z"

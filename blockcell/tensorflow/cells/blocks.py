@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ..formulas import FORMULAS
-from ..optable import GATE_ORDERS, OPS, Array, Op
-from .found import Found, State, Step, Weights
-from .graphs import Node
-from .sequences import At
-from .trace import Place, Source, Tracer, Unknown
+from ...formulas import FORMULAS
+from ...optable import GATE_ORDERS, OPS, Array, Op
+from ..graphs import Node
+from .found import At, Found, State, Step, Weights
+from .reader import Place, Unknown
+from .sources import Source, Sources
 
 BLOCKS = {name: OPS[name] for name in ("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def found_block(tracer: Tracer, body: str, node: Node) -> Found:
+def found_block(given: Sources, body: str, node: Node) -> Found:
     """The cell that a node is."""
     op = BLOCKS[node.op]
     cell = "GRU" if "w_ru" in {tensor.name for tensor in op.weights} else "LSTM"
@@ -29,12 +29,12 @@ def found_block(tracer: Tracer, body: str, node: Node) -> Found:
     try:
         attributes = _attributes(op, node)
         roles = ["seq_len_max"] * op.sequence + [tensor.name for tensor in op.inputs]
-        inputs = tracer.inputs(body, node)
+        inputs = given.reader.inputs(body, node)
         for tensor in op.weights:
             if tensor.peephole and not attributes["use_peephole"]:
                 continue  # there is something, but it is not read
             role = tensor.name
-            sources[role] = tracer.source(inputs[roles.index(role)])
+            sources[role] = given.source(inputs[roles.index(role)])
         h = Place(body, node.name, [tensor.name for tensor in op.outputs].index("h"))
         at = At(body, inputs[roles.index("x")], None if op.sequence else inputs[roles.index("h_prev")], h)
     except Unknown as unknown:

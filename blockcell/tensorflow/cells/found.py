@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import plain
-from ..formulas import error_in_eps
-from ..layers import GRU, LSTM
-from ..optable import OPS, Array, Op
-from .sequences import At
-from .trace import AVERAGE, Place, Source
+from ...errors import plain
+from ...formulas import error_in_eps
+from ...layers import GRU, LSTM
+from ...optable import OPS, Array, Op
+from .reader import Place
+from .sources import AVERAGE, Source
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
@@ -22,13 +22,38 @@ Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """One step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
-_OPS = {"LSTM": OPS["BlockLSTM"], "GRU": OPS["block_gru"], "GRU that resets after": OPS["block_gru_reset_after"]}
 _WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
 _UNITS = 64  # inputs and cells that are checked of a larger one
 _STEPS, ROWS = 8, 3  # of a check
 _EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
 _DEPTH = 256
 _MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
+
+
+class _Kind(NamedTuple):
+    """A kind of cell."""
+
+    layer: type[LSTM | GRU]
+    op: Op
+    main: str
+    """The weight that tells the sizes and the dtype."""
+
+
+_KINDS = {
+    "LSTM": _Kind(LSTM, OPS["BlockLSTM"], "w"),
+    "GRU": _Kind(GRU, OPS["block_gru"], "w_c"),
+    "GRU that resets after": _Kind(GRU, OPS["block_gru_reset_after"], "w_c"),
+}
+
+
+class At(NamedTuple):
+    """A cell's node or nodes in a graph: one step of it, or all."""
+
+    body: str
+    x: Place
+    state: Place | None
+    """h before the step; None of an op that runs over all steps."""
+    h: Place
 
 
 class Found:
@@ -94,7 +119,8 @@ class Found:
 
     def _misfit(self) -> str | None:
         """What is wrong with the weights; finds the sizes."""
-        main, gates = self._main, 4 if self._cell == "LSTM" else 1
+        main, op = self._kind.main, self._kind.op
+        form = next(tensor.shape for tensor in op.weights if tensor.name == main)
         for role, source in self._sources.items():
             if gone := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
                 return f"{role} is the variable {gone[0]!r}, which is not in the checkpoint"
@@ -103,29 +129,24 @@ class Found:
             if source.dtype != self.dtype:
                 return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
         rows, columns = self._sources[main].shape if len(self._sources[main].shape) == 2 else (0, 0)
-        hidden, left = divmod(columns, gates)
-        if left or hidden < 1 or rows <= hidden:
-            form = "(I+H, 4H)" if gates == 4 else "(I+H, H)"
-            return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {form}"
+        hidden, rest = divmod(columns, sum(_size(form.split()[1], 0, 1)))
+        if rest or hidden < 1 or rows <= hidden:
+            expected = f"({form.replace(' ', ', ')})"
+            return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {expected}"
         inputs = rows - hidden
-        for tensor in self._op.weights:
+        for tensor in op.weights:
             if tensor.name in self._sources:
                 shape = self._sources[tensor.name].shape
-                expected = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
-                if shape != expected:
+                fits = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
+                if shape != fits:
                     where = f"{tensor.name}, which is {self.weights[tensor.name]}"
-                    return f"{where}, has shape {shape}; expected {expected} beside {main} of shape {(rows, columns)}"
+                    return f"{where}, has shape {shape}; expected {fits} beside {main} of shape {(rows, columns)}"
         self.input_size, self.hidden_size = inputs, hidden
         return None
 
     @property
-    def _op(self) -> Op:
-        return _OPS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
-
-    @property
-    def _main(self) -> str:
-        """The weight that tells the sizes and the dtype."""
-        return "w" if self._cell == "LSTM" else "w_c"
+    def _kind(self) -> _Kind:
+        return _KINDS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
 
     @property
     def unsaid(self) -> list[str]:
@@ -223,7 +244,7 @@ class Found:
     def _first(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The weights of the first inputs and cells only."""
         found = {}
-        tensors = {tensor.name: tensor for tensor in self._op.weights}
+        tensors = {tensor.name: tensor for tensor in self._kind.op.weights}
         for role, array in arrays.items():
             for axis, word in enumerate(tensors[role].shape.split()):
                 blocks = _size(word, self.input_size or 0, self.hidden_size or 0)
@@ -237,7 +258,7 @@ class Found:
         weights = {role: np.require(array, requirements=["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
-        return GRU(**arguments) if self._cell == "GRU" else LSTM(**arguments)
+        return self._kind.layer(**arguments)
 
     # ------------------------------------------------------------------------------------------------------ the check
     def check(
@@ -258,7 +279,7 @@ class Found:
         float
         """
         attributes, arrays = self._completed(forget_bias, cell_clip), self._arrays(average)
-        return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._main].dtype).eps)
+        return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._kind.main].dtype).eps)
 
     def _error(
         self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any = None
@@ -270,8 +291,8 @@ class Found:
         layer = self._made({role: array.astype(dtype or array.dtype) for role, array in arrays.items()}, attributes)
         g = np.random.default_rng(0)
         x = g.standard_normal((_STEPS, ROWS, layer.input_size)).astype(layer.dtype)
-        states = 2 if self._cell == "LSTM" else 1
-        start = [g.uniform(-1, 1, (ROWS, layer.hidden_size)).astype(layer.dtype) for _ in range(states)]
+        states = [tensor for tensor in self._kind.op.inputs if tensor.kind == "state"]
+        start = [g.uniform(-1, 1, (ROWS, layer.hidden_size)).astype(layer.dtype) for _ in states]
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
         if self._parts is not None:
             weights = {name: self._read(name, part, average) for name, part in self._parts.items()}

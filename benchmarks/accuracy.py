@@ -1,0 +1,236 @@
+"""What weights in fewer bytes cost in accuracy, on layers that were trained and on initial weights.
+
+    python benchmarks/accuracy.py [--csv docs/benchmarks/storage-errors.csv]   # needs the extras bench and examples
+
+The errors are those of `layer.storage_error` on what the layers were made for, and the scores are of these results:
+
+* the networks of `blockcell demo`, and the digits they have not seen: how many are right;
+* an LSTM and a GRU that read Python's language reference, as `help()` shows it, character by character, and the last
+  tenth of it, which they have not seen: the perplexity, of one character (trained for a minute each, on one thread);
+* the network of examples/sunspots.py, and all years: how far off its forecasts for the next year are;
+* initial weights, and standard normal numbers.
+
+In the same way are measured, where they can express the layer: the int8 LSTM of onnxruntime and the int8 LSTM and GRU
+of torch, which round x and h to 8 bits too, and OpenVINO's bfloat16, its default where the CPU multiplies bfloat16.  A
+Dense above them stays float32.  report.py makes tables of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WAYS = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"), ("int8", "int8"), ("int8", "int16")]
+COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
+CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
+Run = Callable[[Any, np.ndarray], np.ndarray | None]
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+def onnxruntime(layer: Any, x: np.ndarray) -> np.ndarray | None:
+    """y of what `quantize_dynamic` makes of an LSTM; it leaves a GRU as it is."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+    from onnxruntime.quantization import quantize_dynamic
+
+    from blockcell import LSTM, convert
+
+    if not isinstance(layer, LSTM):
+        return None
+    node, arrays = convert.to_onnx(layer)
+    graph = helper.make_graph(
+        [node],
+        "LSTM",
+        [helper.make_tensor_value_info(node.input[0], TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    logging.disable()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        quantize_dynamic(model, path)
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        y: np.ndarray = session.run(None, {node.input[0]: x})[0][:, 0]
+        return y
+
+
+def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
+    """y of what `quantize_dynamic` makes of the same module."""
+    import torch
+
+    from blockcell import convert
+
+    try:
+        weights = convert.to_torch(layer)
+    except convert.ConversionError:  # peepholes, or a GRU that resets before the product
+        return None
+    module = getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size)
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
+    ready = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(module), {type(module)}, torch.qint8)
+    assert "Quantized" in repr(ready[0]), ready
+    with torch.inference_mode():
+        return ready[0](torch.from_numpy(x))[0].numpy()  # type: ignore[no-any-return]
+
+
+def openvino(layer: Any, x: np.ndarray) -> np.ndarray | None:
+    """y of ONNX's own node."""
+    import openvino as ov
+
+    import onnx_export
+
+    if "wci" in layer.weights and layer.weights["wci"] is not None:  # it ignores peepholes
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        onnx_export.export(layer, path, loop="native", lengths=False, state=False)
+        compiled = ov.compile_model(path, "CPU")
+        if compiled.get_property("INFERENCE_PRECISION_HINT") != ov.Type.bf16:
+            return None
+        y: np.ndarray = compiled(x)[0]
+        return y
+
+
+PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "OpenVINO bfloat16": openvino}
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+def lines(data: str, what: str, layer: Any, x: np.ndarray, score: Callable[[Any], str] | None = None) -> Iterator[Any]:
+    """Those of a layer, with float32 in front."""
+    from blockcell import Stack
+    from blockcell.layers.storage import error_of
+
+    def line(name: str, cost: Any, y: Any) -> list[Any]:
+        shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
+        return [data, what, name, *shares, cost.nbytes or "", "" if score is None else score(y)]
+
+    y, weights = layer(x)[0], layer.weights.values()
+    yield line("float32", error_of("float32", "float32", y, y, weights, weights), y)
+    for storage, activations in WAYS:
+        name = storage if activations == "float32" else f"{storage}, activations {activations}"
+        cost = layer.storage_error(storage, x, activations=activations)
+        yield line(name, cost, layer.packed(storage, activations)(x)[0])
+    recurrent, *dense = layer.layers if isinstance(layer, Stack) else [layer]
+    for name, run in PEERS.items():
+        other = run(recurrent, x)
+        if other is not None:
+            for each in dense:
+                other = each(other)[0]
+            yield line(name, error_of("", "", y, other, [], []), other)
+
+
+def digits() -> Iterator[list[Any]]:
+    from blockcell.command import demo
+
+    shown, held_out = demo.load()
+
+    def right(y: Any) -> str:
+        return f"{100 * (y[-1].argmax(axis=1) == held_out.labels).mean():.2f} % right"
+
+    for network in demo.new_networks(0):
+        demo.train(network, shown, held_out, np.random.default_rng(0), lambda what, done, of: None)
+        yield from lines("digits, held out", f"{network.name} of {demo.HIDDEN}, Dense", network.net, held_out.x, right)
+
+
+def characters() -> Iterator[list[Any]]:
+    from pydoc_data.topics import topics
+
+    import blockcell
+    from blockcell import GRU, LSTM, Dense, Stack, optim
+    from blockcell.loss import softmax_cross_entropy
+
+    blockcell.set_num_threads(1)
+    pages = " ".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore").decode()
+    found, codes = np.unique([*" ".join(pages.split())], return_inverse=True)
+    one_of = np.eye(len(found), dtype=np.float32)
+
+    def in_rows(part: Any, count: int) -> Any:
+        steps = len(part) // count
+        return part[: count * steps].reshape(count, steps).T
+
+    end = len(codes) * 9 // 10
+    text, held_out = in_rows(codes[:end], ROWS), in_rows(codes[end:], ROWS)
+
+    def perplexity(z: Any) -> str:
+        return f"{np.exp(softmax_cross_entropy(z, held_out[1:])[0]):.3f} perplexity"
+
+    for name, layer in (
+        (f"LSTM of {CELLS}", LSTM.init(len(found), CELLS, seed=0, forget_bias=1.0)),
+        (f"GRU(reset_after) of {CELLS}", GRU.init(len(found), CELLS, seed=0, reset_after=True)),
+    ):
+        network, optimizer = Stack([layer, Dense.init(CELLS, len(found), seed=1)]), None
+        chunks = range(0, len(text) - CHUNK, CHUNK)
+        for epoch in range(EPOCHS):
+            state = None
+            for first in chunks:  # on from where the last chunk ended
+                z, state, tape = network.forward(one_of[text[first : first + CHUNK]], state)
+                _, d_z = softmax_cross_entropy(z, text[first + 1 : first + CHUNK + 1])
+                grads, _ = optim.clip_global_norm(network.backward(tape, d_z)[2], 1.0)
+                rate = LEARNING_RATE * (1 - (epoch + first / len(text)) / EPOCHS)
+                weights, optimizer = optim.adam(network.weights, grads, optimizer, learning_rate=rate)
+                network.set_weights(**weights)
+        yield from lines("characters, held out", f"{name}, Dense", network, one_of[held_out[:-1]], perplexity)
+
+
+def sunspots() -> Iterator[list[Any]]:
+    import sunspots
+    from statsmodels.datasets import sunspots as data
+
+    years = data.load_pandas().data
+    first = int(np.flatnonzero(years["YEAR"] == sunspots.HELD_OUT)[0])
+    roots = np.sqrt(years["SUNACTIVITY"].to_numpy(float))
+    mean, deviation = roots[:first].mean(), roots[:first].std()
+    series = ((roots - mean) / deviation).astype(np.float32)[:, None, None]
+    network = sunspots.new_network(0)
+    zero, rng = np.float32(-mean / deviation), np.random.default_rng(0)
+    sunspots.train(network, series[:first, 0], zero, sunspots.EPOCHS, rng, lambda line: None)
+
+    def next_year(y: Any) -> str:
+        forecasts, truth = (series + y)[first - 1 : -sunspots.AHEAD], series[first : 1 - sunspots.AHEAD]
+        numbers = [np.maximum(values * deviation + mean, 0) ** 2 for values in (forecasts, truth)]
+        return f"{np.sqrt(np.mean((numbers[0] - numbers[1]) ** 2)):.2f} off the next year"
+
+    yield from lines("sunspots", f"LSTM of {sunspots.HIDDEN}, Dense", network, series, next_year)
+
+
+def initial() -> Iterator[list[Any]]:
+    from blockcell import GRU, LSTM
+
+    x = np.random.default_rng(0).standard_normal((100, 8, 64)).astype(np.float32)
+    for H in (256, 1024):
+        yield from lines("standard normal", f"LSTM of {H}, initial", LSTM.init(64, H, seed=0), x)
+    for H, after in itertools.product((256, 1024), (False, True)):
+        name = f"GRU{'(reset_after)' * after} of {H}, initial"
+        yield from lines("standard normal", name, GRU.init(64, H, seed=0, reset_after=after), x)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", help="write the lines to this file")
+    options = parser.parse_args()
+    root = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(root), str(root / "examples")]
+    start, found = time.time(), []
+    for line in itertools.chain(digits(), characters(), sunspots(), initial()):
+        found.append(line)
+        print(*line, sep=", ", flush=True)
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *found])
+    print(f"{time.time() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A layer from an LSTM or GRU node of ONNX's: its attributes and inputs, and what cannot be expressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..layers import Bidirectional, Layer
+from ..optable import Array
+from .onnx_graph import FOLDED, QUANTIZED, Graph, is_quantized, is_recurrent
+from .shared import ConversionError, check_shapes, make_cell, read_arrays
+
+_PLACES = {
+    "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
+    "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
+}
+_PLACES[QUANTIZED] = (*_PLACES["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
+_ATTRIBUTES = {
+    "activation_alpha": "FLOATS",
+    "activation_beta": "FLOATS",
+    "activations": "STRINGS",
+    "clip": "FLOAT",
+    "direction": "STRING",
+    "hidden_size": "INT",
+    "input_forget": "INT",
+    "layout": "INT",
+    "linear_before_reset": "INT",
+    "output_sequence": "INT",
+}
+_ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
+
+
+class Remark(NamedTuple):
+    """What calls of a layer must have, or how they differ from the node that it was made of."""
+
+    node: str
+    inputs: list[str]
+    """Those from which the node has lengths and states."""
+    arguments: set[str]
+    """What these are in a call."""
+    quantized: bool
+
+
+def key_of(node: Any) -> str:
+    """What a node is called: nodes need no names."""
+    return node.name or next(filter(None, node.output), "")
+
+
+def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> Layer:
+    """The layer of a node in a graph, whose weights are constants there."""
+    values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
+    return from_node(caller, node, values, graph, remarks)
+
+
+def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]) -> Layer:
+    """The layer of a node with the values that its inputs are known to have; what is left to calls is a remark."""
+    if not is_recurrent(source):
+        raise ConversionError(
+            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM or GRU"
+        )
+    what, places = f"{caller}: {source.op_type} {source.name!r}", _PLACES[source.op_type]
+    kind = "LSTM" if is_quantized(source) else source.op_type
+    attributes = _read_attributes(what, source)
+    direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
+    directions = 2 if direction == "bidirectional" else 1
+    _refuse(what, kind, attributes, direction)
+    reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
+    if len(source.input) > len(places):
+        raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
+    given = {place: name for place, name in zip(places, source.input, strict=False) if name}
+    weights = [place for place in places if place in given and place not in ("X", *_ARGUMENTS)]
+    unknown = {k: place for k, place in enumerate(places) if place in weights and given[place] not in values}
+    _refuse_computed(what, given, unknown, graph)
+    needed = [place for place in places if place in ("W", "R") or place.endswith("scale")]
+    if missing := [place for place in needed if place not in given]:
+        raise ValueError(f"{what} has no {' and no '.join(missing)}")
+    found = {place: values[given[place]] for place in weights}
+    arrays = read_arrays(what, _dequantized(what, found) if is_quantized(source) else found)
+    gates = 4 if kind == "LSTM" else 3
+    W, R = arrays["W"], arrays["R"]
+    hidden = R.shape[-1] if R.ndim == 3 else 0
+    if "hidden_size" in attributes and attributes["hidden_size"].i != hidden:
+        raise ValueError(f"{what} has hidden_size={attributes['hidden_size'].i}, but its R has shape {R.shape}")
+    columns = gates * hidden
+    B = arrays.get("B", np.zeros((directions, 2 * columns), W.dtype))
+    check_shapes(what, {"W": (W, (directions, columns, None)), "R": (R, (directions, columns, hidden))})
+    check_shapes(what, {"B": (B, (directions, 2 * columns))})
+    if "P" in arrays:
+        check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
+    cells = []
+    for d in range(directions):
+        peepholes = arrays["P"][d] if "P" in arrays else None
+        parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
+        cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
+    left = _left_to_calls(given, values, graph)
+    if left or is_quantized(source):
+        places_left = [_described(place, given[place], places.index(place), graph) for place in left]
+        arguments = {_ARGUMENTS[place] for place in left}
+        remarks.append(Remark(what.removeprefix(f"{caller}: "), places_left, arguments, is_quantized(source)))
+    return cells[0] if directions == 1 else Bidirectional(*cells)
+
+
+def _read_attributes(what: str, node: Any) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        kind = _ATTRIBUTES.get(attribute.name)
+        if kind is None:
+            raise ConversionError(f"{what} has the attribute {attribute.name!r}, which ONNX does not know")
+        if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
+            raise ValueError(f"{what} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
+        attributes[attribute.name] = attribute
+    return attributes
+
+
+def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
+    if "clip" in attributes:
+        raise ConversionError(
+            f"{what} has clip={attributes['clip'].f:g}, which limits what goes into the gates; the cell_clip of an LSTM"
+            f" here limits the cell state. If the limit is never reached, remove the attribute"
+        )
+    defaults = ["sigmoid", "tanh", "tanh"] if kind == "LSTM" else ["sigmoid", "tanh"]
+    defaults *= 2 if direction == "bidirectional" else 1
+    if "activations" in attributes:
+        activations = [activation.decode() for activation in attributes["activations"].strings]
+        if [activation.lower() for activation in activations] != defaults:
+            raise ConversionError(
+                f"{what} has activations={activations}; only Sigmoid for the gates and Tanh elsewhere can be expressed"
+            )
+    if "input_forget" in attributes and attributes["input_forget"].i:
+        raise ConversionError(
+            f"{what} has input_forget=1, which couples the input gate to the forget gate; the gates of the block cells"
+            f" are independent"
+        )
+
+
+def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
+    """An input of a node, and what it comes from."""
+    origins = graph.origins(name, ())[1] if graph is not None else []
+    source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
+    return f"{place} {name!r} (input[{k}]{source})"
+
+
+def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:
+    """The lengths and states that are not simply arguments of the model, nor zero: a layer gets them at each call."""
+    left = []
+    for place in (place for place in _ARGUMENTS if place in given):
+        name, constant = given[place], values.get(given[place])
+        if constant is not None:
+            is_left = place == "sequence_lens" or bool(np.any(np.asarray(constant)))
+        else:
+            is_zero = graph is not None and place != "sequence_lens" and graph.is_zero(name)
+            is_left = graph is not None and not graph.is_argument(name) and not is_zero
+        left += [place] if is_left else []
+    return left
+
+
+def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str], graph: Graph | None) -> None:
+    """Refuse weights that are not known, by their positions among the inputs."""
+    if not places:
+        return
+    which = " and ".join(f"{place} {given[place]!r} (input[{k}])" for k, place in places.items())
+    plural = "are" if len(places) > 1 else "is"
+    if graph is None:
+        arrays = ", ".join(f"{given[place]!r}: ..." for place in places.values())
+        raise ConversionError(
+            f"{what}: its {which} {plural} not among the initializers; expected"
+            f" convert.from_onnx(node, {{{arrays}, ...}})"
+        )
+    inputs = {each for place in places.values() for each in graph.origins(given[place], ())[1]} & graph.inputs
+    if inputs:
+        raise ConversionError(
+            f"{what}: its {which} {plural} given to the model with each call, as"
+            f" {' and '.join(map(repr, sorted(inputs)))}; expected constants. If you have the arrays, convert the node:"
+            f" convert.from_onnx(node, arrays)"
+        )
+    raise ConversionError(
+        f"{what}: its {which} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
+        f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
+        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
+    )
+
+
+def _dequantized(what: str, given: Mapping[str, Any]) -> dict[str, Array]:
+    """The weights of a DynamicQuantizeLSTM as those of an LSTM."""
+    arrays = {place: np.asarray(value) for place, value in given.items()}
+    for name in ("W", "R"):
+        whole, scale = arrays[name], arrays.pop(f"{name}_scale")
+        zero = arrays.pop(f"{name}_zero_point", np.zeros(scale.shape, whole.dtype))
+        if whole.ndim != 3 or whole.dtype not in (np.int8, np.uint8):
+            raise ValueError(
+                f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, [D,.,4H]"
+            )
+        allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2]))
+        for part, array in (("scale", scale), ("zero_point", zero)):
+            if array.shape not in allowed:
+                raise ValueError(
+                    f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
+                )
+        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
+        arrays[name] = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype).swapaxes(1, 2)
+    return arrays

@@ -1,0 +1,217 @@
+"""Cells of many nodes: BasicLSTMCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell, Keras' LSTM and GRU, and their like.
+
+Each is found backwards from its last node, and only if every node on the way is one of the cell's own. What looks like
+a cell and is none of these is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from .evaluate import Body
+from .found import At, Found
+from .gru import gru
+from .lstm import lstm
+from .match import Candidate, Match, Variant
+from .ops import op_of
+from .reader import Place, Reader, Unknown
+from .recurrences import Product, products_of, recurrences
+from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, why
+from .sources import Source, Sources
+from .sums import Other, Sums
+
+_CLASSES = {
+    "basic_lstm_cell": "BasicLSTMCell",
+    "lstm_cell": "LSTMCell",
+    "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
+    "gru_cell": "GRUCell",
+}
+_PATTERNS: dict[str, Callable[[Sums, Place], Candidate]] = {"Mul": lstm, "Add": gru}
+"""By the last op of a step."""
+
+
+def found_composed(sources: Sources, known: set[str]) -> list[Found]:
+    """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
+    search = _Search(Sums(sources))
+    matches = [match for candidates in search.candidates.values() for match in search.matches(candidates)]
+    understood = {name for match in matches for name in match.kernels}
+    search.refuse_variants(understood)
+    search.refuse_recurrences(known | understood)
+    found, refused = [], set[str]()
+    for end, (reason, kernels) in search.wrong.items():
+        if not refused & kernels.keys():
+            found.append(_refused(end, reason, kernels))
+        refused |= kernels.keys()
+    alive = _alive(search.reader, matches, search.looped)
+    found += _found(search.sums, [match for match in alive if not refused & match.kernels.keys()])
+    for product, reason in by_names(search.products, known | understood | refused):
+        found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
+    return found
+
+
+class _Search:
+    """What there is in a graph of cells, and of what is none."""
+
+    def __init__(self, sums: Sums) -> None:
+        self.sums, self.reader = sums, sums.reader
+        self.candidates: dict[str, list[Candidate]] = {op: [] for op in _PATTERNS}
+        self.variants: dict[Place, Variant] = {}
+        for body, node in self.reader.all_nodes():
+            op, end = op_of(node).name, Place(body, node.name)
+            if op in _PATTERNS:
+                try:
+                    self.candidates[op].append(_PATTERNS[op](sums, end))
+                except Variant as variant:
+                    self.variants[end] = variant
+                except (Other, Unknown):
+                    continue
+        self.products = products_of(sums)
+        self.readers: dict[Place, list[Product]] = {}
+        """Products by what they multiply with a weight."""
+        for product in self.products:
+            self.readers.setdefault(product.operand, []).append(product)
+        self.recurrences = recurrences(self.reader, self.products)
+        self.looped = {place: each for each in self.recurrences for place in each.places}
+        """Recurrences by their nodes."""
+        self.wrong: dict[Place, tuple[str, dict[str, Source]]] = {}
+        """What is none of the cells: by its last node why, and its kernels."""
+
+    def matches(self, candidates: Iterable[Candidate]) -> list[Match]:
+        """Candidates whose operands can be told apart, the input and the state, and that pass their states on."""
+        groups: dict[tuple[str, ...], list[Candidate]] = {}
+        for each in candidates:
+            groups.setdefault(tuple(each.kernels), []).append(each)
+        found = []
+        for kernels, group in groups.items():
+            numbers = self._told_apart(group)
+            steps = [each.step(number) for each, number in numbers.items()]
+            reasons = misused(self.reader, steps, kernels, self.readers, self.looped) if steps else {}
+            for each, number in numbers.items():
+                try:
+                    if each.end not in reasons:
+                        found.append(each.match(number))
+                        continue
+                except (Variant, Unknown) as error:
+                    reasons[each.end] = str(error)
+                self.wrong[each.end] = reasons[each.end], each.kernels
+        return found
+
+    def _told_apart(self, group: Sequence[Candidate]) -> dict[Candidate, int]:
+        """Of steps with the same kernels, which operand is the state."""
+        ends = {each.end for each in group}
+        states = {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+        found = {}
+        for each in group:
+            fits = [k for k, operand in enumerate(each.operands) if operand.key in states]
+            number = fits[0] if len(fits) == 1 else each.by_shape()
+            if number is None:
+                reason = f"it cannot be told which of its kernels, {' and '.join(each.kernels)}, is for its state"
+                self.wrong[each.end] = reason, each.kernels
+            else:
+                found[each] = number
+        return found
+
+    def _is_state(self, place: Place, ends: set[Place]) -> bool:
+        try:
+            return not ends.isdisjoint(self.reader.state(place)[0])
+        except Unknown:
+            return False
+
+    def refuse_variants(self, understood: set[str]) -> None:
+        """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
+        by_place = {product.place: product for product in self.products}
+        ops = [*_PATTERNS]  # an LSTM's cs has the form of a GRU's h, nearly
+        for end in sorted(self.variants, key=lambda end: ops.index(self.reader.op(end).name)):
+            kernels = kernels_before(self.reader, end, by_place)
+            kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+            loop = self.looped.get(end)
+            if kernels and (loop is not None or is_named(next(iter(kernels)))):
+                shown = shows(loop) if loop is not None and self.variants[end].vague else None
+                self.wrong[end] = shown or str(self.variants[end]), kernels
+
+    def refuse_recurrences(self, known: set[str]) -> None:
+        """What goes around a loop, with weights that are none of known cells."""
+        for each in self.recurrences:
+            kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
+            if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
+                self.wrong[each.product.place] = why(each), kernels
+
+
+def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:
+    """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
+    loops = {tuple(match.kernels) for match in matches if match.end in looped}
+    ends = {match.end for match in matches if match.end not in looped and tuple(match.kernels) in loops}
+    needed = {body: _needed(reader, body, ends) for body in {end.body for end in ends}}
+    return [match for match in matches if match.end not in ends or match.end.name in needed[match.end.body]]
+
+
+def _needed(reader: Reader, body: str, ends: set[Place]) -> set[str]:
+    """What the results of a body depend on; of the graph, that is nodes that nothing reads, but for `ends`."""
+    nodes = reader.bodies[body]
+    inputs: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        with suppress(Unknown):
+            inputs[name] = [] if op_of(node).shape_only else [place.name for place in reader.inputs(body, node)]
+    if body:
+        waiting = [text.partition(":")[0] for text in reader.graph.functions[body].returned.values()]
+    else:
+        read = {each for before in inputs.values() for each in before}
+        waiting = [name for name in nodes if name not in read and Place(body, name) not in ends]
+    found = {*waiting}
+    while waiting:
+        before = [each for each in inputs.get(waiting.pop(), ()) if each not in found]
+        found.update(before)
+        waiting += before
+    return found
+
+
+def _kind(kernels: dict[str, Source]) -> str:
+    """What a cell is, by the names of its weights."""
+    name = next(iter(kernels))
+    scope = re.sub(r"/(gates|candidate)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
+
+
+def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
+    first = next(iter(kernels.values()))
+    return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
+
+
+def _found(sums: Sums, matches: list[Match]) -> Iterator[Found]:
+    """Cells that were understood."""
+    bodies: dict[tuple[object, ...], Body | str] = {}
+    keys = []
+    for match in matches:
+        sources = [(role, source.name) for role, source in match.sources.items()]
+        keys.append((match.end.body, *sources, *match.attributes.items()))
+        if not isinstance(bodies.get(keys[-1]), Body):
+            bodies[keys[-1]] = _body(sums, match)
+    for key, match in zip(keys, matches, strict=True):
+        body, kind, end = bodies[key], match.kind or _kind(match.kernels), match.end
+        kind = kind if match.cell in kind else match.cell
+        at = At(end.body, match.x, match.step.states[-1], end)
+        more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
+        more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
+        yield Found(end.name, kind, [end.name], **more)
+
+
+def _body(sums: Sums, match: Match) -> Body | str:
+    """A match's nodes, or why they are no function of its input and its states."""
+    step, straight = match.step, sums.reader.straight
+    try:
+        places = [straight(place) for place in (match.x, *step.states)]
+        if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
+            return "its input and its states are not told apart: they come from one node"
+        if not {*places}.isdisjoint(straight(place) for place in step.results):
+            return "a step reads what it computes itself"
+        for place, size in zip(places, (match.sizes[0], *[match.sizes[1]] * len(step.states)), strict=True):
+            with suppress(Unknown):  # most are computed, or fed
+                given = sums.sources.source(place)
+                if given.name in match.kernels or given.shape[1:] != (size,):
+                    return f"its input or a state is {given.name}, of the shape {given.shape}"
+        return Body(sums, match.x, step.states, step.results, *match.sizes)
+    except Unknown as unknown:
+        return f"its nodes are not understood: {unknown}"

@@ -1,0 +1,100 @@
+"""The patterns of a GRU, which resets before or after the product, backwards from its last node."""
+
+from __future__ import annotations
+
+from .match import Match, Operand, Step, Told, Variant, biases, both, kernels_of, operands_of, said, stranger, vague
+from .pieces import joined
+from .reader import Place
+from .sums import Other, Sum, Sums
+
+
+def gru(sums: Sums, end: Place) -> Told:
+    """From h = u * h_prev + (1 - u) * c."""
+    products = sums.pair(end, "Add")
+    for keep, new in both(products):
+        if sums.op(keep) != "Mul" or sums.op(new) != "Mul":
+            raise Other
+        for rest, candidate in both(sums.pair(new, "Mul")):
+            if sums.op(rest) != "Sub" or sums.op(candidate) != "Tanh":
+                continue
+            one, u = sums.pair(rest, "Sub")
+            for update, h_prev in both(sums.pair(keep, "Mul")):
+                if sums.reader.same(update, u) and sums.reader.value(one) == 1:
+                    return Told(_gru_of(sums, end, u, candidate, h_prev))
+    raise Other
+
+
+def _gru_of(sums: Sums, end: Place, u: Place, candidate: Place, h_prev: Place) -> Match:
+    new, inner = sums.activated(candidate, "Tanh"), None
+    operands = operands_of(sums, new)
+    if new.others:
+        r, inner = _reset_after(sums, new.others[0], h_prev)
+        operands += operands_of(sums, inner)
+    else:
+        r, operands = _reset_before(sums, candidate, operands, h_prev)
+    if len(operands) != 2 or len(new.others) > 1:
+        raise _other_operands(sums, candidate)
+    gates = {"r": sums.activated(r, "Sigmoid"), "u": sums.activated(u, "Sigmoid")}
+    hidden = operands[0].kernel.shape[1]
+    pairs = [_told_apart(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
+    w_ru = [[pair[k].piece(hidden, k == 1) for pair in pairs] for k in (0, 1)]
+    w_c = [[operands[k].piece(hidden, k == 1)] for k in (0, 1)]
+    if any(piece.shape != (w_c[k][0].shape[0], hidden) for k in (0, 1) for piece in w_ru[k]):
+        raise Variant("its gates are of different sizes")
+    if any(len({w_c[k][0].key, *(piece.key for piece in w_ru[k])}) != 3 for k in (0, 1)):
+        raise Variant("two of its gates have the same weights")
+    if w_c[1][0].shape[0] != hidden:
+        raise Variant(f"its state is of another size than its gates, {w_c[1][0].shape[0]} and {hidden}")
+    for name, gate in {**gates, "the candidate": new, **({} if inner is None else {"what is reset": inner})}.items():
+        if gate.constant:
+            raise Variant(f"a number, {gate.constant:g}, is added to {name}; the block cells have none there")
+    sources = {"w_ru": joined(w_ru), "w_c": joined(w_c)}
+    sources["b_ru"] = biases([*gates.values()], hidden, sources["w_ru"].dtype)
+    sources["b_c"] = biases([new], hidden, sources["w_ru"].dtype)
+    if inner is not None:
+        sources["b_hc"] = biases([inner], hidden, sources["w_ru"].dtype)
+    beside = all(pair[0].rows != "all" for pair in pairs)
+    kind = "Keras GRU" if not beside else "CudnnCompatibleGRUCell" if inner is not None else ""
+    attributes = {} if inner is None else {"reset_after": True}
+    step, sizes = Step(end, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
+    return Match("GRU", kind, operands[0].place, step, sources, kernels_of([*pairs, operands]), sizes, attributes)
+
+
+def _other_operands(sums: Sums, candidate: Place) -> Variant:
+    return vague(f"what goes into {said(sums.made(candidate)[0])} is not what a GRU has there")
+
+
+def _reset_before(sums: Sums, candidate: Place, operands: list[Operand], h_prev: Place) -> tuple[Place, list[Operand]]:
+    """The reset gate, and what is multiplied: x, and the state times the gate."""
+    for k, each in enumerate(operands):
+        if sums.op(each.place) == "Mul":
+            for r, h in both(sums.pair(each.place, "Mul")):
+                if sums.reader.same(h, h_prev) and sums.is_activated(r, "Sigmoid"):
+                    return r, [*operands[:k], *operands[k + 1 :], each]
+    if any(sums.reader.same(each.place, h_prev) for each in operands):
+        node, _ = sums.made(candidate)
+        raise Variant(f"it has no reset gate: the state goes into {said(node)} as it is")
+    raise _other_operands(sums, candidate)
+
+
+def _reset_after(sums: Sums, place: Place, h_prev: Place) -> tuple[Place, Sum]:
+    """The reset gate, and the sum that it is applied to."""
+    if sums.op(place) == "Mul":
+        for r, inner in both(sums.pair(place, "Mul")):
+            if sums.is_activated(r, "Sigmoid"):
+                found = sums.sum(inner)
+                operands = operands_of(sums, found)
+                if len(operands) == 1 and not found.others and sums.reader.same(operands[0].place, h_prev):
+                    return r, found
+    raise stranger(sums, place, "the candidate")
+
+
+def _told_apart(sums: Sums, name: str, gate: Sum, x: Place, h_prev: Place) -> list[Operand]:
+    """A gate's operands, that for x first."""
+    if gate.others:
+        raise stranger(sums, gate.others[0], f"the gate {name}")
+    operands = operands_of(sums, gate)
+    for pair in (operands, operands[::-1]):
+        if len(pair) == 2 and sums.reader.same(pair[0].place, x) and sums.reader.same(pair[1].place, h_prev):
+            return pair
+    raise Variant(f"its gate {name} is not computed from the input and the state that the candidate is computed from")

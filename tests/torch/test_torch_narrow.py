@@ -1,0 +1,663 @@
+"""`blockcell.torch.replace(model, storage=..., activations=...)`: always the bits of the layer that `packed` makes.
+
+`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from bits import same
+from fresh import printed
+from peer_cases import SEED, parts_of, state_of
+
+import blockcell
+from blockcell import convert
+
+torch = pytest.importorskip("torch")
+nn = pytest.importorskip("blockcell.torch")
+internals = pytest.importorskip("blockcell.torch.internals")
+narrow = pytest.importorskip("blockcell.torch.narrow")
+rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
+
+pytestmark = [
+    pytest.mark.peers,
+    # PyTorch's own, on the way to compiling and exporting
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
+]
+KINDS, BY_ACTIVATIONS = ["LSTM", "GRU"], ["float32", "int8", "int16"]
+STORED = [("int8", "float32"), ("int8", "int8"), ("int8", "int16"), ("float16", "float32"), ("bfloat16", "float32")]
+SMALL = torch.zeros(4, 3, 5)
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """The layers that are packed from now on, for any module."""
+    made, from_torch = [], convert.from_torch
+    monkeypatch.setattr(convert, "from_torch", lambda source: made.append(from_torch(source)) or made[-1])
+    return made
+
+
+def made(kind, *sizes, storage="int8", activations="int8", training=False, **options):
+    torch.manual_seed(3)
+    module = getattr(torch.nn, kind)(*(sizes or (5, 8)), **options).train(training)
+    nn.replace(module, storage, activations)
+    return module
+
+
+def drawn_call(g, module, B=None):
+    """An input and an hx of any form: what a module takes, and what the layer does."""
+    T, B, inputs = int(g.integers(1, 12)), B or int(g.integers(1, 20)), module.input_size
+    form = str(g.choice(["batched", "batched", "unbatched", "sorted", "unsorted", "equal"]))
+    B = 1 if form == "unbatched" else B
+    x = g.standard_normal((T, B, inputs)).astype(np.float32)
+    given, lengths = torch.from_numpy(x), None
+    if form in ("sorted", "unsorted", "equal"):
+        lengths = np.full(B, T) if form == "equal" else g.integers(1, T + 1, B)
+        lengths = np.sort(lengths)[::-1].copy() if form == "sorted" else lengths
+        given = rnn.pack_padded_sequence(given, torch.from_numpy(lengths), enforce_sorted=form != "unsorted")
+        x = x[: lengths.max()]
+    elif form == "unbatched":
+        given = given[:, 0]
+    elif module.batch_first:
+        given = given.transpose(0, 1)
+        if g.integers(2):
+            given = given.contiguous()
+    hx = state = None
+    if g.integers(2):
+        cells = module.num_layers * (1 + module.bidirectional)
+        arrays = g.uniform(-0.8, 0.8, (1 + (module.mode == "LSTM"), cells, B, module.hidden_size)).astype(np.float32)
+        state = state_of([*arrays.swapaxes(0, 1)], module.num_layers, 1 + module.bidirectional)
+        tensors = [torch.from_numpy(array[:, 0] if form == "unbatched" else array) for array in arrays]
+        hx = tuple(tensors) if module.mode == "LSTM" else tensors[0]
+    return (given, hx), (x, state, lengths), form
+
+
+def expect_bits(module, call, storage, activations):
+    """Those of the layer: of y and the last states."""
+    (given, hx), (x, state, lengths), form = call
+    y, last = module(given, hx)
+    assert not y.requires_grad if form in ("batched", "unbatched") else not y.data.requires_grad
+    if isinstance(y, rnn.PackedSequence):
+        y = rnn.pad_packed_sequence(y)[0]
+    elif form == "unbatched":
+        y, last = y[:, None], tuple(a[:, None] for a in last) if module.mode == "LSTM" else last[:, None]
+    elif module.batch_first:
+        y = y.transpose(0, 1)
+    layer = convert.from_torch({name: tensor.detach() for name, tensor in module.state_dict().items()})
+    expected, state = layer.packed(storage, activations)(x, state, lengths=lengths)
+    assert same(y.numpy(), expected)
+    last = [last] if module.mode == "GRU" else [*last]
+    for k, part in enumerate(parts_of(state, module.num_layers, 1 + module.bidirectional)):
+        assert same([a[k].numpy() for a in last], [*part])
+
+
+# ---------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.parametrize("stored", STORED, ids="-".join)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_are_those_of_the_layer(kind, stored):
+    for k in range(25):
+        g = np.random.default_rng([SEED, k])
+        options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "batch_first")}
+        options |= {"num_layers": int(g.integers(1, 4)), "dropout": 0.5 * int(g.integers(2))}
+        sizes, threads = [int(size) for size in g.integers((1, 1), (60, 90))], int(g.integers(1, 4))
+        print(f"seed {SEED}, {k}: {sizes}, {options}, {threads=}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dropout of a single layer
+            module = made(kind, *sizes, storage=stored[0], activations=stored[1], **options)
+        torch.set_num_threads(threads)
+        for _ in range(3):
+            call = drawn_call(g, module)
+            print(call[2], call[1][0].shape)
+            with torch.set_grad_enabled(bool(g.integers(2))):
+                expect_bits(module, call, *stored)
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def new_values(g, module):
+    bound = float(g.uniform(0.1, 1))
+    return {name: torch.from_numpy(g.uniform(-bound, bound, p.shape)).float() for name, p in module.named_parameters()}
+
+
+def in_place(g, module):
+    with torch.inference_mode() if g.integers(2) else torch.no_grad():
+        for parameter in module.parameters():
+            if g.integers(2):
+                parameter.mul_(float(g.uniform(-1.5, 1.5)))
+    return module
+
+
+def other_data(g, module):
+    for _ in range(2):  # the second time, memory that was freed may be had again
+        for name, values in new_values(g, module).items():
+            getattr(module, name).data = values if g.integers(2) else values.t().contiguous().t()
+    return module
+
+
+def turned(g, module):
+    """In the same memory."""
+    square = module.weight_hh_l0.data[: module.hidden_size]
+    module.weight_hh_l0.data = torch.cat([square] * (len(module.weight_hh_l0) // len(square)))
+    module.weight_ih_l0.data = module.weight_ih_l0.data
+    return module
+
+
+def loaded(g, module):
+    module.load_state_dict(new_values(g, module), assign=bool(g.integers(2)))
+    return module
+
+
+def swapped_for_new(g, module):
+    name = str(g.choice([name for name, _ in module.named_parameters()]))
+    setattr(module, name, torch.nn.Parameter(new_values(g, module)[name]))
+    return module
+
+
+def through_others(g, module):
+    """PyTorch's or without a storage for a moment, while its weights change in a way that PyTorch does not count."""
+    back = module.storage, module.activations
+    (nn.restore if g.integers(2) else nn.replace)(module)
+    assert not vars(module).keys() & {"storage", "activations"}
+    module.weight_hh_l0.data.mul_(0.7)
+    nn.replace(module, *back)
+    return module
+
+
+def packed_anew(g, module):
+    """What the documentation says to do after such a change."""
+    module.bias_ih_l0.data.add_(0.1)
+    assert nn.replace(module, module.storage, module.activations).left == {"": "it is one already"}
+    return module
+
+
+def stored_in_other_ways(g, module):
+    nn.replace(module, *STORED[g.integers(len(STORED))])
+    return module
+
+
+def widened_and_back(g, module):
+    if g.integers(2):
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return module.double().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+CHANGES = {
+    "nothing": lambda g, module: module,
+    "in place": in_place,
+    ".data": other_data,
+    "turned": turned,
+    "load_state_dict": loaded,
+    "new parameter": swapped_for_new,
+    "dtype": widened_and_back,
+    "shared memory": lambda g, module: module.share_memory(),
+    "deepcopy": lambda g, module: copy.deepcopy(module),
+    "pickle": lambda g, module: pickle.loads(pickle.dumps(module)),
+    "torch.save": lambda g, module: saved(module),
+    "eval": lambda g, module: module.train().eval(),
+    "freeze": lambda g, module: [p.requires_grad_(bool(g.integers(2))) for p in module.parameters()] and module,
+    "through others": through_others,
+    "packed anew": packed_anew,
+    "storage": stored_in_other_ways,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_follow_the_weights(kind):
+    """Whatever is done to them, in any order, on any threads."""
+    g = np.random.default_rng([SEED, 1])
+    module, seen = made(kind, 20, 33, num_layers=2, bidirectional=True), set()
+    for k in range(160):
+        change = str(g.choice([*CHANGES]))
+        module = CHANGES[change](g, module)
+        seen.add(change)
+        print(f"seed {SEED}, {k}: {change}, {module}")
+        torch.set_num_threads(int(g.integers(1, 4)))
+        with torch.inference_mode(bool(g.integers(2))):
+            for _ in range(int(g.integers(1, 3))):
+                expect_bits(module, drawn_call(g, module), module.storage, module.activations)
+    assert seen == {*CHANGES}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_turned_in_their_memory(kind):
+    """The same address, and no change that PyTorch counts."""
+    gates = {"LSTM": 4, "GRU": 3}[kind]
+    module = made(kind, gates * 6, 6)
+    x = torch.randn(3, 2, gates * 6)
+    before = module(x)[0]
+    module.weight_ih_l0.data = module.weight_ih_l0.data.t()
+    expected = convert.from_torch(module).packed("int8", "int8")(x.numpy())[0]
+    assert same(module(x)[0].numpy(), expected) and not same(before.numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_made_under_inference_mode(kind, packings):
+    """PyTorch does not count how often they change."""
+    g = np.random.default_rng([SEED, 2])
+    with torch.inference_mode():
+        module = made(kind, 20, 33)
+        assert module.weight_hh_l0.is_inference()
+        for k in range(4):
+            packings.clear()
+            x = torch.from_numpy(g.standard_normal((3, 2, 20)).astype(np.float32))
+            module(x), module(x)
+            assert len(packings) == 1
+            expect_bits(module, drawn_call(g, module), "int8", "int8")
+            module.weight_hh_l0[k, k] += 0.5
+
+
+def test_weights_are_packed_once(packings):
+    module, x = made("LSTM", 5, 8, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        module(x), module(x[:1, :1]), module(rnn.pack_padded_sequence(x, [4, 2, 1]))
+        with torch.no_grad():
+            module.train()(x)
+        module.eval()
+    assert len(packings) == 2  # layers
+    with torch.no_grad():
+        module.bias_hh_l1_reverse += 1
+    module(x), module(x)
+    assert len(packings) == 3  # the other one has not changed
+    module.load_state_dict(module.state_dict())
+    module(x), module(x)
+    assert len(packings) == 5
+
+
+def test_nothing_outlives_the_weights():
+    gc.collect()
+    before = len(narrow._kept)
+    module = made("GRU", 5, 8, num_layers=2)
+    module(SMALL)
+    other = copy.deepcopy(module)
+    other(SMALL)
+    assert len(narrow._kept) == before + 4
+    del module
+    gc.collect()
+    assert len(narrow._kept) == before + 2
+    other.weight_ih_l0 = torch.nn.Parameter(other.weight_ih_l0.detach().clone())
+    assert len(narrow._kept) == before + 1
+    nn.restore(other)
+    assert len(narrow._kept) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_computed_at_each_call(kind):
+    """By a parametrization; nothing is kept of them."""
+    gc.collect()
+    module, x, before = made(kind), torch.randn(4, 3, 5), len(narrow._kept)
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    for _ in range(3):
+        with torch.no_grad():
+            module.parametrizations.weight_hh_l0.original0.mul_(1.2)
+        weights = {name: getattr(module, name).detach() for name, _ in getattr(torch.nn, kind)(5, 8).named_parameters()}
+        expected = convert.from_torch(weights).packed("int8", "int8")(x.numpy())[0]
+        y = module(x)[0]
+        assert same(y.numpy(), expected) and not y.requires_grad and len(narrow._kept) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_python_threads(kind):
+    """They pack and read at the same time."""
+    modules = [made(kind, 20, 33, num_layers=2, activations=activations) for activations in BY_ACTIVATIONS]
+    inputs = [torch.randn(5, B, 20) for B in (1, 3, 20)]
+    expected = {}
+    for module in modules:
+        packed = convert.from_torch(module).packed("int8", module.activations)
+        expected |= {(module.activations, k): packed(x.numpy())[0] for k, x in enumerate(inputs)}
+
+    def calls(seed):
+        g = np.random.default_rng([SEED, seed])
+        for _ in range(40):
+            module, k = modules[g.integers(3)], int(g.integers(3))
+            if g.random() < 0.2:
+                narrow.forget(module.parameters())
+            assert same(module(inputs[k])[0].detach().numpy(), expected[module.activations, k])
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(calls, range(8)))
+
+
+@pytest.mark.parametrize("form", ["batched", "unsorted"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_in_training_without_gradients(kind, form):
+    """The numbers are drawn as by torch.nn: here of layers whose rounded weights it has too."""
+    options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True}
+    ours = made(kind, 6, 16, activations="float32", training=True, **options)
+    theirs = getattr(torch.nn, kind)(6, 16, **options)
+    rounded = convert.to_torch(convert.from_torch(ours).rounded_to("int8"))
+    theirs.load_state_dict({name: torch.from_numpy(array) for name, array in rounded.items()})
+    x = torch.randn(5, 4, 6)
+    if form == "unsorted":
+        x = rnn.pack_padded_sequence(x, [2, 5, 1, 4], enforce_sorted=False)
+    results = []
+    with torch.no_grad():
+        for module in (ours, theirs):
+            torch.manual_seed(SEED)
+            results.append(module(x)[0])
+            assert not torch.equal(module(x)[0].data, results[-1].data)
+    torch.testing.assert_close(results[0].data, results[1].data)
+
+
+def test_no_rows_and_any_strides():
+    module = made("GRU", 6, 8, bidirectional=True)
+    assert [a.shape for a in module(torch.zeros(4, 0, 6))] == [(4, 0, 16), (2, 0, 8)]
+    x, hx = torch.randn(4, 3, 6), torch.randn(2, 3, 8)
+    expected = module(x, hx)
+    wide, turned = torch.zeros(4, 3, 12), hx.transpose(0, 2).contiguous().transpose(0, 2)
+    wide[:, :, ::2] = x
+    for layout in (
+        wide[:, :, ::2],
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        x.permute(2, 1, 0).clone().permute(2, 1, 0),
+    ):
+        assert torch.equal(layout, x) and all(map(torch.equal, module(layout, turned), expected))
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind, given):
+    module, x = made(kind, num_layers=2), torch.randn(4, 3, 5).to(given)
+    theirs = getattr(torch.nn, kind)(5, 8, num_layers=2)
+    y, _ = module(x.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        found, dtype = module(x), theirs(x)[0].dtype
+    assert found[0].dtype == dtype and torch.equal(found[0], y.to(dtype))
+
+
+# -------------------------------------------------------------------------------------------------- compiled, exported
+@pytest.fixture
+def dynamo():
+    """Nothing compiled before, nor left behind."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(kind, backend, dynamo, packings):
+    """In one graph; what is packed is that of eager calls, and follows the weights."""
+    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for k, (B, T) in enumerate(((3, 4), (5, 4), (2, 7), (2, 7))):  # sizes become symbols
+        x = torch.randn(B, T, 5)
+        with torch.set_grad_enabled(k < 3):
+            y, last = compiled(x)
+            expected, expected_last = module(x)
+        assert torch.equal(y, expected) and not y.requires_grad
+        assert all(map(torch.equal, last, expected_last))
+        if k == 2:
+            assert len(packings) == 2
+            in_place(np.random.default_rng(1), module)
+    assert len(packings) > 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_with_packed_sequences(kind, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True)
+    packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [4, 6, 1], enforce_sorted=False)
+
+    def call(data):
+        return module(rnn.PackedSequence(data, *packed[1:]))[0].data
+
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(packed.data), call(packed.data))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported(kind, strict, dynamo):
+    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
+    program = torch.export.export(module, (torch.randn(3, 4, 5),), dynamic_shapes=(sizes,), strict=strict)
+    exported, lowered = program.module(), program.run_decompositions().module()
+    x = torch.randn(2, 9, 5)
+    for each in (exported, lowered):
+        assert torch.equal(each(x)[0], module(x)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traced(kind):
+    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
+        assert torch.equal(traced(x)[0], module(x)[0])
+    model = torch.nn.Sequential(module)
+    graph = torch.fx.symbolic_trace(model)
+    assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["0"]
+    assert torch.equal(graph(x)[0], module(x)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_pass_opcheck(kind):
+    module = made(kind, 5, 8, bidirectional=True)
+    weights, states = [p.detach() for p in module.parameters()], [torch.randn(2, 3, 8)] * (1 + (kind == "LSTM"))
+    for given, lengths in (([], None), (states, torch.tensor([4, 0, 2]))):
+        torch.library.opcheck(module._narrow_op._op, (SMALL, weights, True, given, lengths, "int8", "int16"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_internals(kind, monkeypatch):
+    module, x = made(kind, num_layers=2), torch.randn(4, 3, 5)
+    expected = module(x)[0]
+    monkeypatch.setattr(internals, "COMPLETE", False)
+    monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
+    assert torch.equal(module(x)[0], expected) and not module(x)[0].requires_grad
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+TRAINING = (
+    "blockcell.torch.{kind}: it is in training mode with gradients enabled, and weights in int8, which are rounded,"
+    " have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to train call"
+    " blockcell.torch.replace(model) without a storage"
+)
+REQUIRES = (
+    "blockcell.torch.{kind}: input or hx requires a gradient, and weights in int8 are for inference alone; compute"
+    " under torch.no_grad(), or call blockcell.torch.replace(model) without a storage"
+)
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_refused(kind, activations):
+    """But y without one is not, of frozen weights in training neither."""
+    module, x = made(kind, activations=activations, training=True), torch.randn(4, 3, 5)
+    h = torch.zeros(1, 3, 8, requires_grad=True)
+    hx = (torch.zeros(1, 3, 8), h) if kind == "LSTM" else h
+    with pytest.raises(RuntimeError, match=f"^{re.escape(TRAINING.format(kind=kind))}$"):
+        module(x)
+    with torch.no_grad():
+        expected = module(x)[0]
+        module(x.clone().requires_grad_(), hx)
+    module.eval()
+    y = module(x)[0]
+    assert not y.requires_grad and torch.equal(y, expected)
+    for given in ((x.clone().requires_grad_(),), (x, hx)):
+        with pytest.raises(RuntimeError, match=f"^{re.escape(REQUIRES.format(kind=kind))}$"):
+            module(*given)
+    assert not module.train().requires_grad_(False)(x)[0].requires_grad
+    nn.replace(module.requires_grad_())
+    module(x)[0].sum().backward()
+    assert module.weight_hh_l0.grad.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # what PyTorch itself does on the way
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_derivatives_are_refused(kind):
+    module, x = made(kind), torch.randn(4, 3, 5)
+    calls = {
+        "a transform": lambda: torch.func.vmap(lambda x: module(x)[0], in_dims=1)(x),
+        "input or hx": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
+    }
+    for what, call in calls.items():
+        with pytest.raises(RuntimeError, match=rf"^blockcell\.torch\.{kind}: {what} .* without a storage$"):
+            call()
+    with forward_ad.dual_level():
+        module(x)  # has no derivatives
+        with pytest.raises(RuntimeError, match=rf"^blockcell\.torch\.{kind}: .* forward-mode derivative"):
+            module(forward_ad.make_dual(x, torch.ones_like(x)))
+    own = {name: p.detach().clone() for name, p in module.named_parameters()}
+    assert torch.equal(torch.func.functional_call(module, own, (x,))[0], module(x)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_weights(kind):
+    prefix = f"blockcell.torch.{kind}: "
+    expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
+    double = f"{prefix}storage is 'int8' and the weights are torch.float64; {expected}"
+    with pytest.raises(TypeError, match=f"^{re.escape(double)}$"):
+        made(kind).double()(SMALL.double())
+    with pytest.raises(TypeError, match=f"{prefix}the weights are torch.float16; expected torch.float32 or"):
+        made(kind).half()(SMALL.half())
+    with pytest.raises(ValueError, match=f"{prefix}input is on cpu, the weights on meta; expected cpu"):
+        made(kind, device="meta")(SMALL)
+    module = made(kind)
+    module.weight_ih_l0.data[1, 2] = np.nan
+    with pytest.raises(ValueError, match=f"^{prefix}its weights cannot be stored in int8: .* is nan; expected finite"):
+        module(SMALL)
+    module = made(kind, storage="float16", activations="float32")
+    module.weight_ih_l0.data[1, 2] = 1e6
+    with pytest.raises(
+        ValueError, match=rf"^{prefix}its weights cannot be stored in float16: .* is 1e\+06; expected a number"
+    ):
+        module(SMALL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_called_by_hand_do_not_read_beyond(kind):
+    """Every tensor of another shape or dtype is refused, and so no memory is touched."""
+    module = made(kind)
+    weights, states = [p.detach() for p in module.parameters()], [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
+    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), "int8", "int8"
+    operator, tried = module._narrow_op._op, 0
+    operator(*inputs)
+    for k, value in enumerate(inputs):
+        for j, tensor in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8), tensor - 9):
+                if wrong.dtype == torch.float32 and wrong.shape == tensor.shape:  # other values, which are right
+                    continue
+                given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
+                tried += 1
+                with pytest.raises((ValueError, TypeError)):
+                    operator(*inputs[:k], given, *inputs[k + 1 :])
+        if isinstance(value, list):
+            for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
+                with pytest.raises((ValueError, TypeError)):
+                    operator(*inputs[:k], given, *inputs[k + 1 :])
+    assert tried == 4 + 4 * 4 + 4 * len(states) + 5
+    other = made({"LSTM": "GRU", "GRU": "LSTM"}[kind])
+    with pytest.raises(ValueError, match=f"blockcell.torch.{kind}: the weights are those of {other.mode}"):
+        operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
+    for wrong in (("int4", "int8"), ("float16", "int8"), ("int8", "int4")):
+        with pytest.raises(ValueError, match="expected"):
+            operator(*inputs[:5], *wrong)
+
+
+# ---------------------------------------------------------------------------------------------------- replace, restore
+def test_reports():
+    model = torch.nn.ModuleDict({"a": torch.nn.LSTM(5, 8), "b": torch.nn.GRU(5, 8), "c": torch.nn.GRU(5, 8).double()})
+    before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    report = nn.replace(model, storage="int8", activations="int16")
+    shown = "5, 8, storage='int8', activations='int16'"
+    assert report.changed == {"a": f"LSTM({shown})", "b": f"GRU({shown})"}
+    assert report.left == {"c": "its weights are torch.float64; to be stored in int8 they have to be torch.float32"}
+    assert {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()} == before
+    assert {*nn.replace(model, storage="int8", activations="int16").left} == {"a", "b", "c"}
+    assert nn.replace(model, storage="bfloat16").changed["b"] == "GRU(5, 8, storage='bfloat16')"
+    assert nn.replace(model).changed == {"a": "LSTM(5, 8)", "b": "GRU(5, 8)", "c": "GRU(5, 8)"}
+    nn.replace(model, storage="int8")
+    assert nn.restore(model).changed == {"a": "LSTM(5, 8)", "b": "GRU(5, 8)", "c": "GRU(5, 8)"}
+    assert {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()} == before
+    assert vars(model["a"]).keys() == vars(torch.nn.LSTM(5, 8)).keys()
+
+
+WRONG = [
+    ({"storage": "int4"}, ValueError, "storage is 'int4'; expected one of 'float16', 'bfloat16', 'int8'"),
+    ({"storage": 8}, TypeError, "storage is 8; expected one of 'float16', 'bfloat16', 'int8'"),
+    (
+        {"storage": "int8", "activations": "int4"},
+        ValueError,
+        "activations is 'int4'; expected one of 'float32', 'int8'",
+    ),
+    ({"storage": "int8", "activations": None}, TypeError, "activations is None; expected one of 'float32', 'int8'"),
+    ({"activations": "int8"}, ValueError, "activations is 'int8' and storage None; expected storage='int8', as only"),
+    (
+        {"storage": "float16", "activations": "int8"},
+        ValueError,
+        "activations is 'int8' and storage 'float16'; expected storage='int8', as only",
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments, error, message", WRONG)
+def test_refused_by_replace(arguments, error, message):
+    module = torch.nn.LSTM(5, 8)
+    with pytest.raises(error, match=f"^blockcell.torch.replace: {re.escape(message)}"):
+        nn.replace(module, **arguments)
+    assert type(module) is torch.nn.LSTM
+
+
+def test_threads_are_those_of_torch(monkeypatch):
+    seen, work = [], dict(blockcell._kernels.WORK)
+
+    def watched(*arguments):
+        seen.append(arguments[-1])
+        return work["gru_reset_after_layer"](*arguments)
+
+    monkeypatch.setitem(blockcell._kernels.WORK, "gru_reset_after_layer", watched)
+    module = made("GRU")
+    for threads in (1, 3, 2):
+        torch.set_num_threads(threads)
+        module(SMALL)
+    assert seen == [1, 3, 2]
+
+
+def test_forked_child():
+    """It has one thread, and the same results."""
+    code = """
+import os
+import signal
+import torch
+import blockcell.torch
+
+torch.set_num_threads(2)
+module, x = torch.nn.LSTM(64, 128).eval(), torch.randn(50, 32, 64)
+blockcell.torch.replace(module, storage="int8", activations="int8")
+expected = module(x)[0].numpy().tobytes()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(0 if module(x)[0].numpy().tobytes() == expected else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert printed(code) == "0"
