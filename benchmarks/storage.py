@@ -7,7 +7,7 @@ A call is of T = 20 steps with I = H, or of one row with one input, which does h
 weights at each step.  Everybody gets the same weights, drawn as PyTorch draws initial ones, and x is standard normal.
 "int8" of onnxruntime and torch is what their ``quantize_dynamic`` makes of a model; onnxruntime's does nothing to a
 GRU, and PyTorch has only the GRU that resets after the product.  "openvino" is what it does unasked: it computes in
-bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16, which is faster than autocast.
+bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16.
 
 Candidates are processes of their own, asked in turn (turns.py), all with the same number of threads.  The rounds of a
 point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is how many times as
@@ -107,7 +107,7 @@ def model_of(layer: Any, x: np.ndarray) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def session_of(layer: Any, x: np.ndarray, storage: str, threads: int = 0) -> Any:
+def session_of(layer: Any, x: np.ndarray, storage: str, threads: int) -> Any:
     """onnxruntime's, of a model whose weights are int8 or float32."""
     import onnxruntime as ort
     from onnxruntime.quantization import quantize_dynamic
