@@ -129,8 +129,8 @@ class BuildExt(build_ext):
                 extension.extra_compile_args = FLAGS + compile_flags + level_flags
                 # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
                 extension.extra_link_args = [] if plain else link_flags
-                if extension.name == "blockcell._training":
-                    extension.extra_compile_args += ["-ffp-contract=off"]  # its sums and products are numpy's
+                if extension.name in ("blockcell._integer", "blockcell._training"):
+                    extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
                 if extension.name.removeprefix("blockcell.") in ("_args", "_layers", "_stream", "_training"):
                     extension.include_dirs = [numpy.get_include()]
                     extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]

@@ -3,9 +3,10 @@
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
-Without arguments the files are those of docs/benchmarks, whose first table README.md has too (`python
-tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what torch_modules.py and
-storage.py have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
+Without arguments the files are those of docs/benchmarks, whose first table README.md has too, with lines of storage.csv
+(`python tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what
+torch_modules.py and storage.py have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and
+number of threads.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def machine(about: Row) -> str:
     )
 
 
-def summary(paths: list[Path]) -> list[str]:
-    """The first table, which README has too."""
+def summary(paths: list[Path], storage: Path | None = None) -> list[str]:
+    """The first table; README's has lines of a file of storage.py, too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
     files = [read(path) for path in paths]
     for what, tasks, peer in SUMMARY:
@@ -148,7 +149,7 @@ def summary(paths: list[Path]) -> list[str]:
             version = about[peer].partition("+")[0]
             median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
             lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
-    return table(lines)
+    return table(lines + (few_bits_lines(storage) if storage else []))
 
 
 def ratios(rows: list[Row]) -> list[str]:
@@ -383,18 +384,30 @@ def torch_page(path: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------- weights in fewer bytes
-STORAGE_HEAD = """# Steps of streams whose weights are stored in fewer bytes
+STORAGE_HEAD = """# Layers whose weights are stored in fewer bytes, beside their peers
 
-How many times faster is a step of `layer.stream(storage=...)`, and how far is y off?
-[storage.md](../storage.md) has the answer in short. `python benchmarks/report.py` writes this page from storage.csv
-and storage-errors.csv in this directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
+How fast is `layer.packed(storage=..., activations=...)`, and how far is y off? [storage.md](../storage.md) has the
+answer in short. `python benchmarks/report.py` writes this page from storage.csv and storage-errors.csv in this
+directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
 
-* Times are of one step with one thread or with all, whichever is faster.
-* A ratio of 2.00x means half of the time of our float32. In brackets the quartiles of the rounds' ratios.
-* A share is that of the rate at which the CPU reads as many bytes again and again, from wherever they fit.
-* "int8" of onnxruntime and torch is what their `quantize_dynamic` makes. It rounds x and h to 8 bits too, at every
-  step; ours rounds weights only.
+* Calls are of T = 20 steps. All candidates have the same number of threads.
+* A ratio of 2.00x means that a candidate takes twice as long as "int8, int8": weights and activations in 8 bits. In
+  brackets the quartiles of the rounds' ratios.
+* "float32" to "int8, int8" are ours: the storage of the weights, and the activations where they are rounded.
+* "int8" of onnxruntime and torch is what their `quantize_dynamic` makes. "openvino" is what it does unasked: on this
+  CPU it computes in bfloat16. PyTorch has only the GRU that resets after the product, and onnxruntime no GRU in int8.
+* Errors are root mean squares of what y is off, relative to y's, x standard normal, weights as PyTorch draws them.
 """
+BASE = "int8, int8"
+IN_FEW_BITS = {"onnxruntime int8": "onnxruntime", "torch int8": "torch", "openvino": "openvino"}
+FEW_BITS = [  # README's rows: what, the kind, the peer
+    ("LSTM in 8 bits, inference", "LSTM", "onnxruntime int8"),
+    ("LSTM in 8 bits, inference", "LSTM", "torch int8"),
+    ("LSTM in 8 bits, inference", "LSTM", "openvino"),
+    ("GRU of PyTorch and Keras in 8 bits, inference", "GRU(reset_after)", "torch int8"),
+    ("GRU of PyTorch and Keras in 8 bits, inference", "GRU(reset_after)", "openvino"),
+    ("GRU of TensorFlow's ops in 8 bits, inference", "GRU", "openvino"),
+]
 
 
 def read_storage(path: Path) -> tuple[list[Row], Row]:
@@ -402,55 +415,111 @@ def read_storage(path: Path) -> tuple[list[Row], Row]:
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
-        row |= {name: int(row[name]) for name in ("B", "I", "H", "threads", "rounds", "marked", "bytes")}
-        row |= {name: float(row[name]) for name in ("microseconds", "ratio", "low", "high", "share")}
+        row |= {name: int(row[name]) for name in ("B", "I", "H", "threads", "rounds", "marked")}
+        row |= {name: float(row[name]) for name in ("microseconds", "ratio", "low", "high", "error", "share")}
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
-def storage_points(rows: list[Row]) -> dict[tuple[str, int, int, int], dict[str, Row]]:
-    """The rows of each kind, B, I and H, by candidate; one input before I = H."""
-    found: dict[tuple[str, int, int, int], dict[str, Row]] = {}
-    for r in sorted(rows, key=lambda r: (r["kind"] != "LSTM", r["B"], r["I"] > 1, r["H"])):
-        found.setdefault((r["kind"], r["B"], r["I"], r["H"]), {})[r["candidate"]] = r
-    return found
-
-
-def storage_times(rows: list[Row], wanted: Any = lambda kind, B, I, H: True) -> list[str]:  # noqa: E741
-    """A line for each point: our float32 in microseconds, and the ratios of all others."""
-    others = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != "float32"]
-    lines = [["", "B", "I", "H", "float32, µs", *others]]
-    for (kind, B, I, H), mine in storage_points(rows).items():  # noqa: E741
-        if wanted(kind, B, I, H):
-            ratios = (faster(mine[name]) if name in mine else "" for name in others)
-            lines.append([kind, str(B), str(I), str(H), microseconds(mine["float32"]["microseconds"]), *ratios])
-    return table(lines)
-
-
-def storage_shares(rows: list[Row]) -> list[str]:
-    """What a step of one row reads, and at which rate."""
-    names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if " " not in name]
-    lines = [["", "I", "H", *(f"{name}, MB a step" for name in names), *(f"{name}, GB/s" for name in names)]]
-    for (kind, B, I, H), mine in storage_points(rows).items():  # noqa: E741
-        if B == 1:
-            sizes = (f"{mine[name]['bytes'] / 1e6:.2g}" for name in names)
-            rates = (
-                f"{mine[n]['bytes'] / mine[n]['microseconds'] / 1e3:.0f} ({100 * mine[n]['share']:.0f} %)"
-                for n in names
-            )
-            lines.append([kind, str(I), str(H), *sizes, *rates])
-    return table(lines)
-
-
-def storage_summary(path: Path) -> list[str]:
-    """One row, as many inputs as cells, and where it was measured; docs/storage.md has it too."""
-    rows, about = read_storage(path)
+def measured(about: Row) -> list[str]:
     versions = ", ".join(f"{PEERS[peer]} {about[peer].partition('+')[0]}" for peer in PEERS if peer in about)
-    measured = (
+    line = (
         f"Measured on {about['date']} on {about['threads']} cores of an {about['cpu']}, CPU level {about['level']};"
         f" {about['compiler']}, {versions}."
     )
-    mine = storage_times(rows, lambda kind, B, I, H: B == 1 and I == H)  # noqa: E741
-    return [*mine, *textwrap.wrap(measured, 120), ""]
+    return [*textwrap.wrap(line, 120), ""]
+
+
+def storage_points(rows: list[Row]) -> list[dict[str, Row]]:
+    """The rows of each point by candidate."""
+    return [{r["candidate"]: r for r in mine} for mine in groups(rows, "kind", "B", "I", "H", "threads").values()]
+
+
+def few_bits_lines(path: Path) -> list[list[str]]:
+    """README's rows: ours in 8 bits beside a peer, with I = H."""
+    rows, about = read_storage(path)
+    lines = []
+    for what, kind, peer in FEW_BITS:
+        mine = [r for r in rows if (r["kind"], r["candidate"]) == (kind, peer) and r["I"] == r["H"]]
+        low, high = tenths(mine)
+        package = IN_FEW_BITS[peer]
+        beside = f"{PEERS[package]} {about[package].partition('+')[0]}, {'int8' if 'int8' in peer else 'its default'}"
+        median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
+        lines.append([what, beside, median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+    return lines
+
+
+def few_bits(path: Path) -> list[str]:
+    """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/storage.md has it too."""
+    rows, about = read_storage(path)
+    lines = [
+        [
+            "",
+            "threads",
+            *IN_FEW_BITS,
+            "the fastest of them",
+            "slower at",
+            "float32 beside 8 bits",
+            "beside 16 bits",
+        ]
+    ]
+    for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
+        found = storage_points(mine)
+        beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]
+        fastest = [min((p[name] for name in IN_FEW_BITS if name in p), key=lambda r: r["ratio"]) for p in found]
+        worst = min(fastest, key=lambda r: r["ratio"])
+        at = f"{geometric_mean(fastest)}; {worst['ratio']:.2f}x at B = {worst['B']}, H = {worst['H']}"
+        many = [p for p in found if p["float32"]["B"] >= 16]
+        eight = [p["float32"] for p in many]
+        sixteen = [{"ratio": p["float32"]["ratio"] / p["int8, int16"]["ratio"]} for p in many]
+        gains = [f"{geometric_mean(r)}; {min(x['ratio'] for x in r):.2f}x" for r in (eight, sixteen)]
+        lines.append(
+            [kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), *gains]
+        )
+    return [*table(lines), *measured(about)]
+
+
+def few_bits_errors(path: Path) -> list[str]:
+    """The geometric mean of the errors over all sizes, and the largest; docs/storage.md has it too."""
+    rows = [r for r in read_storage(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
+    names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
+    lines = [["", *names]]
+    for (kind,), mine in groups(rows, "kind").items():
+        found = [[r["error"] for r in mine if r["candidate"] == name] for name in names]
+        lines.append([kind, *(f"{statistics.geometric_mean(e):.1e}; {max(e):.1e}" if e else "" for e in found)])
+    return table(lines)
+
+
+def one_row(path: Path) -> list[str]:
+    """Microseconds a step of one row with one input, and their share of the rate of reading; docs/storage.md has it."""
+    rows, about = read_storage(path)
+    rows = [r for r in rows if r["I"] == 1]
+    names = list(dict.fromkeys(r["candidate"] for r in rows))
+    lines = [["", "H", "threads", *names]]
+
+    def step(row: Row) -> str:
+        rate = f" ({100 * row['share']:.0f} %)" if row["share"] else ""
+        return microseconds(row["microseconds"] / 20) + rate
+
+    for found in storage_points(rows):
+        mine = found[BASE]
+        shown = [step(found[name]) if name in found else "" for name in names]
+        lines.append([mine["kind"], str(mine["H"]), str(mine["threads"]), *shown])
+    return [*table(lines), *measured(about)]
+
+
+def all_sizes(path: Path, of: Any) -> list[str]:
+    """A line for each point with I = H: in 8 bits in microseconds, and `of` the row of each other candidate."""
+    rows = [r for r in read_storage(path)[0] if r["I"] == r["H"]]
+    others = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
+    page = []
+    for (threads,), mine in sorted(groups(rows, "threads").items()):
+        lines = [["", "B", "H", f"{BASE}, µs", *others]]
+        for p in storage_points(mine):
+            base = p[BASE]
+            what = [base["kind"], str(base["B"]), str(base["H"]), microseconds(base["microseconds"])]
+            lines.append([*what, *(of(p[name]) if name in p else "" for name in others)])
+        page += [f"### {threads} thread{'s' * (threads > 1)}", "", *table(lines)]
+    return page
 
 
 def read_errors(path: Path) -> list[Row]:
@@ -492,11 +561,13 @@ def storage_errors(path: Path) -> list[str]:
 def storage_page(path: Path) -> str:
     """storage.md."""
     rows, _ = read_storage(path)
-    disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in rows if r["candidate"] == "float32")
-    noted = [f"In most rounds of {disturbed} of these points the machine was disturbed.", ""] if disturbed else []
-    page = [STORAGE_HEAD, *storage_summary(path), "## All sizes", "", *noted]
-    page += [*storage_times(rows), "## Bytes a step", "", "One row, ours:", "", *storage_shares(rows)]
-    page += ["## How far y is off", "", *storage_errors(path.with_name(f"{path.stem}-errors.csv"))]
+    disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in rows if r["candidate"] == BASE)
+    noted = [f"At {disturbed} of {len(storage_points(rows))} points the machine was disturbed in most rounds.", ""]
+    page = [STORAGE_HEAD, *few_bits(path), *(noted if disturbed else []), "## All sizes", "", *all_sizes(path, faster)]
+    page += ["## One row, one input", "", "Microseconds a step; ours with the share of the rate of reading:", ""]
+    page += [*one_row(path), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
+    page += [*few_bits_errors(path), "On what layers were made for:", ""]
+    page += storage_errors(path.with_name(f"{path.stem}-errors.csv"))
     return "\n".join(page[:-1]) + "\n"
 
 

@@ -1,15 +1,23 @@
-"""Steps of streams whose weights are stored in fewer bytes, beside onnxruntime and torch; accuracy.py has the errors.
+"""Layers whose weights are stored in fewer bytes, beside onnxruntime, PyTorch and OpenVINO: time and error.
 
-    python benchmarks/storage.py --csv docs/benchmarks/storage.csv             # 8 minutes; needs a C compiler
-    python benchmarks/storage.py --kinds LSTM --widths 512 --batches 1 --rounds 3
+    python benchmarks/storage.py --csv docs/benchmarks/storage.csv             # an hour; needs a C compiler
+    python benchmarks/storage.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
 
-A step is T = 1 with the state from the step before.  onnxruntime and torch get a model each whose weights their
-``quantize_dynamic`` has made int8; onnxruntime's does nothing to a GRU.  Each candidate is a process of its own, asked
-in turn (turns.py), with one thread and with all; its better median counts.  The rounds of a point follow each other;
-those in which the machine was disturbed are marked and repeated.  A ratio, to our float32, is the median of the rounds'
-ratios, and its spread their quartiles.  Bytes are those of the matrices and scales, which a step
-must read; a share is that of the rate at which ceiling.py reads so many bytes again and again with as many threads.
-report.py makes docs/benchmarks/storage.md of both programs' files.
+A call is of T = 20 steps with I = H, or of one row with one input, which does hardly more than read the recurrent
+weights at each step.  Everybody gets the same weights, drawn as PyTorch draws initial ones, and x is standard normal.
+"int8" of onnxruntime and torch is what their ``quantize_dynamic`` makes of a model; onnxruntime's does nothing to a
+GRU, and PyTorch has only the GRU that resets after the product.  "openvino" is what it does unasked: it computes in
+bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16.
+
+Candidates are processes of their own, asked in turn (turns.py), all with the same number of threads.  The rounds of a
+point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is how many times as
+long a candidate takes as ours with weights and activations in 8 bits: the median of the rounds' ratios, and its spread
+their quartiles.  An error is the root mean square of what y is off, relative to y's, both against float64.  Where there
+is one input, a share is that of the rate at which ceiling.py reads as many bytes as the recurrent weights again and
+again with as many threads.  With --csv, points that the file has already are replaced and all others kept.
+
+accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/storage.md of both
+files.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import argparse
 import csv
 import itertools
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -33,239 +42,294 @@ from typing import Any
 
 import numpy as np
 from bench import machine
-from candidates import drawn
 from ceiling import reading
 from turns import Worker, answer, counted, seconds, spread, watch
 
-KINDS = {"LSTM": 4, "GRU": 3}  # and their gates
-OURS = ("float32", "float16", "bfloat16", "int8")
-PEERS = ("onnxruntime float32", "onnxruntime int8", "torch int8")
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-POINT = ["kind", "B", "I", "H"]
-COLUMNS = [*POINT, "candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked", "bytes", "share"]
-Step = Callable[[], object]
-Who = tuple[str, int]  # a candidate and its number of threads
+STEPS = 20
+GATES = {"LSTM": 4, "GRU": 3, "GRU(reset_after)": 3}
+OURS = {
+    "float32": {},
+    "float16": {"storage": "float16"},
+    "bfloat16": {"storage": "bfloat16"},
+    "int8": {"storage": "int8"},
+    "int8, int16": {"storage": "int8", "activations": "int16"},
+    "int8, int8": {"storage": "int8", "activations": "int8"},
+}
+BASE = "int8, int8"  # whose time is 1
+PEERS = ("onnxruntime float32", "onnxruntime int8", "torch float32", "torch bfloat16", "torch int8", "openvino float32")
+PEERS += ("openvino",)
+POINT = ["kind", "B", "I", "H", "threads"]
+COLUMNS = [*POINT, "candidate", "microseconds", "ratio", "low", "high", "rounds", "marked", "error", "share"]
+Point = dict[str, Any]
+Pair = tuple[Callable[[], object], Callable[[], np.ndarray]]  # a call, and one that gives y
 
 
 # ---------------------------------------------------------------------------------------------------------- candidates
-def weights(kind: str, I: int, H: int) -> dict[str, np.ndarray]:  # noqa: E741
-    """Input weights [gates H, I] and recurrent ones [gates H, H], as the peers have them."""
-    shapes = {"W": (KINDS[kind] * H, I), "R": (KINDS[kind] * H, H)}
-    return {name: drawn(*shape, dtype=np.float32, scale=H**-0.5) for name, shape in shapes.items()}
+def drawn(point: Point) -> tuple[Any, np.ndarray]:
+    """A layer and x."""
+    import blockcell as bc
+
+    kind, rng, (B, I, H) = point["kind"], np.random.default_rng(0), (point[size] for size in "BIH")  # noqa: E741
+    layer = bc.LSTM.init(I, H) if kind == "LSTM" else bc.GRU.init(I, H, reset_after="reset_after" in kind)
+    bound = H**-0.5
+    weights = {name: rng.uniform(-bound, bound, w.shape).astype(np.float32) for name, w in layer.weights.items()}
+    layer.set_weights(**weights)
+    return layer, rng.standard_normal((STEPS, B, I)).astype(np.float32)
 
 
-def blockcell(storage: str, threads: int) -> Callable[..., Step]:
+def blockcell(storage: str, threads: int) -> Callable[[Point], Pair]:
     import blockcell as bc
 
     bc.set_num_threads(threads)
 
-    @cache
-    def layer(kind: str, I: int, H: int) -> Any:  # noqa: E741
-        w = np.concatenate([*weights(kind, I, H).values()], axis=1).T
-        if kind == "LSTM":
-            return bc.LSTM(w, np.zeros(4 * H, np.float32))
-        return bc.GRU(w[:, : 2 * H], w[:, 2 * H :], np.zeros(2 * H, np.float32), np.zeros(H, np.float32))
-
-    def prepare(kind: str, B: int, I: int, H: int) -> Step:  # noqa: E741
-        stream = layer(kind, I, H).stream(B, **({} if storage == "float32" else {"storage": storage}))
-        return partial(stream.step, drawn(B, I, dtype=np.float32), np.empty((B, H), np.float32))
+    def prepare(point: Point) -> Pair:
+        layer, x = drawn(point)
+        layer = layer.packed(**OURS[storage])
+        return partial(layer, x), lambda: layer(x)[0]
 
     return prepare
 
 
-def onnxruntime(storage: str, threads: int) -> Callable[..., Step]:
-    import logging
-
-    import onnxruntime as ort
+def model_of(layer: Any, x: np.ndarray) -> Any:
+    """A model with ONNX's own node."""
     from onnx import TensorProto, helper, numpy_helper
+
+    from blockcell import convert
+
+    node, arrays = convert.to_onnx(layer)
+    graph = helper.make_graph(
+        [node],
+        node.op_type,
+        [helper.make_tensor_value_info(node.input[0], TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def session_of(layer: Any, x: np.ndarray, storage: str, threads: int) -> Any:
+    """onnxruntime's, of a model whose weights are int8 or float32."""
+    import onnxruntime as ort
     from onnxruntime.quantization import quantize_dynamic
 
     logging.disable()  # advice on preprocessing
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(model_of(layer, x).SerializeToString())
+        if storage == "int8":
+            quantize_dynamic(path, path)
+        return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
-    def model(kind: str, I: int, H: int) -> Any:  # noqa: E741
-        states = ["h", "c"] if kind == "LSTM" else ["h"]
-        graph = helper.make_graph(
-            [
-                helper.make_node(
-                    kind, ["x", "W", "R", "", "", *states], ["", *(f"{s}_next" for s in states)], hidden_size=H
-                )
-            ],
-            kind,
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "B", I])]
-            + [helper.make_tensor_value_info(s, TensorProto.FLOAT, [1, "B", H]) for s in states],
-            [helper.make_tensor_value_info(f"{s}_next", TensorProto.FLOAT, [1, "B", H]) for s in states],
-            [numpy_helper.from_array(array[None], name) for name, array in weights(kind, I, H).items()],
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
-    @cache
-    def session(kind: str, I: int, H: int) -> Any:  # noqa: E741
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 4
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "model.onnx")
-            if storage == "int8":
-                quantize_dynamic(model(kind, I, H), path)
-            else:
-                path.write_bytes(model(kind, I, H).SerializeToString())
-            return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
-
-    def prepare(kind: str, B: int, I: int, H: int) -> Step:  # noqa: E741
-        ready, names = session(kind, I, H), ["h", "c"] if kind == "LSTM" else ["h"]
-        states = [{s: ort.OrtValue.ortvalue_from_numpy(np.zeros((1, B, H), np.float32)) for s in names} for _ in "ab"]
-        turns = []
-        for before, after in (states, states[::-1]):  # the state goes from one to the other and back, without a copy
-            bound = ready.io_binding()
-            bound.bind_cpu_input("x", drawn(1, B, I, dtype=np.float32))
-            for s in names:
-                bound.bind_ortvalue_input(s, before[s])
-                bound.bind_ortvalue_output(f"{s}_next", after[s])
-            turns.append(bound)
-        turn = itertools.cycle(turns)
-        return lambda: ready.run_with_iobinding(next(turn))
+def onnxruntime(storage: str, threads: int) -> Callable[[Point], Pair]:
+    def prepare(point: Point) -> Pair:
+        layer, x = drawn(point)
+        session = session_of(layer, x, storage, threads)
+        bound = session.io_binding()
+        bound.bind_cpu_input("rnn_X", x)
+        bound.bind_output("rnn_Y", "cpu")
+        return partial(session.run_with_iobinding, bound), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
 
     return prepare
 
 
-def torch(storage: str, threads: int) -> Callable[..., Step]:
+def torch(storage: str, threads: int) -> Callable[[Point], Pair]:
     import torch
+
+    from blockcell import convert
 
     warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
     torch.set_num_threads(threads)
 
-    @cache
-    def layer(kind: str, I: int, H: int) -> Any:  # noqa: E741
-        model = torch.nn.Sequential(getattr(torch.nn, kind)(I, H))
-        for name, array in zip(("weight_ih_l0", "weight_hh_l0"), weights(kind, I, H).values(), strict=True):
-            getattr(model[0], name).data = torch.from_numpy(array)
-        quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.LSTM, torch.nn.GRU}, torch.qint8)
-        assert "Quantized" in repr(quantized[0]), quantized
-        return quantized[0]
+    def prepare(point: Point) -> Pair:
+        layer, x = drawn(point)
+        model = torch.nn.Sequential(getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size))
+        model[0].load_state_dict({name: torch.from_numpy(w) for name, w in convert.to_torch(layer).items()})
+        if storage == "int8":
+            model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.LSTM, torch.nn.GRU}, torch.qint8)
+            assert "Quantized" in repr(model), model
+        dtype = torch.bfloat16 if storage == "bfloat16" else torch.float32
+        module, tensor = model.to(dtype)[0].eval(), torch.from_numpy(x).to(dtype)
 
-    def prepare(kind: str, B: int, I: int, H: int) -> Step:  # noqa: E741
-        ready, x = layer(kind, I, H), torch.from_numpy(drawn(1, B, I, dtype=np.float32))
-        state = torch.zeros(1, B, H)
-        state = (state, state.clone()) if kind == "LSTM" else state
-
-        def step() -> None:
-            nonlocal state
+        def call() -> Any:
             with torch.inference_mode():
-                _, state = ready(x, state)
+                return module(tensor)[0]
 
-        return step
+        return call, lambda: call().float().numpy()
+
+    return prepare
+
+
+def openvino(storage: str, threads: int) -> Callable[[Point], Pair]:
+    import openvino as ov
+
+    def prepare(point: Point) -> Pair:
+        layer, x = drawn(point)
+        core = ov.Core()
+        options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+        options |= {"INFERENCE_PRECISION_HINT": "f32"} if storage == "float32" else {}
+        model = core.read_model(model_of(layer, x).SerializeToString())
+        request = core.compile_model(model, "CPU", options).create_infer_request()
+        request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
+
+        def y() -> np.ndarray:
+            request.infer()
+            return request.get_output_tensor().data[:, 0]
+
+        return request.infer, y
 
     return prepare
 
 
 def work(candidate: str, threads: int) -> None:
-    """Answers a point and for how many seconds with the seconds of a step."""
-    package, storage = candidate.split() if " " in candidate else ("blockcell", candidate)
-    prepare = {"blockcell": blockcell, "onnxruntime": onnxruntime, "torch": torch}[package](storage, threads)
-    ready: dict[str, Step] = {}
+    """Answers a point, and for how many seconds, with the seconds of a call; without seconds writes y to a file."""
+    package, _, storage = candidate.partition(" ")
+    prepare = {"onnxruntime": onnxruntime, "torch": torch, "openvino": openvino}.get(package, blockcell)
+    ready: dict[str, Pair] = {}
+    prepared = prepare(candidate if prepare is blockcell else storage, threads)
 
-    def reply(question: tuple[dict[str, Any], float]) -> float:
-        point, budget = question
+    def reply(question: tuple[Point, float, str]) -> float:
+        point, budget, path = question
         if repr(point) not in ready:
             ready.clear()
-            step = ready[repr(point)] = prepare(**point)
-            step(), step()
-        return seconds(ready[repr(point)], budget)
+            ready[repr(point)] = prepared(point)
+        call, y = ready[repr(point)]
+        if path:
+            np.save(path, y())
+            return 0.0
+        return seconds(call, budget)
 
     answer(reply)
 
 
+def asked(candidate: str, kind: str) -> bool:
+    """Whether a candidate has such a layer."""
+    if candidate == "onnxruntime int8":
+        return kind == "LSTM"
+    return kind != "GRU" or not candidate.startswith("torch")
+
+
 # --------------------------------------------------------------------------------------------------------------- times
-def bytes_of(kind: str, I: int, H: int, storage: str) -> int:  # noqa: E741
-    """Of the matrices and their scales."""
-    columns = KINDS[kind] * H
-    return columns * ((I + H) * ITEMSIZE[storage] + (4 if storage == "int8" else 0))
-
-
 @cache
-def bandwidth(level: str, quarters: int, threads: int) -> float:
-    """GB/s of reading 2 ** (quarters / 4) bytes again and again, or 0 without a C compiler."""
+def bandwidth(level: str, nbytes: int, threads: int) -> float:
+    """GB/s of reading so many bytes again and again, or 0 without a C compiler."""
     try:
-        return reading(level, int(2 ** (quarters / 4)), threads)
+        return reading(level, nbytes, threads)
     except (OSError, subprocess.CalledProcessError):
         return 0.0
 
 
-def summary(point: dict[str, Any], rounds: list[tuple[dict[Who, float], bool]], level: str) -> Iterator[list[Any]]:
+def share(point: Point, candidate: str, microseconds: float, level: str) -> float:
+    """Of the rate at which recurrent weights can be read: ours, at each step of one row with one input."""
+    itemsize = {"float32": 4, "float16": 2, "bfloat16": 2}.get(candidate, 1)
+    nbytes = GATES[point["kind"]] * point["H"] ** 2 * itemsize
+    most = bandwidth(level, nbytes, point["threads"]) if point["I"] == 1 and candidate in OURS else 0.0
+    return round(STEPS * nbytes / microseconds / 1e3 / most, 3) if most else 0.0
+
+
+def points(options: argparse.Namespace) -> Iterator[Point]:
+    sizes = [(B, H, H) for H in options.widths for B in options.batches] + [(1, 1, H) for H in options.one_row]
+    for threads, kind, (B, I, H) in itertools.product(options.threads, options.kinds, sizes):  # noqa: E741
+        yield {"kind": kind, "B": B, "I": I, "H": H, "threads": threads}
+
+
+def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
+    """Of each candidate's y."""
+    layer, x = drawn(point)
+    weights = {name: w.astype(np.float64) for name, w in layer.weights.items()}
+    options = {"reset_after": layer.reset_after} if "GRU" in point["kind"] else {}
+    exact = type(layer)(**weights, **options)(x.astype(np.float64))[0]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "y.npy"))
+        for candidate, worker in workers.items():
+            worker.ask((point, 0, path))
+            found[candidate] = float(np.sqrt(np.mean((np.load(path) - exact) ** 2) / np.mean(exact**2)))
+    return found
+
+
+def lines_of(
+    point: Point, rounds: list[tuple[dict[str, float], bool]], errors: dict[str, float], level: str
+) -> Iterator[list[Any]]:
     """The lines of a point."""
     kept, marked = counted(rounds), sum(mark for _, mark in rounds)
-    times = {who: [found[who] for found in kept] for who in kept[0]}
-    best: dict[str, Who] = {}
-    for who in sorted(times, key=lambda who: statistics.median(times[who])):
-        best.setdefault(who[0], who)
-    for candidate in (*OURS, *PEERS):
-        if candidate not in best:
-            continue
-        mine, threads = times[best[candidate]], best[candidate][1]
-        ratios = [ours / theirs for ours, theirs in zip(times[best["float32"]], mine, strict=True)]
-        size = bytes_of(point["kind"], point["I"], point["H"], candidate.split()[-1])
-        us = statistics.median(mine) * 1e6
-        most = bandwidth(level, round(4 * np.log2(size)), threads)
-        share = round(size / us / 1e3 / most, 3) if most else 0
-        figures = round(us, 2), *(round(ratio, 3) for ratio in spread(ratios))
-        yield [*point.values(), candidate, threads, *figures, len(rounds), marked, size, share]
+    for candidate in kept[0]:
+        us = statistics.median(found[candidate] for found in kept) * 1e6
+        ratio = spread([found[candidate] / found[BASE] for found in kept])
+        figures = round(us, 2), *(round(value, 3) for value in ratio), len(rounds), marked, f"{errors[candidate]:.2e}"
+        yield [*point.values(), candidate, *figures, share(point, candidate, us, level)]
 
 
-def measure(options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, Any]]:
-    cores = len(os.sched_getaffinity(0))
-    with ExitStack() as stack:
-        workers: dict[Who, Worker] = {}
-        for candidate in (*OURS, *PEERS):
-            for threads in sorted({1, cores}):
+def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
+    """The lines with those of the file whose points are not among them, in order."""
+
+    def key(line: list[Any]) -> list[Any]:
+        kind, B, I, H, threads = line[: len(POINT)]  # noqa: E741
+        return [int(threads), [*GATES].index(kind), int(I) == 1, int(H), int(B)]
+
+    old = []
+    if path.exists():
+        with path.open(newline="") as file:
+            old = list(csv.reader(file))[1:]
+    new = list(map(key, lines))
+    return sorted([line for line in old if key(line) not in new] + lines, key=key)
+
+
+def write(path: Path, lines: list[list[Any]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *lines])
+
+
+def measure(options: argparse.Namespace) -> None:
+    about = machine(None, "float32", ["onnxruntime", "torch", "openvino"])
+    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+    for threads, todo in itertools.groupby(points(options), lambda point: point["threads"]):
+        with ExitStack() as stack:
+            workers: dict[str, Worker] = {}
+            for candidate in (*OURS, *PEERS):
                 arguments = "--work", candidate, str(threads)
                 worker = stack.enter_context(closing(Worker(__file__, *arguments, OPENBLAS_NUM_THREADS="1")))
                 if worker.missing:
                     print(f"{candidate} is left out: {worker.missing}")
-                    break
-                workers[candidate, threads] = worker
-        if ("float32", 1) not in workers:
-            sys.exit("blockcell does not run here")
-        about = machine(None, "float32", ["onnxruntime", "torch"])
-        print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-        guard, lines = watch(workers.values()), []
+                else:
+                    workers[candidate] = worker
+            guard = watch(workers.values())
+            for point in todo:
+                mine = {name: worker for name, worker in workers.items() if asked(name, point["kind"])}
+                errors = errors_of(point, mine)
 
-        def ask(point: dict[str, Any]) -> dict[Who, float]:
-            return {
-                who: worker.ask((point, options.budget))
-                for who, worker in workers.items()
-                if (point["kind"], who[0]) != ("GRU", "onnxruntime int8")  # it would stay float32
-            }
+                def ask(point: Point = point, mine: dict[str, Worker] = mine) -> dict[str, float]:
+                    return {name: worker.ask((point, options.budget, "")) for name, worker in mine.items()}
 
-        for H, inputs, kind, B in itertools.product(options.widths, (1, None), options.kinds, options.batches):
-            point = {"kind": kind, "B": B, "I": inputs or H, "H": H}
-            ask(point)  # the models are made, and caches filled
-            for line in summary(point, guard.rounds(cores, partial(ask, point), options.rounds), about["level"]):
-                lines.append(line)
-                candidate, threads, us, ratio, low, high, rounds, marked, size, share = line[len(POINT) :]
-                shown = " ".join(f"{name}{value}" for name, value in list(point.items())[1:])
-                print(
-                    f"{kind:4} {shown:15} {candidate:20} {threads} thread(s) {us:10.2f} us, {ratio:.2f}x"
-                    f" ({low:.2f} to {high:.2f}), {size / us / 1e3:6.1f} GB/s, {100 * share:.0f} %"
-                    f"{f', {marked} of {rounds} rounds marked' if marked else ''}",
-                    flush=True,
-                )
-    return lines, about
+                rounds = guard.rounds(threads, ask, options.rounds)
+                print(*(f"{name}{value}" for name, value in point.items()), flush=True)
+                lines = [*lines_of(point, rounds, errors, about["level"])]
+                if options.csv:
+                    write(options.csv, merged(options.csv, lines))
+                    options.csv.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+                for line in lines:
+                    candidate, us, ratio, low, high, _, _, error, part = line[len(POINT) :]
+                    reads = f", {100 * part:.0f} % of the rate of reading" if part else ""
+                    print(f"  {candidate:20} {us:10.2f} us, {ratio:.2f}x ({low:.2f} to {high:.2f}), {error}{reads}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
-    parser.add_argument("--widths", nargs="+", type=int, default=[256, 512, 1024, 2048], help="H; I is 1, and H")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4], help="B")
+    parser.add_argument("--kinds", nargs="+", default=[*GATES], choices=GATES)
+    parser.add_argument("--widths", nargs="*", type=int, default=[128, 256, 512, 1024], help="H, and I = H")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="B")
+    parser.add_argument(
+        "--one-row", nargs="*", type=int, default=[512, 1024, 2048, 4096], help="H with B = 1 and I = 1"
+    )
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, len(os.sched_getaffinity(0))}))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.04, help="seconds of a round of one candidate (0.04)")
-    parser.add_argument("--csv", help="write the points to this file")
+    parser.add_argument("--csv", type=Path, help="write the points to this file")
     options = parser.parse_args()
     start = time.time()
-    lines, about = measure(options)
-    if options.csv:
-        Path(options.csv).with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
-        with open(options.csv, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *lines])
+    measure(options)
     print(f"{time.time() - start:.0f} s")
 
 

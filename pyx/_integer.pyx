@@ -23,13 +23,49 @@ cdef extern from *:
     #endif
 
     /* sums [rows][4 lines of 16] := rows of codes, `stride` bytes apart, times a panel [quads][lines][16][4] */
-    #define ARGUMENTS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \\
+    #define SUMS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \\
         const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads
+    /* z [rows / parts][4 lines of 16] += the scales of a row and a column times its sum */
+    #define ARGUMENTS float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \\
+        ptrdiff_t lines, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \\
+        ptrdiff_t rows, int parts, ptrdiff_t quads
     typedef void (*Product)(ARGUMENTS);
+    typedef struct { float scale; int32_t correction; } Head;  /* of each row of codes, `apart` bytes apart */
     enum { LINE = 16, LINE_BYTES = 64, ROW = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
+    enum { GROUP = 48 };  /* rows of codes whose sums are kept before they go to z */
+    #define INLINED_ANYWHERE static inline __attribute__((always_inline))
+
+    INLINED_ANYWHERE const Head *head_of(const char *heads, ptrdiff_t apart, ptrdiff_t r) {
+        return (const Head *) (heads + r * apart);
+    }
+
+    INLINED_ANYWHERE void add_sums(
+        float *restrict z, const int32_t *restrict sums, int parts, const char *restrict heads, ptrdiff_t apart,
+        const float *restrict scales
+    ) {
+        const Head *high = head_of(heads, apart, 0), *low = head_of(heads, apart, parts - 1);
+        for (int u = 0; u < LINE; u++) {
+            float value = (float) (sums[u] + high->correction);
+            if (parts > 1)
+                value = 256.0f * value + (float) (sums[ROW + u] + low->correction);
+            z[u] += high->scale * scales[u] * value;
+        }
+    }
+
+    /* A product that first gives sums, as a product that adds to z. */
+    #define THROUGH_SUMS(PRODUCT) \\
+        int32_t all[GROUP * ROW]; \\
+        for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * apart) { \\
+            m = rows < GROUP ? rows : GROUP; \\
+            PRODUCT(all, panel, lines, a, stride, m, quads); \\
+            for (ptrdiff_t r = 0; r < m; r += parts, z += ROW) \\
+                for (ptrdiff_t g = 0; g < lines; g++) \\
+                    add_sums( \\
+                        z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE); \\
+        }
 
     /* ------------------------------------------------------------------------------------------------ any CPU */
-    static void product_c(ARGUMENTS) {
+    static void sums_c(SUMS) {
         for (ptrdiff_t r = 0; r < rows; r++)
             for (ptrdiff_t g = 0; g < lines; g++) {
                 int32_t acc[LINE] = {0};
@@ -42,6 +78,7 @@ cdef extern from *:
                 memcpy(sums + r * ROW + g * LINE, acc, sizeof acc);
             }
     }
+    static void product_c(ARGUMENTS) { THROUGH_SUMS(sums_c) }
 
     /* ------------------------------------------------------------ AMX, and stand-ins for its instructions in C
        Tiles 0 to 3 are the sums of up to 16 rows and a line each; 4 has codes of the rows, 5 to 7 those of a line, 16
@@ -63,7 +100,7 @@ cdef extern from *:
 
     #define LINE_OF_TILES(G, B) \\
         if (lines > G) { LOAD(B, line + G * LINE_BYTES, lines * LINE_BYTES); MULTIPLY(G, 4, B); }
-    #define PRODUCT_BY_TILES \\
+    #define SUMS_BY_TILES \\
         TileShapes shapes; \\
         ptrdiff_t shaped = 0, m; \\
         for (; rows > 0; rows -= m, sums += m * ROW, a += m * stride) { \\
@@ -106,7 +143,8 @@ cdef extern from *:
     #define LOAD(tile, memory, stride_) copy_tile(&tiles, tile, (char *) (memory), stride_, 0)
     #define STORE(tile, memory, stride_) copy_tile(&tiles, tile, (char *) (memory), stride_, 1)
     #define MULTIPLY(sums_, rows_, columns_) multiply_tiles(&tiles, sums_, rows_, columns_)
-    static void product_tiles_in_c(ARGUMENTS) { Tiles tiles; PRODUCT_BY_TILES }
+    static void sums_by_tiles_in_c(SUMS) { Tiles tiles; SUMS_BY_TILES }
+    static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c) }
     #undef SHAPE
     #undef CLEAR
     #undef LOAD
@@ -141,7 +179,7 @@ cdef extern from *:
                 _mm256_storeu_si256((__m256i *) (sums + r * ROW + 4 * v), _mm256_permute4x64_epi64(both, 0xd8));
             }
     }
-    static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) {
+    INLINED(AVX2) void sums_avx2(SUMS) {
         for (; rows > 1; rows -= 2, sums += 2 * ROW, a += 2 * stride)
             for (ptrdiff_t g = 0; g < lines; g++)
                 tile_avx2(2, sums + g * LINE, panel + g * LINE_BYTES, lines * LINE_BYTES, a, stride, quads);
@@ -149,6 +187,7 @@ cdef extern from *:
             for (ptrdiff_t g = 0; g < lines; g++)
                 tile_avx2(1, sums + g * LINE, panel + g * LINE_BYTES, lines * LINE_BYTES, a, stride, quads);
     }
+    static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) { THROUGH_SUMS(sums_avx2) }
 
     /* ------------------------------------------------------------ AVX-VNNI: R rows by N half lines, 16 registers */
     #define VNNI256 "avx2,avxvnni"
@@ -170,7 +209,7 @@ cdef extern from *:
             for (int v = 0; v < N; v++)
                 _mm256_storeu_si256((__m256i *) (sums + r * ROW + 8 * v), acc[r][v]);
     }
-    static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) {
+    INLINED(VNNI256) void sums_vnni256(SUMS) {
         const ptrdiff_t step = lines * LINE_BYTES;
         ptrdiff_t g;
         for (; rows >= 6; rows -= 6, sums += 6 * ROW, a += 6 * stride)
@@ -191,28 +230,37 @@ cdef extern from *:
                 tile_vnni256(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
         }
     }
+    static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) { THROUGH_SUMS(sums_vnni256) }
 
-    /* --------------------------------- AVX-512 VNNI: R rows by N lines; of one or two rows several chains of a line */
+    /* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
+       registers */
+    #define KEPT(acc) __asm__("" : "+v"(acc))  /* in one register from one such place to the next */
     #define VNNI512 "avx512f,avx512bw,avx512vl,avx512vnni"
-    INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, int32_t *restrict sums,
-                                       const uint8_t *restrict panel, const int8_t *restrict a, ptrdiff_t stride,
-                                       ptrdiff_t quads) {
+    INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, const int PARTS, float *restrict z,
+                                       const float *restrict scales, const uint8_t *restrict panel,
+                                       const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a,
+                                       ptrdiff_t stride, ptrdiff_t quads) {
         __m512i acc[6][4], w[4];
         ptrdiff_t q = 0;
-        for (int r = 0; r < R * CHAINS; r++)
-            for (int g = 0; g < N; g++)
-                acc[r][g] = _mm512_setzero_si512();
+        const int8_t *lower = a + 3 * stride;
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < CHAINS; c++)
+                for (int g = 0; g < N; g++) {
+                    acc[r * CHAINS + c][g] = _mm512_set1_epi32(c == 0 ? head_of(heads, apart, r)->correction : 0);
+                    KEPT(acc[r * CHAINS + c][g]);
+                }
         for (; q + CHAINS <= quads; q += CHAINS)
             for (int c = 0; c < CHAINS; c++) {
                 for (int g = 0; g < N; g++)
                     w[g] = _mm512_loadu_si512(panel + ((q + c) * N + g) * LINE_BYTES);
                 for (int r = 0; r < R; r++) {
-                    const __m512i x = _mm512_set1_epi32(quad_at(a + r * stride + 4 * (q + c)));
+                    const int8_t *row = r < 3 ? a + r * stride : lower + (r - 3) * stride;
+                    const __m512i x = _mm512_set1_epi32(quad_at(row + 4 * (q + c)));
                     for (int g = 0; g < N; g++)
                         acc[r * CHAINS + c][g] = _mm512_dpbusd_epi32(acc[r * CHAINS + c][g], w[g], x);
                 }
             }
-        for (; q < quads; q++)
+        for (; CHAINS > 1 && q < quads; q++)
             for (int g = 0; g < N; g++) {
                 w[g] = _mm512_loadu_si512(panel + (q * N + g) * LINE_BYTES);
                 for (int r = 0; r < R; r++)
@@ -221,24 +269,43 @@ cdef extern from *:
             }
         for (int r = 0; r < R; r++)
             for (int g = 0; g < N; g++) {
-                for (int c = 1; c < CHAINS; c++)
+                KEPT(acc[r * CHAINS][g]);
+                for (int c = 1; c < CHAINS; c++) {
+                    KEPT(acc[r * CHAINS + c][g]);
                     acc[r * CHAINS][g] = _mm512_add_epi32(acc[r * CHAINS][g], acc[r * CHAINS + c][g]);
-                _mm512_storeu_si512(sums + r * ROW + g * LINE, acc[r * CHAINS][g]);
+                }
             }
-    }
-    #define ROWS_VNNI512(N) \\
-        for (ptrdiff_t m; rows > 0; rows -= m, sums += m * ROW, a += m * stride) { \\
-            m = rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */ \\
-            switch (m) { \\
-            case 6: tile_vnni512(6, N, 1, sums, panel, a, stride, quads); break; \\
-            case 5: tile_vnni512(5, N, 1, sums, panel, a, stride, quads); break; \\
-            case 4: tile_vnni512(4, N, 1, sums, panel, a, stride, quads); break; \\
-            case 3: tile_vnni512(3, N, 1, sums, panel, a, stride, quads); break; \\
-            case 2: tile_vnni512(2, N, 2, sums, panel, a, stride, quads); break; \\
-            default: tile_vnni512(1, N, 3, sums, panel, a, stride, quads); \\
-            } \\
+        for (int r = 0; r < R; r += PARTS, z += ROW) {
+            const __m512 scale = _mm512_set1_ps(head_of(heads, apart, r)->scale), high = _mm512_set1_ps(256);
+            for (int g = 0; g < N; g++) {
+                __m512 value = _mm512_cvtepi32_ps(acc[r * CHAINS][g]);
+                if (PARTS > 1)
+                    value = _mm512_add_ps(_mm512_mul_ps(high, value), _mm512_cvtepi32_ps(acc[(r + 1) * CHAINS][g]));
+                value = _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_loadu_ps(scales + g * LINE)), value);
+                _mm512_storeu_ps(z + g * LINE, _mm512_add_ps(_mm512_loadu_ps(z + g * LINE), value));
+            }
         }
+    }
+    #define TILE_VNNI512(R, N, CHAINS, PARTS) \\
+        case R: tile_vnni512(R, N, CHAINS, PARTS, z, scales, panel, heads, apart, a, stride, quads); break;
+    #define ROWS_VNNI512(N) \\
+        if (parts == 1) \\
+            for (; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \\
+                m = rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */ \\
+                switch (m) { \\
+                    TILE_VNNI512(6, N, 1, 1) TILE_VNNI512(5, N, 1, 1) TILE_VNNI512(4, N, 1, 1) \\
+                    TILE_VNNI512(3, N, 1, 1) TILE_VNNI512(2, N, 2, 1) TILE_VNNI512(1, N, 3, 1) \\
+                } \\
+            } \\
+        else \\
+            for (; rows > 0; rows -= m, z += m / 2 * ROW, a += m * stride, heads += m * apart) { \\
+                m = rows > 8 ? 6 : rows == 8 ? 4 : rows; \\
+                switch (m) { \\
+                    TILE_VNNI512(6, N, 1, 2) TILE_VNNI512(4, N, 1, 2) TILE_VNNI512(2, N, 2, 2) \\
+                } \\
+            }
     static __attribute__((target(VNNI512))) void product_vnni512(ARGUMENTS) {
+        ptrdiff_t m;
         if (lines == 4) { ROWS_VNNI512(4) }
         else if (lines == 3) { ROWS_VNNI512(3) }
         else if (lines == 2) { ROWS_VNNI512(2) }
@@ -250,12 +317,14 @@ cdef extern from *:
     #define LOAD(tile, memory, stride_) _tile_loadd(tile, memory, stride_)
     #define STORE(tile, memory, stride_) _tile_stored(tile, memory, stride_)
     #define MULTIPLY(sums_, rows_, columns_) _tile_dpbsud(sums_, rows_, columns_)
-    static __attribute__((target("amx-tile,amx-int8"))) void product_amx(ARGUMENTS) {
+    #define AMX "amx-tile,amx-int8," VNNI512
+    INLINED(AMX) void sums_amx(SUMS) { SUMS_BY_TILES }
+    static __attribute__((target(AMX))) void product_amx(ARGUMENTS) {
         if (rows < 4) {
-            product_vnni512(sums, panel, lines, a, stride, rows, quads);
+            product_vnni512(z, scales, panel, lines, heads, apart, a, stride, rows, parts, quads);
             return;
         }
-        PRODUCT_BY_TILES
+        THROUGH_SUMS(sums_amx)
         _tile_release();
     }
 
@@ -303,7 +372,7 @@ cdef extern from *:
     }
     static void product_first(ARGUMENTS) {
         use_best();
-        product_in_use(sums, panel, lines, a, stride, rows, quads);
+        product_in_use(z, scales, panel, lines, heads, apart, a, stride, rows, parts, quads);
     }
     static const char *way_in_use(void) {
         if (product_in_use == product_first)

@@ -9,29 +9,22 @@ correction takes out the 128.  Where k is not a multiple of 4 there are more cod
     z = z + (scale of the row * scale of the column) * sum,   sum = 256 * high + low in float32 with 16 bits
 
 Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
-of NaN.  The products themselves are compiled once, in `_integer.pyx`, for all instructions that there are.
+of NaN.  Products, up to z, are compiled once, in `_integer.pyx`, for all instructions that there are.
 """
 from narrow cimport INT8_INT16, INT8_INT8, WIDE
-from tile cimport LF, LINE_BYTES, LINES, called
+from tile cimport LF, LINE_BYTES, LINES
 
 cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    enum { QUAD = 4, GROUP = 48, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
-    typedef void (*Product)(int32_t *, const uint8_t *, ptrdiff_t, const int8_t *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    enum { QUAD = 4, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
+    typedef void (*Product)(
+        float *, const float *, const uint8_t *, ptrdiff_t, const char *, ptrdiff_t, const int8_t *, ptrdiff_t,
+        ptrdiff_t, int, ptrdiff_t);
     static const Product *integer_product;  /* where `_integer.pyx` says which one is in use */
     typedef struct { float scale; int32_t correction; char rest[56]; } RowHead;
     typedef int32_t float_bits __attribute__((may_alias));
-    typedef int32_t veci __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-    /* Nothing is fused with what was computed here. */
-    #if defined(__x86_64__)
-    #define ROUNDED(v) __asm__("" : "+x"(v))
-    #elif defined(__aarch64__)
-    #define ROUNDED(v) __asm__("" : "+w"(v))
-    #else
-    #define ROUNDED(v) __asm__("" : "+m"(v))
-    #endif
 
     static __attribute__((noinline)) void quantise(
         char *restrict row, ptrdiff_t part, int parts, const float *restrict v, ptrdiff_t n
@@ -87,41 +80,20 @@ cdef extern from *:
             ((RowHead *) (row + part))->correction = -128 * low_sum;
         }
     }
-
-    /* z of a row and a line, from the sums of its one or two rows of codes. */
-    static inline void add_sums(
-        float *z, const int32_t *sums, ptrdiff_t next, int parts, float row_scale, int32_t high, int32_t low,
-        const float *scales
-    ) {
-        for (int v = 0; v < VECTORS; v++) {
-            vecf value = __builtin_convertvector(((const veci *) sums)[v] + high, vecf);
-            vecf scale = ((const vecf *) scales)[v] * row_scale;
-            if (parts > 1)
-                value = 256.0f * value + __builtin_convertvector(((const veci *) (sums + next))[v] + low, vecf);
-            ROUNDED(scale);
-            value = scale * value;
-            ROUNDED(value);
-            ((vecf *) z)[v] = ((vecf *) z)[v] + value;
-        }
-    }
     """
     enum:
         QUAD  # values of k that are multiplied together
-        GROUP  # rows of codes whose sums are kept before they go to z
         READ_PAST  # bytes behind the last panel that AMX may read and multiply with codes of 0
         MOST_K  # values of k whose sum is exact: 255 * 128 * MOST_K < 2^31
     ctypedef struct RowHead:
         float scale
         int correction
     ctypedef void (*Product)(
-        int *sums, const unsigned char *panel, Py_ssize_t lines, const signed char *a, Py_ssize_t stride,
-        Py_ssize_t rows, Py_ssize_t quads
+        float *z, const float *scales, const unsigned char *panel, Py_ssize_t lines, const char *heads,
+        Py_ssize_t apart, const signed char *a, Py_ssize_t stride, Py_ssize_t rows, int parts, Py_ssize_t quads
     ) noexcept nogil
     const Product *integer_product
     void quantise(char *row, Py_ssize_t part, int parts, const float *v, Py_ssize_t n) noexcept nogil
-    void add_sums(
-        float *z, const int *sums, Py_ssize_t next, int parts, float row_scale, int high, int low, const float *scales
-    ) noexcept nogil
 
 
 cdef inline void use_product(const Product *product) noexcept:
@@ -165,41 +137,38 @@ cdef inline void quantise_row(int narrow, float *row, const float *v, Py_ssize_t
     quantise(<char *> row, bytes_of_row(K), row_parts(narrow), v, K)
 
 
-cdef inline int correction_of(const char *part, Py_ssize_t K, Py_ssize_t k, Py_ssize_t n) noexcept nogil:
-    """For n codes from number k on of a row of bytes; its head has that for all of them."""
-    cdef const signed char *codes = <const signed char *> part + sizeof(RowHead) + k
+cdef inline int correction_of(const signed char *codes, Py_ssize_t n) noexcept nogil:
+    """For n codes of a row of bytes; its head has that for all of them."""
+    cdef Py_ssize_t k
     cdef int total = 0
-    if n == K:
-        return (<const RowHead *> part).correction
     for k in range(n):
         total += codes[k]
     return -128 * total
 
 
-cdef inline called add_integer_product(
+cdef inline void add_integer_product(
     int narrow, float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K,
     const float *scales
 ) noexcept nogil:
     """z += a @ (K rows of a panel of so many lines), for `rows` rows of codes."""
-    cdef int[GROUP * LINES * LF] sums
-    cdef Py_ssize_t part = bytes_of_row(K), r = 0, m, k, n, q, g
-    cdef int parts = row_parts(narrow), high, low = 0
-    cdef const char *row
-    while r < rows:
-        m = min(<Py_ssize_t> (GROUP // parts), rows - r)
+    cdef const unsigned char *w = <const unsigned char *> panel
+    cdef const char *row = <const char *> a
+    cdef const signed char *codes = <const signed char *> row + sizeof(RowHead)
+    cdef Py_ssize_t part = bytes_of_row(K), r, k, n
+    cdef int parts = row_parts(narrow), q
+    cdef RowHead[2] heads
+    if K <= MOST_K:
+        integer_product[0](z, scales, w, lines, row, part, codes, part, rows * parts, parts, quads_of(K))
+        return
+    for r in range(rows):  # in pieces
+        row = <const char *> a + r * parts * part
         k = 0
         while k < K:
             n = min(<Py_ssize_t> MOST_K, K - k)
-            row = <const char *> a + r * parts * part
-            integer_product[0](sums, <const unsigned char *> panel + k * lines * LF, lines,
-                               <const signed char *> row + sizeof(RowHead) + k, part, m * parts, quads_of(n))
-            for q in range(m):
-                high = correction_of(row, K, k, n)
-                if parts > 1:
-                    low = correction_of(row + part, K, k, n)
-                for g in range(lines):
-                    add_sums(z + ((r + q) * LINES + g) * LF, sums + (q * parts * LINES + g) * LF, LINES * LF, parts,
-                             (<const RowHead *> row).scale, high, low, scales + g * LF)
-                row += parts * part
+            for q in range(parts):
+                codes = <const signed char *> row + q * part + sizeof(RowHead) + k
+                heads[q].scale, heads[q].correction = (<const RowHead *> row).scale, correction_of(codes, n)
+            codes = <const signed char *> row + sizeof(RowHead) + k
+            integer_product[0](z + r * LINES * LF, scales, w + k * lines * LF, lines, <const char *> heads,
+                               sizeof(RowHead), codes, part, parts, parts, quads_of(n))
             k += n
-        r += m

@@ -177,7 +177,7 @@ def report():
 
 
 def table_of_speed() -> str:
-    return "\n".join(report().summary(report().FILES[:2]))
+    return "\n".join(report().summary(report().FILES[:2], report().STORAGE))
 
 
 def table_of_torch() -> str:
@@ -185,7 +185,11 @@ def table_of_torch() -> str:
 
 
 def table_of_storage() -> str:
-    return "\n".join(report().storage_summary(report().STORAGE))
+    return "\n".join(report().one_row(report().STORAGE))
+
+
+def table_of_few_bits() -> str:
+    return "\n".join([*report().few_bits(report().STORAGE), *report().few_bits_errors(report().STORAGE)])
 
 
 def table_of_errors() -> str:
@@ -197,6 +201,7 @@ TABLES = {
     "speed": (README, table_of_speed),
     "torch": (ROOT / "docs" / "torch.md", table_of_torch),
     "storage": (ROOT / "docs" / "storage.md", table_of_storage),
+    "few-bits": (ROOT / "docs" / "storage.md", table_of_few_bits),
     "errors": (ROOT / "docs" / "storage.md", table_of_errors),
 }
 
