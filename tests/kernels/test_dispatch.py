@@ -59,7 +59,7 @@ def test_levels_have_the_same_kernels(level):
     kernels, work = _kernels.load(level)
     assert kernels.keys() == work.keys() == _kernels.KERNELS.keys()
     for name, by_dtype in kernels.items():  # weights in fewer bytes are those of float32 layers
-        assert len({id(kernel) for kernel in by_dtype}) == (1 if name.endswith("_narrow") else 3)
+        assert len({id(kernel) for kernel in by_dtype}) == (1 if name.endswith(("_narrow", "_widen")) else 3)
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):

@@ -204,7 +204,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
             "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
         },
     ),
-    "stored scales of x for h": ("panels.pxd", {"scales += p.apart * LF": "scales += 0"}),
+    "stored scales of x for h": ("panels.pxd", {"line += p.apart": "line += 0"}),
     "stored lines of x for h": (
         "panels.pxd",
         {"line_in(p, u, gate, k < p.I), l)": "line_in(p, u, gate, True), l)"},
