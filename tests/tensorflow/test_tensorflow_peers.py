@@ -49,7 +49,9 @@ class Cell:
         v1, g = self.tf.compat.v1, self.g
         stored = str(g.choice(["float32", self.dtype, "bfloat16"])) if g.integers(4) == 0 else self.dtype
         parts = int(g.integers(1, 4)) if len(shape) == 2 and stored == self.dtype else 1
-        values = (g.standard_normal(shape) / 2).astype(np.float32)
+        # Of ordinary size: larger ones amplify the last bits of either side from step to step, and layer to layer.
+        size = max(2, shape[0] ** 0.5) if len(shape) == 2 else 2
+        values = (g.standard_normal(shape) / size).astype(np.float32)
         if parts == 1:
             made = v1.get_variable(name, initializer=self.tf.cast(values, stored), use_resource=bool(g.integers(2)))
             return self.tf.cast(made, self.dtype)
