@@ -86,10 +86,14 @@ cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssiz
     return plan
 
 
+cdef bint is_for(Plan plan, int narrow, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
+    return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.narrow == narrow
+
+
 cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B, int threads=0):
     """The last one, where it is of the same.  0 threads are as many as users have set."""
     threads = threads or number_of_threads[0]
-    if last is not None and last.T == T and last.B == B and last.threads == threads and last.narrow == narrow:
+    if is_for(last, narrow, T, B, threads):
         return last
     found = layer._plan(name, narrow, T, B, threads)
     return plan_from(found, narrow, T, B, layer.input_size, layer.hidden_size, threads)
@@ -385,11 +389,12 @@ cdef class SingleRunner(Runner):
     cdef int compute(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
         """Run the forward kernel."""
         cdef Plan plan
-        if weights.narrow:
-            weights = self.layer._for_call(weights, T, B, threads or number_of_threads[0])
-        a.packed = address_of(weights.packed)
+        threads = threads or number_of_threads[0]
         with cython.critical_section(self):
             plan = self.plan
+        if weights.narrow and not is_for(plan, weights.narrow, T, B, threads):  # such a plan is of a call like this
+            weights = self.layer._for_call(weights, T, B, threads)
+        a.packed = address_of(weights.packed)
         plan = plan_of(plan, self.layer, "layer", weights.narrow, T, B, threads)
         with cython.critical_section(self):
             self.plan = plan
