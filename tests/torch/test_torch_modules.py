@@ -79,14 +79,6 @@ COMPILED = [
 ]
 
 
-@pytest.fixture
-def dynamo():
-    """Nothing compiled before, nor left behind."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @pytest.mark.parametrize("options", COMPILED, ids=lambda options: "-".join(options))
 @pytest.mark.parametrize("kind", KINDS)

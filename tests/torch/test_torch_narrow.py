@@ -393,14 +393,6 @@ def test_autocast(kind, given):
 
 
 # -------------------------------------------------------------------------------------------------- compiled, exported
-@pytest.fixture
-def dynamo():
-    """Nothing compiled before, nor left behind."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled(kind, backend, dynamo, packings):
