@@ -20,87 +20,49 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import logging
+import os
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import storage
 
 WAYS = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"), ("int8", "int8"), ("int8", "int16")]
 COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
+THREADS = len(os.sched_getaffinity(0))  # of peers: onnxruntime has a scale of h for the rows of each
 Run = Callable[[Any, np.ndarray], np.ndarray | None]
 
 
 # --------------------------------------------------------------------------------------------------------------- peers
 def onnxruntime(layer: Any, x: np.ndarray) -> np.ndarray | None:
     """y of what `quantize_dynamic` makes of an LSTM; it leaves a GRU as it is."""
-    import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
-    from onnxruntime.quantization import quantize_dynamic
+    from blockcell import LSTM
 
-    from blockcell import LSTM, convert
-
-    if not isinstance(layer, LSTM):
-        return None
-    node, arrays = convert.to_onnx(layer)
-    graph = helper.make_graph(
-        [node],
-        "LSTM",
-        [helper.make_tensor_value_info(node.input[0], TensorProto.FLOAT, x.shape)],
-        [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    logging.disable()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        quantize_dynamic(model, path)
-        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-        y: np.ndarray = session.run(None, {node.input[0]: x})[0][:, 0]
-        return y
+    return storage.onnxruntime(layer, x, "int8", THREADS)[1]() if isinstance(layer, LSTM) else None
 
 
 def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
     """y of what `quantize_dynamic` makes of the same module."""
-    import torch
-
     from blockcell import convert
 
     try:
-        weights = convert.to_torch(layer)
+        return storage.torch(layer, x, "int8", THREADS)[1]()
     except convert.ConversionError:  # peepholes, or a GRU that resets before the product
         return None
-    module = getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size)
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
-    ready = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(module), {type(module)}, torch.qint8)
-    assert "Quantized" in repr(ready[0]), ready
-    with torch.inference_mode():
-        return ready[0](torch.from_numpy(x))[0].numpy()  # type: ignore[no-any-return]
 
 
 def openvino(layer: Any, x: np.ndarray) -> np.ndarray | None:
     """y of ONNX's own node."""
     import openvino as ov
 
-    import onnx_export
-
-    if "wci" in layer.weights and layer.weights["wci"] is not None:  # it ignores peepholes
+    peepholes = layer.weights.get("wci") is not None  # it ignores them
+    if peepholes or "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        onnx_export.export(layer, path, loop="native", lengths=False, state=False)
-        compiled = ov.compile_model(path, "CPU")
-        if compiled.get_property("INFERENCE_PRECISION_HINT") != ov.Type.bf16:
-            return None
-        y: np.ndarray = compiled(x)[0]
-        return y
+    return storage.openvino(layer, x, "", THREADS)[1]()
 
 
 PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "OpenVINO bfloat16": openvino}
@@ -118,10 +80,10 @@ def lines(data: str, what: str, layer: Any, x: np.ndarray, score: Callable[[Any]
 
     y, weights = layer(x)[0], layer.weights.values()
     yield line("float32", error_of("float32", "float32", y, y, weights, weights), y)
-    for storage, activations in WAYS:
-        name = storage if activations == "float32" else f"{storage}, activations {activations}"
-        cost = layer.storage_error(storage, x, activations=activations)
-        yield line(name, cost, layer.packed(storage, activations)(x)[0])
+    for stored, activations in WAYS:
+        name = stored if activations == "float32" else f"{stored}, activations {activations}"
+        cost = layer.storage_error(stored, x, activations=activations)
+        yield line(name, cost, layer.packed(stored, activations)(x)[0])
     recurrent, *dense = layer.layers if isinstance(layer, Stack) else [layer]
     for name, run in PEERS.items():
         other = run(recurrent, x)

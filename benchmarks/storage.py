@@ -77,17 +77,12 @@ def drawn(point: Point) -> tuple[Any, np.ndarray]:
     return layer, rng.standard_normal((STEPS, B, I)).astype(np.float32)
 
 
-def blockcell(storage: str, threads: int) -> Callable[[Point], Pair]:
+def blockcell(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     import blockcell as bc
 
     bc.set_num_threads(threads)
-
-    def prepare(point: Point) -> Pair:
-        layer, x = drawn(point)
-        layer = layer.packed(**OURS[storage])
-        return partial(layer, x), lambda: layer(x)[0]
-
-    return prepare
+    packed = layer.packed(**OURS[storage])
+    return partial(packed, x), lambda: packed(x)[0]
 
 
 def model_of(layer: Any, x: np.ndarray) -> Any:
@@ -123,64 +118,51 @@ def session_of(layer: Any, x: np.ndarray, storage: str, threads: int) -> Any:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
-def onnxruntime(storage: str, threads: int) -> Callable[[Point], Pair]:
-    def prepare(point: Point) -> Pair:
-        layer, x = drawn(point)
-        session = session_of(layer, x, storage, threads)
-        bound = session.io_binding()
-        bound.bind_cpu_input("rnn_X", x)
-        bound.bind_output("rnn_Y", "cpu")
-        return partial(session.run_with_iobinding, bound), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
-
-    return prepare
+def onnxruntime(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
+    session = session_of(layer, x, storage, threads)
+    bound = session.io_binding()
+    bound.bind_cpu_input("rnn_X", x)
+    bound.bind_output("rnn_Y", "cpu")
+    return partial(session.run_with_iobinding, bound), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
 
 
-def torch(storage: str, threads: int) -> Callable[[Point], Pair]:
+def torch(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     import torch
 
     from blockcell import convert
 
     warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
     torch.set_num_threads(threads)
+    model = torch.nn.Sequential(getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size))
+    model[0].load_state_dict({name: torch.from_numpy(w) for name, w in convert.to_torch(layer).items()})
+    if storage == "int8":
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.LSTM, torch.nn.GRU}, torch.qint8)
+        assert "Quantized" in repr(model), model
+    dtype = torch.bfloat16 if storage == "bfloat16" else torch.float32
+    module, tensor = model.to(dtype)[0].eval(), torch.from_numpy(x).to(dtype)
 
-    def prepare(point: Point) -> Pair:
-        layer, x = drawn(point)
-        model = torch.nn.Sequential(getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size))
-        model[0].load_state_dict({name: torch.from_numpy(w) for name, w in convert.to_torch(layer).items()})
-        if storage == "int8":
-            model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.LSTM, torch.nn.GRU}, torch.qint8)
-            assert "Quantized" in repr(model), model
-        dtype = torch.bfloat16 if storage == "bfloat16" else torch.float32
-        module, tensor = model.to(dtype)[0].eval(), torch.from_numpy(x).to(dtype)
+    def call() -> Any:
+        with torch.inference_mode():
+            return module(tensor)[0]
 
-        def call() -> Any:
-            with torch.inference_mode():
-                return module(tensor)[0]
-
-        return call, lambda: call().float().numpy()
-
-    return prepare
+    return call, lambda: call().float().numpy()
 
 
-def openvino(storage: str, threads: int) -> Callable[[Point], Pair]:
+def openvino(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     import openvino as ov
 
-    def prepare(point: Point) -> Pair:
-        layer, x = drawn(point)
-        core = ov.Core()
-        options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        options |= {"INFERENCE_PRECISION_HINT": "f32"} if storage == "float32" else {}
-        model = core.read_model(model_of(layer, x).SerializeToString())
-        request = core.compile_model(model, "CPU", options).create_infer_request()
-        request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
+    core = ov.Core()
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"INFERENCE_PRECISION_HINT": "f32"} if storage == "float32" else {}
+    model = core.read_model(model_of(layer, x).SerializeToString())
+    request = core.compile_model(model, "CPU", options).create_infer_request()
+    request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
 
-        def y() -> np.ndarray:
-            request.infer()
-            return request.get_output_tensor().data[:, 0]
+    def y() -> np.ndarray:
+        request.infer()
+        return request.get_output_tensor().data[:, 0]
 
-        return request.infer, y
-
-    return prepare
+    return request.infer, y
 
 
 def work(candidate: str, threads: int) -> None:
@@ -188,13 +170,13 @@ def work(candidate: str, threads: int) -> None:
     package, _, storage = candidate.partition(" ")
     prepare = {"onnxruntime": onnxruntime, "torch": torch, "openvino": openvino}.get(package, blockcell)
     ready: dict[str, Pair] = {}
-    prepared = prepare(candidate if prepare is blockcell else storage, threads)
+    name = candidate if prepare is blockcell else storage
 
     def reply(question: tuple[Point, float, str]) -> float:
         point, budget, path = question
         if repr(point) not in ready:
             ready.clear()
-            ready[repr(point)] = prepared(point)
+            ready[repr(point)] = prepare(*drawn(point), name, threads)
         call, y = ready[repr(point)]
         if path:
             np.save(path, y())
