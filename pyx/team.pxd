@@ -1,9 +1,13 @@
 """The team of threads of a call: how work is shared out, and where threads wait for each other.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
+Linux may wake a thread on the CPU of the one that wakes it, though others are idle: in a virtual machine it takes a CPU
+that has been idle for a while for an occupied one.  Both then share a CPU for tens of milliseconds.  So a thread that
+wakes up on the CPU of another one of its team leaves it.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
 much faster it would have been alone.  Without OpenMP there is one thread.
 """
+from libc.string cimport memset
 
 cdef extern from *:
     """
@@ -22,6 +26,7 @@ cdef extern from *:
     #ifdef __linux__
     #include <limits.h>
     #include <linux/futex.h>
+    #include <sched.h>
     #include <sys/syscall.h>
     #include <unistd.h>
     #endif
@@ -29,7 +34,9 @@ cdef extern from *:
     enum {
         SOON = 16,    /* looks after which the time begins to count */
         LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
-        LINE = 64
+        LINE = 64,
+        CPUS = 1024,  /* whose numbers are looked at */
+        BITS = 8 * sizeof(unsigned long)
     };
 
     typedef struct {
@@ -39,6 +46,7 @@ cdef extern from *:
         /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
         long long begun, begun_cpu, looked;
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
+        unsigned long taken[CPUS / BITS];            /* CPUs on which a thread of the team has begun, a bit for each */
     } Team;
 
     static inline long long nanoseconds_of(clockid_t clock) {
@@ -67,6 +75,45 @@ cdef extern from *:
     static inline void control_thread(unsigned long control) { (void) control; }
     #endif
 
+    #ifdef __linux__
+    static __thread int home;  /* the CPU on which this thread has begun */
+
+    static inline int is_taken(Team *team, int cpu) {
+        return __atomic_load_n(&team->taken[cpu / BITS], __ATOMIC_RELAXED) >> cpu % BITS & 1;
+    }
+
+    /* Move this thread home, or to any CPU that is not taken.  It may be moved on from there at once. */
+    static __attribute__((noinline, cold)) void leave_cpu(Team *team, int to_home) {
+        cpu_set_t allowed, others;
+        CPU_ZERO(&others);
+        if (sched_getaffinity(0, sizeof allowed, &allowed))
+            return;
+        for (int cpu = 0; cpu < CPUS && cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &allowed) && (to_home ? cpu == home : !is_taken(team, cpu)))
+                CPU_SET(cpu, &others);
+        if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+            sched_setaffinity(0, sizeof allowed, &allowed);
+    }
+
+    static inline void take_cpu(Team *team) {
+        home = sched_getcpu();
+        if (home >= 0 && home < CPUS && is_taken(team, home)) {
+            leave_cpu(team, 0);
+            home = sched_getcpu();
+        }
+        if (home >= 0 && home < CPUS)
+            __atomic_fetch_or(&team->taken[home / BITS], 1UL << home % BITS, __ATOMIC_RELAXED);
+    }
+
+    static inline void go_home(Team *team) {
+        int cpu = sched_getcpu();
+        if (cpu != home && cpu >= 0 && cpu < CPUS && is_taken(team, cpu))
+            leave_cpu(team, 1);
+    }
+    #else
+    static inline void take_cpu(Team *team) { }
+    #endif
+
     static __attribute__((noinline, cold)) void sleep_until_passed(Team *team, int barrier) {
         if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
             return;
@@ -75,6 +122,7 @@ cdef extern from *:
         while (__atomic_load_n(&team->barrier, __ATOMIC_SEQ_CST) == barrier)
             syscall(SYS_futex, &team->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
         __atomic_sub_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
+        go_home(team);
         #else
         const struct timespec nap = {0, 20000};
         while (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier)
@@ -111,6 +159,9 @@ cdef extern from *:
         int arrived, barrier, asleep
         long long begun, begun_cpu, looked
         unsigned long control
+        unsigned long[16] taken
+    int number_in_team() noexcept nogil
+    void take_cpu(Team *team) noexcept nogil  # one that no other thread of the team has begun on
     long long nanoseconds() noexcept nogil
     long long cpu_nanoseconds() noexcept nogil
     unsigned long control_of_thread() noexcept nogil
@@ -127,11 +178,15 @@ cdef inline void gather(Team *team) noexcept nogil:
     team.arrived = team.barrier = team.asleep = 0
     team.begun, team.begun_cpu, team.looked = nanoseconds(), cpu_nanoseconds(), 0
     team.control = control_of_thread()
+    memset(team.taken, 0, sizeof(team.taken))
+    take_cpu(team)
 
 
-cdef inline void join(const Team *team) noexcept nogil:
+cdef inline void join(Team *team) noexcept nogil:
     """Called by each thread: take over the rounding mode and the treatment of subnormal numbers of the calling one."""
     control_thread(team.control)
+    if number_in_team() > 0:
+        take_cpu(team)
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
