@@ -9,8 +9,8 @@ all three, for kernels of any kind:
 * Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off
   against what they have gained lately.  One loss is a debt, which the next gains pay: the system may have had a hiccup,
   and a thread that has slept takes long to wake.  With a loss on top of a debt, calls run on one thread until these have
-  taken as long as was lost, and twice as long each time that it happens again, up to ten times: then no more than a
-  tenth is lost.
+  taken as long as was lost, and twice as long each time that it happens again, up to ten times: where other work stays,
+  about a tenth is lost.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -160,8 +160,8 @@ def report(long long lost):
             becomes_long(rest, min(-now(times) * balance, <long long> LONGEST))
             becomes(times, min(2 * now(times), <int> MOST_TIMES))
             balance = 0
-        elif lost < 0:
-            becomes(times, max(now(times) // 2, 1))
+        elif balance == LATELY:
+            becomes(times, 1)
         becomes_long(gained, balance)
 
 

@@ -76,39 +76,32 @@ cdef extern from *:
     #endif
 
     #ifdef __linux__
-    static __thread int home;  /* the CPU on which this thread has begun */
-
-    static inline int is_taken(Team *team, int cpu) {
-        return __atomic_load_n(&team->taken[cpu / BITS], __ATOMIC_RELAXED) >> cpu % BITS & 1;
-    }
-
-    /* Move this thread home, or to any CPU that is not taken.  It may be moved on from there at once. */
-    static __attribute__((noinline, cold)) void leave_cpu(Team *team, int to_home) {
+    /* To any CPU that no thread of the team has taken.  From there the system may move this one on at once. */
+    static __attribute__((noinline, cold)) void leave_cpu(const Team *team) {
         cpu_set_t allowed, others;
         CPU_ZERO(&others);
         if (sched_getaffinity(0, sizeof allowed, &allowed))
             return;
-        for (int cpu = 0; cpu < CPUS && cpu < CPU_SETSIZE; cpu++)
-            if (CPU_ISSET(cpu, &allowed) && (to_home ? cpu == home : !is_taken(team, cpu)))
+        for (int cpu = 0; cpu < CPUS && cpu < CPU_SETSIZE; cpu++) {
+            unsigned long taken = __atomic_load_n(&team->taken[cpu / BITS], __ATOMIC_RELAXED);
+            if (CPU_ISSET(cpu, &allowed) && !(taken >> cpu % BITS & 1))
                 CPU_SET(cpu, &others);
+        }
         if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
             sched_setaffinity(0, sizeof allowed, &allowed);
     }
 
-    static inline void take_cpu(Team *team) {
-        home = sched_getcpu();
-        if (home >= 0 && home < CPUS && is_taken(team, home)) {
-            leave_cpu(team, 0);
-            home = sched_getcpu();
-        }
-        if (home >= 0 && home < CPUS)
-            __atomic_fetch_or(&team->taken[home / BITS], 1UL << home % BITS, __ATOMIC_RELAXED);
+    /* Whether no other thread of the team has taken the CPU before. */
+    static inline int takes(Team *team, int cpu) {
+        unsigned long bit = 1UL << cpu % BITS;
+        return cpu < 0 || cpu >= CPUS || !(__atomic_fetch_or(&team->taken[cpu / BITS], bit, __ATOMIC_RELAXED) & bit);
     }
 
-    static inline void go_home(Team *team) {
-        int cpu = sched_getcpu();
-        if (cpu != home && cpu >= 0 && cpu < CPUS && is_taken(team, cpu))
-            leave_cpu(team, 1);
+    static inline void take_cpu(Team *team) {
+        if (!takes(team, sched_getcpu())) {
+            leave_cpu(team);
+            takes(team, sched_getcpu());
+        }
     }
     #else
     static inline void take_cpu(Team *team) { }
@@ -122,7 +115,6 @@ cdef extern from *:
         while (__atomic_load_n(&team->barrier, __ATOMIC_SEQ_CST) == barrier)
             syscall(SYS_futex, &team->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
         __atomic_sub_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
-        go_home(team);
         #else
         const struct timespec nap = {0, 20000};
         while (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier)
