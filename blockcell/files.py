@@ -263,7 +263,7 @@ def check(description: Any) -> None:
         for name in ACTIVATED.get(kind, []):
             if name in names:
                 names.remove(name)
-                _check_activation(f"its {kind} has an {name} that", name, each[name])
+                _check_activation(f"the {name} of its {kind}", name, each[name])
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
         if kind == "LSTM":

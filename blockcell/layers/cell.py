@@ -47,8 +47,11 @@ class Cell(Single[S_co]):
     def _described(self, **attributes: Any) -> dict[str, Any]:
         """The layer's type and attributes. Those that are as in older versions, which did not have them, are left out:
         files of both are the same then."""
-        newer = unusual(self._activations) | ({"reverse": True} if self.reverse else {})
-        return {"type": type(self).__name__} | attributes | newer
+        newer: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value  # as JSON has it
+            for name, value in unusual(self._activations).items()
+        }
+        return {"type": type(self).__name__} | attributes | newer | ({"reverse": True} if self.reverse else {})
 
     def _remarks(self) -> list[str]:
         return [f"{name}={value!r}" for name, value in unusual(self._activations).items()] + (
