@@ -38,9 +38,15 @@ class Cell(Single[S_co]):
     def _read_activations(self, reader: ArgumentReader, **given: Any) -> None:
         self._activations = {name: reader.activation(name, value) for name, value in given.items()}
 
-    def _numbers(self) -> tuple[Numbers, ...]:
+    def _activation_numbers(self) -> tuple[Numbers, ...]:
         """The activations as kernels take them."""
         return tuple(map(numbers, self._activations.values()))
+
+    def _forward_options(self) -> tuple[Any, ...]:
+        return self._activation_numbers()
+
+    def _gradient_options(self) -> tuple[Any, ...]:
+        return self._activation_numbers()
 
     def _arguments(self) -> dict[str, Any]:
         return self._shared.weights[self].arrays | self._activations | {"reverse": self.reverse}

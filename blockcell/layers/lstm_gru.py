@@ -279,12 +279,13 @@ class LSTM(Cell[LSTMState]):
     def _pack_options(self) -> tuple[bool, ...]:
         return self._use_peephole, self.gate_order == "ifco", self.coupled
 
-    def _forward_options(self) -> tuple[float, ...]:
+    def _forward_options(self) -> tuple[Any, ...]:
         numbers = self._numbers(self.forget_bias, self.cell_clip, self.proj_clip)
-        return *numbers, self._use_peephole, *self._form
+        return *numbers, self._use_peephole, *self._form, *super()._forward_options()
 
-    def _gradient_options(self) -> tuple[float, ...]:
-        return *self._numbers(self.proj_clip), self._use_peephole, self.gate_order == "ifco", *self._form
+    def _gradient_options(self) -> tuple[Any, ...]:
+        order = self.gate_order == "ifco"
+        return *self._numbers(self.proj_clip), self._use_peephole, order, *self._form, *super()._gradient_options()
 
     def _numbers(self, *values: float) -> tuple[float, ...]:
         """Attributes in the precision of the arrays."""
