@@ -125,8 +125,8 @@ cdef inline void state_grad_rows(
     const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
-    step's d, or of a step with two products d_u_bar and d_c_bar, or d_h.  For k = -1 h_prev_grad.  Panel j, slots b0 to b1; a
-    row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
+    step's d, or of a step with two products d_u_bar and d_c_bar, or d_h.  For k = -1 h_prev_grad.  Panel j, slots b0 to
+    b1; a row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
     weights; such a step needs the first one alone here."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
@@ -184,12 +184,12 @@ cdef inline void state_grad_rows(
                         d_h[l] = carry[l]
                     for l in range(columns_of(c) if r < here else 0):
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
-                elif projected:
-                    clear(d_h, L)
-                    projected_grad_line(p, c, inputs, at, t, row, carry, d)
                 elif cell is Lstm:
                     clear(d_h, L)
-                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
+                    if projected:
+                        projected_grad_line(p, c, inputs, at, t, row, carry, d)
+                    else:
+                        lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
                 elif cell is ResetAfter:
                     bars_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
                 elif cell is Rnn:

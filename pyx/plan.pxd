@@ -88,13 +88,15 @@ cdef inline bint projects(const cell *c) noexcept nogil:
     """Whether h is a product of its own, of a matrix that has no rows for x and no bias."""
     if cell is Lstm:
         return c.P > 0
-    return False
+    else:
+        return False
 
 
 cdef inline Py_ssize_t size_of_h(const cell *c, Py_ssize_t H) noexcept nogil:
     if cell is Lstm:
         return c.P if c.P > 0 else H
-    return H
+    else:
+        return H
 
 
 cdef inline int products_of(const cell *c) noexcept nogil:
