@@ -71,8 +71,8 @@ def bytes_changed(g: Generator, content: bytes) -> bytes:
 def values(g: Generator) -> Any:
     """What may stand in JSON where something else belongs."""
     choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
-               "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0], [[]], {}, {"type": "GRU"},
-               [True, 2], "int8", "float16"]  # fmt: skip
+               "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0],
+               [[]], {}, {"type": "GRU"}, [True, 2], "int8", "float16"]  # fmt: skip
     return choices[g.integers(len(choices))]
 
 
