@@ -334,7 +334,7 @@ def test_projection(path, dtype):
     layer = projected_layer({"w": w, "b": b, "w_p": factors(g, P, *units, dtype)}, dtype)
     x, cs_prev = np.zeros((T, B, I), dtype), g.uniform(-1, 1, (B, H))[:, units[0]].astype(dtype)
     with on_threads(threads):
-        y, last, tape = layer.forward(x, (cs_prev, np.zeros((B, P), dtype)))
+        y, _, tape = layer.forward(x, (cs_prev, np.zeros((B, P), dtype)))
         called, streamed = layer(x, tape.content.state)[0], layer.stream(B)
         streamed.state = tape.content.state
         assert same_bits([called, np.stack([streamed.step(row) for row in x])], [y, y])
