@@ -19,7 +19,7 @@ from bits import on_threads
 from kernel_cases import DTYPES, run, same_bits
 from summation import chains, factors, mates, over_rows, powers, product, real_of, sum_in_double
 
-from blockcell import GRU, LSTM, Bidirectional, _kernels
+from blockcell import GRU, LSTM, RNN, Bidirectional, _kernels
 from blockcell.optable import OPS
 
 PATHS = [  # T, B, I, H, threads
@@ -165,7 +165,20 @@ def reset_after_step(a, x, level):
     return type(rows[0])._make(np.concatenate(result, axis=1)[0] for result in zip(*rows, strict=True))
 
 
-STEPS = {"BlockLSTM": lstm_step, "block_gru": gru_step, "block_gru_reset_after": reset_after_step}
+def rnn_step(a, x, level):
+    """The same."""
+    z, zero = pre_activations(a["b"], x, a["h_prev"], a["w"]), 0 * a["b"]
+    w = np.eye(2 * len(zero), len(zero), dtype=x.dtype)
+    step = run("block_rnn", {"seq_len_max": 1, "x": z[None], "h_prev": 0 * a["h_prev"], "w": w, "b": zero}, level)
+    return type(step)(step.h[0])
+
+
+STEPS = {
+    "BlockLSTM": lstm_step,
+    "block_gru": gru_step,
+    "block_gru_reset_after": reset_after_step,
+    "block_rnn": rnn_step,
+}
 
 
 def forward(name, args, level):
@@ -246,10 +259,22 @@ def reset_after_backward(a):
     return x_grad, d_h, weight_grad(x, h_prev, d_ru), w_c_grad, *biases
 
 
+def rnn_backward(a):
+    x, (w_x, w_h) = a["x"], parts(a["w"], a["x"])
+    d_h, d = 0, [None] * len(x)
+    for t in reversed(range(len(x))):
+        d[t] = (d_h + a["h_grad"][t]) * (1 - a["h"][t] * a["h"][t])
+        d_h = product(0, d[t], w_h.T)
+    d = np.concatenate(d)
+    w_grad = weight_grad(x, before(a["h_prev"], a["h"]), d)
+    return product(0, d, w_x.T).reshape(x.shape), d_h, w_grad, sum_in_double(d)
+
+
 BACKWARD = {
     "BlockLSTMGrad": lstm_backward,
     "block_gru_grad": gru_backward,
     "block_gru_reset_after_grad": reset_after_backward,
+    "block_rnn_grad": rnn_backward,
 }
 
 
@@ -296,6 +321,8 @@ def test_layers_and_streams(name, path, dtype, level):
     weights = {key: value for key, value in args.items() if key[0] in "wb"}
     if name == "BlockLSTM":
         layer, state = LSTM(**weights, forget_bias=1, cell_clip=3), (args["cs_prev"], args["h_prev"])
+    elif name == "block_rnn":
+        layer, state = RNN(**weights), (args["h_prev"],)
     else:
         layer, state = GRU(**weights, reset_after="b_hc" in weights), (args["h_prev"],)
 
