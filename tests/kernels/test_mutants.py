@@ -18,7 +18,13 @@ from blockcell import _cpu
 ROOT = Path(__file__).resolve().parents[2]
 STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and every place that changes
-    "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
+    "lstm i and f": (
+        "lstm.pxd",
+        {
+            "sigmoid(i_bar[l])": "sigmoid(f_bar[l])",
+            "sigmoid(f_bar[l])\n            y[OUT_CI": "sigmoid(i_bar[l])\n            y[OUT_CI",
+        },
+    ),
     "lstm i and ci": (
         "lstm.pxd",
         {
@@ -28,33 +34,36 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm f and o": (
         "lstm.pxd",
-        {"f_bar[l] = z[F_BAR": "f_bar[l] = z[O_BAR", "o_bar[l] = z[O_BAR": "o_bar[l] = z[F_BAR"},
+        {"f_bar[l] = z[F_BAR": "f_bar[l] = z[O_BAR", "o_line = O_BAR": "o_line = F_BAR"},
     ),
     "lstm ci and o": (
         "lstm.pxd",
         {
             "tanh(z[CI_BAR * L + l])": "tanh(z[O_BAR * L + l])",
-            "o_bar[l] = z[O_BAR * L + l]": "o_bar[l] = z[CI_BAR * L + l]",
+            "o_line = O_BAR": "o_line = CI_BAR",
         },
     ),
     "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
     "lstm wci and wcf": (
         "lstm.pxd",
         {
-            "cs_state[l] * peep[PEEP_I": "cs_state[l] * peep[PEEP_F",
-            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_I",
+            "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F": (
+                "peep[PEEP_F * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_I"
+            ),
         },
     ),
     "lstm wcf and wco": (
         "lstm.pxd",
         {
-            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_O",
+            "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F": (
+                "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_O"
+            ),
             "cs_state[l] * peep[PEEP_O": "cs_state[l] * peep[PEEP_F",
         },
     ),
     "lstm h_prev and cs_prev": (
         "forward.pxd",
-        {"b)), inputs[H_PREV], b": "b)), inputs[CS_PREV], b", "p.cs, inputs[CS_PREV], b": "p.cs, inputs[H_PREV], b"},
+        {"inputs[H_PREV], p.P, b": "inputs[CS_PREV], p.P, b", "inputs[CS_PREV], p.H, b": "inputs[H_PREV], p.H, b"},
     ),
     "lstm h and cs": (
         "lstm.pxd",
@@ -63,21 +72,23 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm d_i and d_f": (
         "lstm.pxd",
         {
-            "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
-            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
+            "dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i": "dicfo[F_BAR * L + l] = d_cs[l] * ci[l] * i",
+            "dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f": "dicfo[I_BAR * L + l] = d_cs[l] * cs_prev[l] * f",
         },
     ),
     "lstm d_ci and d_o": (
         "lstm.pxd",
         {
-            "dicfo[O_BAR * L + l] = h_grad": "dicfo[CI_BAR * L + l] = h_grad",
-            "dicfo[CI_BAR * L + l] = d_cs": "dicfo[O_BAR * L + l] = d_cs",
+            "dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o": "dicfo[CI_BAR * L + l] = h_grad[l] * co[l] * o",
+            "* (one - i[l])\n        dicfo[CI_BAR * L + l]": "* (one - i[l])\n        dicfo[O_BAR * L + l]",
         },
     ),
     "lstm h_grad and cs_grad": (
         "lstm.pxd",
         {
-            "inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)": "inputs[CS_GRAD] + at, n)",
+            "value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)\n        for": (
+                "value = line_at(&room[0], inputs[CS_GRAD] + at, n)\n        for"
+            ),
             "inputs[CS_GRAD] + at, n)": "inputs[H_GRAD] + at, n)",
         },
     ),
@@ -85,12 +96,46 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "lstm.pxd",
         {
             "dicfo[I_BAR * L + l] * peep[PEEP_I": "dicfo[I_BAR * L + l] * peep[PEEP_F",
-            "dicfo[F_BAR * L + l] * peep[PEEP_F": "dicfo[F_BAR * L + l] * peep[PEEP_I",
+            "+ dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]\n            )": (
+                "+ dicfo[F_BAR * L + l] * peep[PEEP_I * L + l]\n            )"
+            ),
         },
     ),
     "lstm wci_grad and wcf_grad": (
         "lstm.pxd",
         {"outputs[WCI_GRAD] + at": "outputs[WCF_GRAD] + at", "outputs[WCF_GRAD] + at": "outputs[WCI_GRAD] + at"},
+    ),
+    "coupled ci and f": (
+        "lstm.pxd",
+        {"z[(F_BAR - 1) * L + l]": "z[(CI_BAR - 1) * L + l]", "z[(CI_BAR - 1) * L + l]": "z[(F_BAR - 1) * L + l]"},
+    ),
+    "coupled i is f": (
+        "lstm.pxd",
+        {"y[OUT_I * L + l] = one - y[OUT_F * L + l]": "y[OUT_I * L + l] = y[OUT_F * L + l]"},
+    ),
+    "coupled o is where four gates have it": ("lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
+    "coupled d_f without i's part": ("lstm.pxd", {"(cs_prev[l] - ci[l])": "cs_prev[l]"}),
+    "projected from h_prev": (
+        "forward.pxd",
+        {"rows + (p.m if cell is Lstm else p.hr)": "rows + (p.h if cell is Lstm else p.hr)"},
+    ),
+    "projected without its clip": ("lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
+    "projected: the gradient passes the clip": (
+        "lstm.pxd",
+        {"value[l] >= clip or value[l] <= -clip": "value[l] > 2 * clip"},
+    ),
+    "projected: what is carried is left out": (
+        "lstm.pxd",
+        {
+            "j * L, n)\n    for l in range(L):\n        d_h[l] = carry[l] + value[l]": (
+                "j * L, n)\n    for l in range(L):\n        d_h[l] = value[l]"
+            )
+        },
+    ),
+    "projected: cs goes past a reset": ("backward.pxd", {"if marked(&p.steps, k, b + q, FRESH):": "if False:"}),
+    "projected: the weights' gradient without co": (
+        "backward.pxd",
+        {"inputs[OUT_CO] + (t * p.B + b) * p.H, factor": "inputs[OUT_O] + (t * p.B + b) * p.H, factor"},
     ),
     "gru r and u": (
         "gru.pxd",
@@ -183,7 +228,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
-    "torch w_hh from the start": ("panels.pxd", {"column * p.H + row - p.I": "column * p.H + row"}),
+    "torch w_hh from the start": ("panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
     "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
     "torch d_c_bar for d_hc": ("backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
     "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
@@ -271,7 +316,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "stored in panels of two: of other numbers of lines": (
         "panels.pxd",
-        {" or (p.narrow != WIDE and units_in(p, j + most - 1) < p.units):": ":"},
+        {" or ((p.narrow != WIDE or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):": ":"},
     ),
     "panels of two: one more than there are": ("panels.pxd", {"if j + most > end or (": "if j + most > end + 1 or ("}),
     "panels of two: the wrong one is taken apart": (
@@ -396,6 +441,8 @@ ORDER = "tests/kernels/test_order.py", "not shows and base"
 STORED = "tests/layers/test_storage_kernels.py"
 INTEGERS = "tests/layers/test_integers.py"
 TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
+    "coupled": ("tests/layers/test_layers.py", "(test_values or derivative) and coupled and base"),
+    "projected": ("tests/layers/test_layers.py", "(test_values or derivative) and projected and base"),
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
     "torch": ("tests/torch/test_torch_layout.py", "equals and float64 and base"),

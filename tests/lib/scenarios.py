@@ -85,7 +85,7 @@ def kinds() -> dict[str, Any]:
     return {
         "LSTM": LSTM.init(I, H, seed=0, use_peephole=True, cell_clip=0.5),
         "LSTM half": LSTM.init(I, H, seed=0, dtype=np.float16),
-        "projected LSTM": LSTM.init(I, H, seed=0, use_peephole=True, proj_size=48, proj_clip=0.1, coupled=True),
+        "projected LSTM": LSTM.init(I, H, seed=0, use_peephole=True, proj_size=72, proj_clip=0.1, coupled=True),
         "GRU": GRU.init(I, H, seed=1),
         "RNN": RNN.init(I, H, seed=1, activation="softsign"),
         "GRU that resets after": GRU.init(I, H, seed=1, reset_after=True),
