@@ -21,8 +21,9 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm i and f": (
         "lstm.pxd",
         {
-            "sigmoid(i_bar[l])": "sigmoid(f_bar[l])",
-            "sigmoid(f_bar[l])\n            y[OUT_CI": "sigmoid(i_bar[l])\n            y[OUT_CI",
+            "sigmoid(i_bar[l])\n                y[OUT_F * L + l] = sigmoid(f_bar[l])": (
+                "sigmoid(f_bar[l])\n                y[OUT_F * L + l] = sigmoid(i_bar[l])"
+            )
         },
     ),
     "lstm i and ci": (
@@ -67,7 +68,10 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     ),
     "lstm h and cs": (
         "lstm.pxd",
-        {"y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
+        {
+            "y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s",
+            "(cs_state[l])\n            y[OUT_H * L + l]": "(cs_state[l])\n            y[OUT_CS * L + l]",
+        },
     ),
     "lstm d_i and d_f": (
         "lstm.pxd",
@@ -80,7 +84,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "lstm.pxd",
         {
             "dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o": "dicfo[CI_BAR * L + l] = h_grad[l] * co[l] * o",
-            "* (one - i[l])\n        dicfo[CI_BAR * L + l]": "* (one - i[l])\n        dicfo[O_BAR * L + l]",
+            "* (one - i[l])\n            dicfo[CI_BAR * L + l]": "* (one - i[l])\n            dicfo[O_BAR * L + l]",
         },
     ),
     "lstm h_grad and cs_grad": (
@@ -114,7 +118,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         {"y[OUT_I * L + l] = one - y[OUT_F * L + l]": "y[OUT_I * L + l] = y[OUT_F * L + l]"},
     ),
     "coupled o is where four gates have it": ("lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
-    "coupled d_f without i's part": ("lstm.pxd", {"(cs_prev[l] - ci[l])": "cs_prev[l]"}),
+    "coupled d_f without i's part": ("lstm.pxd", {"(cs_prev[l] - ci[l]) * f": "cs_prev[l] * f"}),
     "projected from h_prev": (
         "forward.pxd",
         {"rows + (p.m if cell is Lstm else p.hr)": "rows + (p.h if cell is Lstm else p.hr)"},
@@ -144,7 +148,14 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
             "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
         },
     ),
-    "gru c and h_prev": ("gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
+    "gru c and h_prev": (
+        "gru.pxd",
+        {
+            "tanh(z[l])\n            h[l] = u[l] * (h[l] - c[l]) + c": (
+                "tanh(z[l])\n            h[l] = u[l] * (c[l] - h[l]) + h"
+            )
+        },
+    ),
     "gru d_r_bar and d_u_bar": (
         "gru.pxd",
         {
@@ -206,16 +217,26 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "reset after: c and h_prev": (
         "gru_reset_after.pxd",
         {
-            "(h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": "(y[OUT_C * L + l] - h_prev[l]) + h_prev[l]",
+            "l])\n            h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": (
+                "l])\n            h[l] = y[OUT_U * L + l] * (y[OUT_C * L + l] - h_prev[l]) + h_prev[l]"
+            ),
         },
     ),
     "reset after: d_r_bar and d_u_bar": (
         "gru_reset_after.pxd",
-        {"d[D_U_BAR * L + l] = d_h": "d[D_R_BAR * L + l] = d_h", "d[D_R_BAR * L + l] = d": "d[D_U_BAR * L + l] = d"},
+        {
+            "d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l]) * u": (
+                "d[D_R_BAR * L + l] = d_h[l] * (h_prev[l] - c[l]) * u"
+            ),
+            "d[D_R_BAR * L + l] = d_c_bar * hc[l] * r": "d[D_U_BAR * L + l] = d_c_bar * hc[l] * r",
+        },
     ),
     "reset after: d_c_bar and d_hc": (
         "gru_reset_after.pxd",
-        {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
+        {
+            "* (one - c[l] * c[l])\n            d[D_U": "* (one - c[l] * c[l]) * r[l]\n            d[D_U",
+            "r[l])\n            d[D_HC * L + l] = d_c_bar * r[l]": "r[l])\n            d[D_HC * L + l] = d_c_bar",
+        },
     ),
     "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart and": "if p.J > 0 and"}),
     "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
@@ -223,6 +244,29 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "reset after: d_c_bar for d_hc": (
         "backward.pxd",
         {"*d_h = work + p.d + p.h_column[n]": "*d_h = work + p.d + p.column[n]"},
+    ),
+    "rnn: rows that have ended start anew": ("rnn.pxd", {"h[l] = h_prev[l]": "h[l] = 0"}),
+    "rnn: the slope at the gradient": ("rnn.pxd", {"slope(&c.activation, value, s)": "slope(&c.activation, d_h, s)"}),
+    "rnn: one state for two steps": ("plan.pxd", {"p.h if cell is Gru or": "p.h if cell is Gru or cell is Rnn or"}),
+    "rnn: units of the panel before": ("rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
+    "activations: tanh's for sigmoid's in an LSTM": (
+        "lstm.pxd",
+        {"activate(&c.recurrent, o_bar": "activate(&c.activation, o_bar"},
+    ),
+    "activations: sigmoid's for tanh's in the gradient": (
+        "lstm.pxd",
+        {"slope(&c.activation, co, s_co)": "slope(&c.recurrent, co, s_co)"},
+    ),
+    "activations: of u in a GRU": ("gru.pxd", {"slope(&of.recurrent, u, s_u)": "slope(&of.activation, u, s_u)"}),
+    "activations: c before its reset": (
+        "gru_reset_after.pxd",
+        {"activate(&of.activation, c_bar,": "activate(&of.activation, z + XC * L,"},
+    ),
+    "activations: scale and shift": ("activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
+    "activations: elu's slope without alpha": ("activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
+    "activations: usual if one is": (
+        "plan.pxd",
+        {"c.activation.number == TANH and": "c.activation.number == TANH or"},
     ),
     "dense sigmoid and tanh": (
         "dense.pxd",
@@ -444,6 +488,8 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "coupled": ("tests/layers/test_layers.py", "(test_values or derivative) and coupled and base"),
     "projected": ("tests/layers/test_layers.py", "(test_values or derivative) and projected and base"),
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
+    "rnn: rows": ("tests/layers/test_layers.py", "test_values and rnn and lengths and base"),
+    "activations": ("tests/layers/test_layers_activations.py", "formulas and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
     "torch": ("tests/torch/test_torch_layout.py", "equals and float64 and base"),
     "stored in registers: loads": (STORED, "test_guards and v3"),

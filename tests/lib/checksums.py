@@ -142,7 +142,7 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
 
 def variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
     """An LSTM with a projection, or with coupled gates."""
-    coupled, P = "coupled" in kind, int(g.choice([1, 16, 64, g.integers(1, 200)])) if "projected" in kind else 0
+    coupled, P = "coupled" in kind, [1, 16, 64, H // 2 + 1, 2 * H][(I + H) % 5] if "projected" in kind else 0
     gates = 3 if coupled else 4
     shapes: dict[str, tuple[int, ...]] = {"w": (I + (P or H), gates * H), "b": (gates * H,)}
     if g.integers(2):
