@@ -17,14 +17,8 @@ from blockcell import _cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
-MUTANTS = {  # what is swapped: the source, and every place that changes
-    "lstm i and f": (
-        "lstm.pxd",
-        {
-            "sigmoid(i_bar[l])": "sigmoid(f_bar[l])",
-            "sigmoid(f_bar[l])\n            y[OUT_CI": "sigmoid(i_bar[l])\n            y[OUT_CI",
-        },
-    ),
+MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
+    "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
     "lstm i and ci": (
         "lstm.pxd",
         {
@@ -47,17 +41,14 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm wci and wcf": (
         "lstm.pxd",
         {
-            "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F": (
-                "peep[PEEP_F * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_I"
-            ),
+            "cs_state[l] * peep[PEEP_I": "cs_state[l] * peep[PEEP_F",
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_I",
         },
     ),
     "lstm wcf and wco": (
         "lstm.pxd",
         {
-            "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F": (
-                "peep[PEEP_I * L + l]\n                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_O"
-            ),
+            "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_O",
             "cs_state[l] * peep[PEEP_O": "cs_state[l] * peep[PEEP_F",
         },
     ),
@@ -72,15 +63,15 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
     "lstm d_i and d_f": (
         "lstm.pxd",
         {
-            "dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i": "dicfo[F_BAR * L + l] = d_cs[l] * ci[l] * i",
-            "dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f": "dicfo[I_BAR * L + l] = d_cs[l] * cs_prev[l] * f",
+            "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
+            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
         },
     ),
     "lstm d_ci and d_o": (
         "lstm.pxd",
         {
-            "dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o": "dicfo[CI_BAR * L + l] = h_grad[l] * co[l] * o",
-            "* (one - i[l])\n        dicfo[CI_BAR * L + l]": "* (one - i[l])\n        dicfo[O_BAR * L + l]",
+            "dicfo[O_BAR * L + l] = h_grad": "dicfo[CI_BAR * L + l] = h_grad",
+            "dicfo[CI_BAR * L + l] = d_cs": "dicfo[O_BAR * L + l] = d_cs",
         },
     ),
     "lstm h_grad and cs_grad": (
@@ -96,9 +87,7 @@ MUTANTS = {  # what is swapped: the source, and every place that changes
         "lstm.pxd",
         {
             "dicfo[I_BAR * L + l] * peep[PEEP_I": "dicfo[I_BAR * L + l] * peep[PEEP_F",
-            "+ dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]\n            )": (
-                "+ dicfo[F_BAR * L + l] * peep[PEEP_I * L + l]\n            )"
-            ),
+            "dicfo[F_BAR * L + l] * peep[PEEP_F": "dicfo[F_BAR * L + l] * peep[PEEP_I",
         },
     ),
     "lstm wci_grad and wcf_grad": (
@@ -498,7 +487,7 @@ def swapped(what: str, source: str) -> str:
     """The mutant."""
     changes = (MUTANTS | ORDERS)[what][1]
     for k, old in enumerate(changes):  # in two steps, so that a swap does not undo itself
-        assert source.count(old) == 1, old
+        assert old in source, old
         source = source.replace(old, f"@{k}@")
     for k, new in enumerate(changes.values()):
         source = source.replace(f"@{k}@", new)
@@ -507,7 +496,7 @@ def swapped(what: str, source: str) -> str:
 
 @pytest.mark.parametrize("what", MUTANTS | ORDERS)
 def test_places(what: str) -> None:
-    """What a mutant changes is still there, each once."""
+    """What a mutant changes is still there."""
     source = (ROOT / "pyx" / (MUTANTS | ORDERS)[what][0]).read_text()
     assert swapped(what, source) != source
 
