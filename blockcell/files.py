@@ -14,13 +14,17 @@ where the layer has one of these descriptions:
 
     {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
     {"type": "GRU"}
+    {"type": "RNN"}
     {"type": "Dense", "activation": "softmax"}
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, a GRU with ``reset_after=True`` has
-``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
-where there is none.
+An LSTM, GRU or RNN with ``reverse=True`` also has ``"reverse": true``, an LSTM with a projection has its
+``"proj_clip"``, one with ``coupled=True`` has ``"coupled": true``, a GRU with ``reset_after=True`` has
+``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation of a Dense
+is null where there is none. Other layers have an ``"activation"`` that is not ``"tanh"``, and a
+``"recurrent_activation"`` that is not ``"sigmoid"``, as in `blockcell.activations`: ``"relu"``,
+``["leaky_relu", 0.01]``.
 
 A file of weights that are stored in fewer bytes, `blockcell.layers.storage`, has version 2 and says in what:
 
@@ -58,6 +62,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
+from .activations import DEFAULTS, canonical
 from .optable import (
     ACTIVATIONS,
     DENSE_WEIGHTS,
@@ -68,6 +73,7 @@ from .optable import (
     WEIGHT_STORAGES,
     Array,
     Tensor,
+    lstm_weights,
     sizes_of,
 )
 
@@ -76,15 +82,18 @@ KEY = "blockcell"
 PARTS = {
     "LSTM": ["cell_clip", "forget_bias", "gate_order"],
     "GRU": [],
+    "RNN": [],
     "Dense": ["activation"],
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values
-    "LSTM": {"reverse": (True,)},
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values, if few
+    "LSTM": {"coupled": (True,), "proj_clip": (), "reverse": (True,)},
     "GRU": {"reset_after": (True,), "reverse": (True,)},
+    "RNN": {"reverse": (True,)},
     "Dense": {"last": (True, "ends")},
 }
+ACTIVATED = {"LSTM": [*DEFAULTS], "GRU": [*DEFAULTS], "RNN": ["activation"]}  # that such a layer may have, if not usual
 PEEPHOLES = tuple(tensor.name for tensor in OPS["BlockLSTM"].weights if tensor.kind == "peephole")
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
@@ -250,9 +259,13 @@ def check(description: Any) -> None:
         for name, known in OPTIONS.get(kind, {}).items():
             if name in names:
                 names.remove(name)
-                if not any(type(each[name]) is type(value) and each[name] == value for value in known):
+                if known and not any(type(each[name]) is type(value) and each[name] == value for value in known):
                     expected = " or ".join(map(json.dumps, known))
                     raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
+        for name in ACTIVATED.get(kind, []):
+            if name in names:
+                names.remove(name)
+                _check_activation(f"the {name} of its {kind}", name, each[name])
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
         if kind == "LSTM":
@@ -270,11 +283,19 @@ def check(description: Any) -> None:
             waiting += each["layers"]
 
 
+def _check_activation(what: str, name: str, value: Any) -> None:
+    found = canonical(what, value)
+    if found == DEFAULTS[name] or (list(found) if isinstance(found, tuple) else found) != value:
+        raise ValueError(f"{what} is {short(json.dumps(value))}; expected what is not usual, in its shortest form")
+
+
 def _check_attributes(description: Mapping[str, Any]) -> None:
     order = description["gate_order"]
     if not isinstance(order, str) or order not in GATE_ORDERS:
         raise ValueError(f"its LSTM has gate_order {short(order)}; expected one of {', '.join(GATE_ORDERS)}")
-    for name in ("forget_bias", "cell_clip"):
+    if "coupled" in description and order != "icfo":
+        raise ValueError(f"its LSTM is coupled and has gate_order {order}; expected icfo")
+    for name in ("forget_bias", "cell_clip", *(["proj_clip"] if "proj_clip" in description else [])):
         value = description[name]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
@@ -296,7 +317,9 @@ def weights_of(cell: Any) -> tuple[Tensor, ...]:
     if cell["type"] == "Dense":
         return DENSE_WEIGHTS
     if cell["type"] == "LSTM":
-        return OPS["BlockLSTM"].weights
+        return lstm_weights("coupled" in cell, "proj_clip" in cell)
+    if cell["type"] == "RNN":
+        return OPS["block_rnn"].weights
     return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
 
 
@@ -367,10 +390,13 @@ def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | 
             raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, {why}")
         if shape == "I O":
             sizes = dict(zip("IO", (*stored[name].shape, 0, 0), strict=False))
-        elif shape.startswith("I+H "):
+        elif shape.startswith("I+"):
             rows, columns = stored[name].shape if len(stored[name].shape) == 2 else (0, 0)
             hidden = columns // int(shape[4:-1] or 1)
-            sizes = {"I": max(0, rows - hidden), "H": hidden}
+            sizes = {"H": hidden}
+            if "P" in shape:
+                sizes["P"] = stored[f"{name}_p"].shape[-1] if stored[f"{name}_p"].shape else 0
+            sizes = {"I": max(0, rows - sizes.get("P", hidden))} | sizes
         if stored[name].shape != sizes_of(shape, sizes):
             form = f"({shape.replace(' ', ', ')}) with {' and '.join(f'{key}={size}' for key, size in sizes.items())}"
             raise ValueError(f"its {name} has shape {short(str(stored[name].shape))}; expected {form}")

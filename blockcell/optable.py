@@ -5,19 +5,21 @@ allocation, the results' named tuples, test data, ONNX graphs, the README.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
-H from ``h_prev`` (GRU) or ``cs_prev`` (LSTM).
+H from ``h_prev`` (GRU, RNN) or ``cs_prev`` (LSTM).
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .activations import Activation, Numbers
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
@@ -102,6 +104,21 @@ class GRUResetAfterGrads(NamedTuple):
     b_hc_grad: Array
 
 
+class RNNStates(NamedTuple):
+    """New state."""
+
+    h: Array
+
+
+class RNNGrads(NamedTuple):
+    """Gradients to all four inputs of the sequence."""
+
+    x_grad: Array
+    h_prev_grad: Array
+    w_grad: Array
+    b_grad: Array
+
+
 class LSTMStates(NamedTuple):
     """Input gate, new cell state, forget gate, output gate, candidate, tanh of the cell state, output."""
 
@@ -152,8 +169,9 @@ def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
 
 def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
-    if "O" in shape:  # of a `Dense` layer's weights, which are of no op
-        return tuple(sizes[letter] for letter in shape.split())
+    if "O" in shape or "P" in shape:  # of weights that only layers have
+        words = (re.findall(r"(\d*)([A-Z])", word) for word in shape.split())
+        return tuple(sum(int(factor or 1) * sizes[letter] for factor, letter in word) for word in words)
     T, B, I, H = (sizes.get(letter, 0) for letter in LETTERS)  # noqa: E741
     return tuple([t * T + b * B + i * I + h * H for t, b, i, h in dims(shape)])
 
@@ -186,11 +204,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A number or switch of an op. Required where the default is None."""
+    """A number, switch or activation of an op. Required where the default is None."""
 
     name: str
-    default: float | bool | None
-    kind: type[float] | type[bool] = float
+    default: float | bool | Activation | None
+    kind: type[float] | type[bool] | type[Numbers] = float
+    """What a kernel gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +276,7 @@ _GRU_STATES = "r[B H] u[B H] c[B H]"
 _GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
 _RESET_AFTER_WEIGHTS = _GRU_WEIGHTS | {"bias": "b_ru[2H] b_c[H] b_hc[H]"}
 _RESET_AFTER_SEQUENCE = "r[T B H] u[T B H] c[T B H] hc[T B H] h[T B H]"
+_RNN_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w[I+H H]", "bias": "b[H]"}
 _LSTM_WEIGHTS = {
     "state": "cs_prev[B H] h_prev[B H]",
     "matrix": "w[I+H 4H]",
@@ -268,6 +288,7 @@ _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B
 _LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
 _PEEPHOLE_GRADS = "wci_grad wcf_grad wco_grad"
 
+_ACTIVATION = Attribute("activation", "tanh", Numbers)
 _PEEPHOLE = Attribute("use_peephole", False, bool)
 _PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
 _LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
@@ -421,6 +442,28 @@ _TABLE = (
         result=GRUResetAfterGrads,
     ),
     Op(
+        name="block_rnn",
+        module="ops",
+        kernel="block_rnn",
+        gates=("h",),
+        sequence=True,
+        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS),
+        outputs=_outputs(RNNStates, "T B H"),
+        attributes=(_ACTIVATION,),
+        result=RNNStates,
+    ),
+    Op(
+        name="block_rnn_grad",
+        module="ops",
+        kernel="block_rnn_grad",
+        gates=("h",),
+        sequence=True,
+        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
+        outputs=_outputs(RNNGrads, "T B I", "B H", "I+H H", "H"),
+        attributes=(_ACTIVATION,),
+        result=RNNGrads,
+    ),
+    Op(
         name="gru_block_cell_vjp",
         module="ops",
         kernel="gru_cell_vjp",
@@ -454,3 +497,16 @@ DENSE_WEIGHTS = (Tensor("w", "I O", "matrix"), Tensor("b", "O", "bias"))
 
 GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
 """The orders of an LSTM's gates, by the names that layers have for them."""
+
+COUPLED_GATES = _ICFO[1:]
+"""Those of an LSTM whose input gate is 1 - f."""
+
+
+@cache
+def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
+    """The weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
+    rows, gates = "I+P" if projected else "I+H", len(COUPLED_GATES if coupled else _ICFO)
+    shapes = {"w": f"{rows} {gates}H", "b": f"{gates}H"}
+    tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in OPS["BlockLSTM"].weights)
+    kept = tuple(tensor for tensor in tensors if not (coupled and tensor.name == "wci"))
+    return (*kept, Tensor("w_p", "H P", "matrix")) if projected else kept
