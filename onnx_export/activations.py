@@ -18,12 +18,13 @@ import numpy as np
 from onnx import NodeProto
 
 from blockcell.activations import DEFAULTS, PARAMETERS, Activation, parts
+from blockcell.formulas import SELU
 
 from .loops import Nodes
 from .text import TextParser
 
-SELU = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805, "drop": 1.6732632423543772 * 1.0507009873554805}
-"""Numbers that are no parameters; `drop` is how far it falls below 0."""
+_SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
+"""No parameters of an argument, but fixed; `drop` is how far it falls below 0."""
 
 VALUES = {
     "tanh": "| y = Tanh (x)",
@@ -232,4 +233,4 @@ def _written(word: NodeProto, activations: Mapping[str, Activation], double: boo
 def _parameters(activation: Activation) -> dict[str, float]:
     """The numbers that the texts of an activation name."""
     name, values = parts(activation)
-    return SELU if name == "selu" else dict(zip(PARAMETERS[name], values, strict=True))
+    return _SELU if name == "selu" else dict(zip(PARAMETERS[name], values, strict=True))

@@ -17,7 +17,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from blockcell import __version__
 from blockcell._read import short
-from blockcell.activations import DEFAULTS, Activation, Numbers, canonical, parts
+from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import activations, gru, gru_reset_after, lstm, rnn
@@ -44,6 +44,7 @@ from .text import Program, TextParser
 
 DOMAIN = "blockcell"
 PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
+CELLS = ("LSTM", "GRU", "RNN")
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -52,6 +53,8 @@ FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cuda": [{"loop": "scan", "static": True}],
     "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
 }
+# What a provider has of ONNX's own cells: the nodes, and their activations.
+OF_NATIVE = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
 # Nodes that the CPU runs, which fetches the states from the GPU at every step.
 SLOW = {"webgpu": ("Scan", "Loop")}
 OLDEST_OPSET = 15  # functions; Shape with a start
@@ -79,9 +82,9 @@ class Config:
     fresh: bool = False
     """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
     lengths: bool = False
-    """Whether ONNX's own LSTM or GRU takes the rows' ``lengths``."""
+    """Whether ONNX's own LSTM takes the rows' ``lengths``."""
     direct: tuple[str, ...] = ()
-    """Values in the text of ONNX's own LSTM or GRU that are arguments, instead of computed from the op's: `PACKED`,
+    """Values in the text of ONNX's own LSTM, GRU or RNN that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
     activations: str = "float32"
     """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""
@@ -211,13 +214,26 @@ def in_form(
     refusals = []
     for form in forms:
         try:
-            return make(form["loop"], static or bool(form.get("static")))
+            model = make(form["loop"], static or bool(form.get("static")))
+            if form["loop"] == "native" and provider in OF_NATIVE:
+                _check_kernels(caller, provider, model)
+            return model
         except ValueError as error:
             refusals.append(error)
     if len({str(error) for error in refusals}) == 1:  # of an argument that is wrong in any form
         raise refusals[0]
     reasons = "; ".join(str(error).removeprefix(f"{caller}: ") for error in refusals)
     raise ValueError(f"{caller}: there is no form for provider={provider!r}: {reasons}")
+
+
+def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
+    """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
+    nodes, names = OF_NATIVE[provider]
+    for each in (each for part in (model.graph, *model.functions) for each in part.node if each.op_type in CELLS):
+        used = [name for part in each.attribute if part.name == "activations" for name in part.strings]
+        if each.op_type not in nodes or not {*used} <= {*names}:
+            what = f"{each.op_type} with {b', '.join(used).decode()}" if each.op_type in nodes else each.op_type
+            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {what}; expected another")
 
 
 def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
@@ -520,7 +536,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
 def _named(c: Config, each: NodeProto) -> None:
     """Give a node the name of its first output, which makes graphs and profiles readable."""
     each.name = each.output[0]
-    if each.op_type in ("LSTM", "GRU", "RNN"):
+    if each.op_type in CELLS:
         each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
         if each.op_type == "LSTM" and "coupled" in c.conditions:
             each.attribute.append(helper.make_attribute("input_forget", 1))
@@ -543,7 +559,7 @@ def function(c: Config, name: str | None = None) -> FunctionProto:
 
 
 def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """An op's weights in the layout of ONNX's own LSTM or GRU; none where there is nothing to compute with."""
+    """An op's weights in the layout of ONNX's own LSTM, GRU or RNN; none where there is nothing to compute with."""
     from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
 
     nodes, _ = body(c)
@@ -561,7 +577,7 @@ def build(
     *,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
-    attrs: Mapping[str, float | bool] | None = None,
+    attrs: Mapping[str, Value] | None = None,
     provider: str = "cpu",
     loop: str | None = None,
     functions: bool = True,
@@ -585,12 +601,13 @@ def build(
         With T = 0, which has no step to run, the model is a constant.
     attrs : dict, optional
         The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
-        gradient has no default.
+        gradient has no default. An ``activation`` is a name or a tuple, as of `blockcell.RNN`.
     provider : {"cpu", "cuda", "webgpu"}
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``.
     loop : {"scan", "unroll", "native", "loop"}, optional
         What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
-        own LSTM or GRU (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a Loop.
+        own LSTM, GRU or RNN (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a
+        Loop.
         The results are the same. None: "scan"; for "webgpu", where each step of a Scan copies arrays to the host and
         back, "native" where it is possible, else "unroll".
     functions : bool
@@ -618,7 +635,7 @@ def build(
     Notes
     -----
     Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
-    `onnx_export.gru_reset_after`.
+    `onnx_export.gru_reset_after`, `onnx_export.rnn`, `onnx_export.activations`.
     """
 
     def make(loop: str, static: bool) -> ModelProto:

@@ -24,8 +24,9 @@ from onnx import (
 
 from blockcell import __version__
 from blockcell._read import ArgumentReader, short
+from blockcell.activations import unusual
 from blockcell.files import replacing
-from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from blockcell.layers.storage import read_activations, read_storage, stored_arrays
 from blockcell.optable import OPS, Array, Op, Tensor
 
@@ -34,7 +35,9 @@ from .build import (
     DOMAIN,
     PACKED,
     Config,
+    Value,
     check_form,
+    check_native,
     checked_sizes,
     config,
     constant,
@@ -58,14 +61,15 @@ def _step_of(op: Op) -> Op:
     return replace(op, sequence=False, inputs=inputs, outputs=outputs)
 
 
-# The ops whose texts the functions have, by the order of an LSTM's gates and by where a GRU resets. A function has no
-# op's name, because its inputs and outputs are not those of the op.
-RESET_AFTER = OPS["block_gru_reset_after"]
+# The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
+# function has no op's name, because its inputs and outputs are not those of the op.
+RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]
 OPS_OF = {
     "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
     "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
     "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
     "after": {"Step": _step_of(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
+    "plain": {"Step": _step_of(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
 }
 
 
@@ -90,10 +94,10 @@ def export(
 ) -> ModelProto:
     """Write a layer as an ONNX model, weights included.
 
-    The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU` and `blockcell.Dense` have the
-    equations). A name is that of an argument of the layer, or of a state or weight of one of its cells or dense layers,
+    The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU`, `blockcell.RNN` and
+    `blockcell.Dense` have the equations). A name is that of an argument of the layer, or of a state or weight of one of its cells or dense layers,
     as in ``layer.weights``; it is the same in every model of the layer. The names of states and weights begin with
-    their place in the layer: nothing for an LSTM, GRU or Dense alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a
+    their place in the layer: nothing for an LSTM, GRU, RNN or Dense alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a
     layer of dtype D, the inputs are
 
     ===================  ==========  =====  ==========================================================================
@@ -117,14 +121,14 @@ def export(
     call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
-    Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
+    Without ``train`` the weights are initializers. ONNX's own LSTM, GRU and RNN, of ``loop="native"``, have them in ONNX's
     layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
     initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
     row.
 
     Parameters
     ----------
-    layer : LSTM, GRU, Dense, Bidirectional or Stack
+    layer : LSTM, GRU, RNN, Dense, Bidirectional or Stack
     path : path_like or None
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
     streaming : bool
@@ -135,8 +139,8 @@ def export(
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``, as in
         `build`.
     loop : {"scan", "unroll", "native", "loop"}, optional
-        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip and
-        GRUs, neither gradients nor resets, and no float16.
+        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip or
+        project, GRUs and RNNs, with activations that ONNX's nodes have, neither gradients nor resets, and no float16.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
     storage : {None, "int8"}
@@ -169,9 +173,9 @@ def export(
     OSError
         The file cannot be written.
     """
-    if not isinstance(layer, (LSTM, GRU, Dense, Bidirectional, Stack)):
+    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
         found = type(layer).__name__
-        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Dense, Bidirectional or Stack")
+        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, RNN, Dense, Bidirectional or Stack")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"export: path is {short(path)}; expected a path or None")
     if streaming and train:
@@ -564,14 +568,17 @@ class _Model:
     ) -> Config:
         """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
         `last`, after the last step."""
-        described: dict[str, float | bool] = {}
+        described: dict[str, Value] = {}
         if isinstance(cell, LSTM):
             ops = OPS_OF[cell.gate_order]
-            described["use_peephole"] = "wci" in cell.weights
+            described["use_peephole"] = "wcf" in cell.weights
             if kind != "Grad":
                 described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-        else:
+        elif isinstance(cell, GRU):
             ops = OPS_OF["after" if cell.reset_after else "before"]
+        else:
+            ops = OPS_OF["plain"]
+        described |= unusual(cell._activations)
         row = ops[kind]
         known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
@@ -592,7 +599,9 @@ class _Model:
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
         c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
-        return replace(c, activations=self.activations)
+        c = replace(c, activations=self.activations)
+        check_native(where.removesuffix(": "), c)
+        return c
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """The values of the function's outputs, by the names that these have in the function."""
