@@ -113,15 +113,15 @@ SLOPES = {
 """,
     "softsign": """
          | y_size = Abs (y)
-         | y_rest = Sub (one, y_size)
-         | slope = Mul (y_rest, y_rest)
+         | y_gap = Sub (one, y_size)
+         | slope = Mul (y_gap, y_gap)
 """,
     "exponential": "| slope = Identity (y)",
     "hard_sigmoid": """
          | y_above = Greater (y, zero)
          | y_below = Less (y, one)
-         | y_slope = Where (y_below, scale, zero)
-         | slope = Where (y_above, y_slope, zero)
+         | y_part = Where (y_below, scale, zero)
+         | slope = Where (y_above, y_part, zero)
 """,
     "linear": "| slope = Identity (one)",
 }
@@ -169,7 +169,7 @@ def expanded(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], 
     for each in nodes:
         if each.op_type in WORDS:
             for part in _written(each, activations, double):
-                found.setdefault(part.output[0], part)
+                assert found.setdefault(part.output[0], part) == part, part
         else:
             found[each.output[0]] = each
     return [*found.values()]
