@@ -187,6 +187,11 @@ def config(
     return checked
 
 
+def node_of(op: Op) -> str:
+    """Which of ONNX's own nodes is such a cell."""
+    return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
+
+
 def check_native(caller: str, c: Config) -> None:
     """Raise a ValueError if ONNX's own node is to compute what it does not."""
     if c.loop == "native" and (reason := _not_native(c)):
@@ -246,7 +251,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 def _not_native(c: Config) -> str:
     """Why ONNX's own LSTM, GRU or RNN does not compute the same; empty if it does."""
-    cell = {lstm: "LSTM", rnn: "RNN"}.get(c.module, "GRU")
+    cell = node_of(c.op)
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
     if not c.op.sequence:
@@ -262,7 +267,7 @@ def _not_native(c: Config) -> str:
         return f"is not exact: {reason}; expected another loop"
     if c.half:
         return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
-    if c.sizes.get("I") == 0:
+    if c.sizes.get("I") == 0 and cell != "RNN":
         return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
     if "H" not in c.sizes:
         return f"needs sizes['H']: it is an attribute of ONNX's {cell}"

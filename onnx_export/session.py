@@ -17,7 +17,7 @@ from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
-from .build import FORMS, LOOPS, SLOW, Value, arguments_of, build, checked_attributes
+from .build import FORMS, LOOPS, SLOW, Value, arguments_of, build, checked_attributes, node_of
 from .call import KINDS, LayerCall
 from .link import nodes_within
 from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
@@ -254,8 +254,8 @@ class Session:
                 fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built)
                 expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
-        if self._native and sizes.get("I") == 0:
-            raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM, GRU and RNN are wrong")
+        if self._native and sizes.get("I") == 0 and node_of(self.op) != "RNN":
+            raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
         if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes.get("T", 0):
             expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
             raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")

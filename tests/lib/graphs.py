@@ -116,6 +116,6 @@ def attributes_of(op):
     """All that makes the graph larger, and all that makes it smaller."""
     names = {attribute.name for attribute in OPS[op].attributes}
     most = {"use_peephole": True, "cell_clip": 0.3, "forget_bias": 1.0, "activation": ("hard_sigmoid", 0.3, 0.4)}
-    least = {"use_peephole": False, "cell_clip": 0.0, "forget_bias": 0.0, "activation": "linear"}
+    least = {"use_peephole": False, "cell_clip": 0.0, "forget_bias": 0.0, "activation": "tanh"}
     for values in (most, least) if names else ({},):
         yield {name: value for name, value in values.items() if name in names}

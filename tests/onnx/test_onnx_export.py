@@ -33,7 +33,8 @@ from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
+from blockcell.activations import PARAMETERS
 from blockcell.formulas import FORMULAS
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -166,12 +167,13 @@ def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
 
 
 # ----------------------------------------------------------------------------------------- the formulas, row by row
-def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
+def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs, activations):
     """Results and gradients of one row, [n, 1, ...], from the formulas of the ops."""
     n, peephole = len(x), {"use_peephole": "wci" in weights} if forward == "BlockLSTM" else {}
     arguments = {"seq_len_max": n, "x": x, **weights, **{f"{name}_prev": value for name, value in state.items()}}
     if peephole and "wci" not in weights:
         arguments |= dict.fromkeys(("wci", "wcf", "wco"), np.zeros(0))
+    arguments |= activations
     steps = FORMULAS[forward](**arguments, **attrs, **peephole)._asdict()
     incoming = {f"{name}_grad": np.zeros_like(steps[name]) for name in state}
     incoming["h_grad"] = d_y.copy()
@@ -181,6 +183,12 @@ def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
+NUMBERS = {"leaky_relu": (0.3,), "elu": (0.7,), "hard_sigmoid": (0.3, 0.4)}  # others than the defaults
+OTHERS = [(name, *NUMBERS.get(name, ())) for name in PARAMETERS]
+
+
+@pytest.mark.meet(1)
+@pytest.mark.parametrize("activation", OTHERS, ids=lambda activation: activation[0])
 @pytest.mark.parametrize(
     ("kind", "forward", "options"),
     [
@@ -188,13 +196,23 @@ def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
         (LSTM, "BlockLSTM", {"use_peephole": True}),
         (GRU, "block_gru", {}),
         (GRU, "block_gru_reset_after", {"reset_after": True}),
+        (RNN, "block_rnn", {}),
     ],
 )
-def test_equals_the_formulas(kind, forward, options):
-    """Both directions of a layer, row by row, since the formulas know no lengths."""
+def test_equals_the_formulas(kind, forward, options, activation):
+    """Both directions of a layer, row by row, since the formulas know no lengths, with every activation in each of its
+    two places."""
     gradient = "BlockLSTMGrad" if kind is LSTM else f"{forward}_grad"
     attrs = {"forget_bias": 0.7, "cell_clip": 0.5} if kind is LSTM else {}
-    options = attrs | options
+    places = [{"activation": activation}]
+    if kind is not RNN:
+        places.append({"recurrent_activation": activation})
+    for activations in places:
+        options = attrs | options | activations
+        compare_with_formulas(kind, forward, gradient, options, attrs, activations)
+
+
+def compare_with_formulas(kind, forward, gradient, options, attrs, activations):
     layer = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, dtype="float64", **options)) for seed in (1, 2)))
     case = Case(layer, train=True)
     expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
@@ -211,7 +229,7 @@ def test_equals_the_formulas(kind, forward, options):
                     expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
                 continue
             x, d_y = case.feeds["x"][order, b : b + 1], case.feeds["d_y"][order, b : b + 1, half]
-            steps, grads = by_formula(forward, gradient, cell.weights, x, state, d_y, d_state, attrs)
+            steps, grads = by_formula(forward, gradient, cell.weights, x, state, d_y, d_state, attrs, activations)
             expected["y"][order, b, half] = steps["h"][:, 0]
             expected["d_x"][order, b] += grads["x"][:, 0]
             for s in states:

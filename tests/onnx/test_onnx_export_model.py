@@ -206,7 +206,8 @@ def test_form_of_an_op_for_a_provider(op):
     attrs |= {"use_peephole": False} if op in PEEPHOLES and ("Grad" in op or "vjp" in op) else {}
     for provider in FORMS:
         built = onnx_export.build(op, provider=provider, attrs=attrs, sizes={"T": T, "H": 4})
-        form = "native" if op in NATIVE and provider == "webgpu" else "unroll" if provider == "webgpu" else "scan"
+        native = op in NATIVE and op != "block_rnn"  # which WebGPU does not have
+        form = "scan" if provider != "webgpu" else "native" if native else "unroll"
         static = {"static": True} if provider != "cpu" else {}
         assert built == onnx_export.build(op, loop=form, attrs=attrs, sizes={"T": T, "H": 4}, **static)
 

@@ -19,6 +19,7 @@ from runtimes import RUNTIMES
 
 import onnx_export
 from blockcell.optable import OPS
+from onnx_export.build import node_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "onnx" / "runtimes.md"
 TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
@@ -92,7 +93,7 @@ def row(op, form):
     if not OPS[op].sequence:
         return "cells and their gradients"
     if form == "native":
-        return f"native, {'GRU' if 'gru' in op else 'LSTM'}"
+        return f"native, {node_of(OPS[op])}"
     return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
 
 
