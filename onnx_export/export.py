@@ -61,6 +61,28 @@ def _step_of(op: Op) -> Op:
     return replace(op, sequence=False, inputs=inputs, outputs=outputs)
 
 
+def _of_layer(op: Op, cell: Any) -> Op:
+    """The op with the gates and weights of a layer, which may be an LSTM that is coupled or has a projection."""
+    weights = {tensor.name: tensor for tensor in cell._tensors if tensor.name in cell.weights or tensor.peephole}
+    missing = {tensor.name for tensor in op.weights} - weights.keys()
+
+    def sized(tensor: Tensor) -> Tensor:
+        if known := weights.get(tensor.name.removesuffix("_grad")):
+            return replace(tensor, shape=known.shape)
+        of_h = "w_p" in weights and tensor.name in ("h", "h_prev", "h_grad", "h_prev_grad")
+        return replace(tensor, shape=tensor.shape.replace("H", "P")) if of_h else tensor
+
+    inputs, outputs = (
+        [sized(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
+        for tensors in (op.inputs, op.outputs)
+    )
+    for tensor in (tensor for name, tensor in weights.items() if name == "w_p"):
+        inputs.append(tensor)
+        if "grad" in op.kernel:
+            outputs.append(Tensor("w_p_grad", tensor.shape, "output"))
+    return replace(op, gates=cell._gates, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
 # The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
 # function has no op's name, because its inputs and outputs are not those of the op.
 RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]
@@ -178,11 +200,6 @@ def export(
         raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, RNN, Dense, Bidirectional or Stack")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"export: path is {short(path)}; expected a path or None")
-    for prefix, cell in layer._cells().items():
-        if isinstance(cell, LSTM) and (cell.coupled or "w_p" in cell.weights):
-            what = "is coupled" if cell.coupled else "has a projection"
-            where = f"the LSTM {prefix.rstrip('.')}" if prefix else "the LSTM"
-            raise ValueError(f"export: {where} {what}; expected one with four gates and without w_p")
     if streaming and train:
         raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
     if streaming and not state:
@@ -264,7 +281,7 @@ def _check_integers(activations: str, layer: Layer, loop: str, opset: int) -> No
     if opset < integers.OLDEST_OPSET:
         raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
     for prefix, cell in layer._cells().items():
-        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size])):
+        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):
             if not 0 < size <= integers.MOST:
                 where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
                 raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
@@ -339,7 +356,9 @@ class _Model:
         rows = ["B"] if self.streaming else ["T", "B"]
         weights = layer.weights
         states: dict[str, Sequence[int | str]] = {
-            p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
+            p + s: ["B", size]
+            for p, cell in cells.items()
+            for s, size in zip(cell._state._fields, cell._state_sizes, strict=True)
         }
         shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
         shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
@@ -429,7 +448,8 @@ class _Model:
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
         names = cell._state._fields
         reverse ^= cell.reverse
-        first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
+        sizes = zip(names, cell._state_sizes, strict=True)
+        first = {name: self._first(prefix + name, size) for name, size in sizes}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
         arguments |= {name: self._weight(prefix + name) for name in cell.weights}
         arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
@@ -579,6 +599,8 @@ class _Model:
             described["use_peephole"] = "wcf" in cell.weights
             if kind != "Grad":
                 described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+            if "w_p" in cell.weights:
+                described["proj_clip"] = cell.proj_clip
         elif isinstance(cell, GRU):
             ops = OPS_OF["after" if cell.reset_after else "before"]
         else:
@@ -594,17 +616,20 @@ class _Model:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
+        op = _of_layer(c.op, cell)
+        shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
         op = replace(
-            c.op,
-            gates=ops[""].gates,  # LSTMBlockCell itself has one order only
+            op,
             outputs=(
-                *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
-                *(Tensor(f"{name}_last", "B H", "output") for name in last),
+                *(tensor for tensor in op.outputs if outputs is None or tensor.name in outputs),
+                *(Tensor(f"{name}_last", shapes[name], "output") for name in last),
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
         c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
         c = replace(c, activations=self.activations)
+        if c.projected:
+            c = replace(c, sizes={**c.sizes, "P": cell.output_size})
         check_native(where.removesuffix(": "), c)
         return c
 
@@ -642,7 +667,7 @@ class _Model:
         scales = {name: each for name, each in of_columns.items() if each is not None}
         if scales:  # packed like the weights; all entries of a row of W have the same one
             rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
-            scale = packed(c, rows)["W"][0, :, :1]
+            scale = np.abs(packed(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
             for name in ("W", "R"):
                 made[name] = made[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale

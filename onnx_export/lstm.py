@@ -75,7 +75,7 @@ peephole | o_sum = Add (o_bar, o_see)
          | o = Recurrent (o_sum)                                            # (8)
 entire   | h_new = Mul (o, co)                                              # (9)
 project  | m = Mul (o, co)                                                  # (9)
-project  | m_p = MatMul (m, w_p)                                            # (10)
+project  | m_p = Gemm (m, w_p)                                              # (10)
 p_clip   | h_new = Clip (m_p, p_low, p_high)                                # (10)
 rounded  | cs_half = Cast <to = 10> (cs_new)                                # the next step sees the states in half
 rounded  | cs = Cast <to = 1> (cs_half)
