@@ -35,7 +35,7 @@ from runtimes import RUNTIMES
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.activations import PARAMETERS
-from blockcell.formulas import FORMULAS
+from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
 
 # ------------------------------------------------------------------------------------------------------------- results
 FORMS = [
@@ -167,19 +167,20 @@ def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
 
 
 # ----------------------------------------------------------------------------------------- the formulas, row by row
-def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs, activations):
-    """Results and gradients of one row, [n, 1, ...], from the formulas of the ops."""
-    n, peephole = len(x), {"use_peephole": "wci" in weights} if forward == "BlockLSTM" else {}
-    arguments = {"seq_len_max": n, "x": x, **weights, **{f"{name}_prev": value for name, value in state.items()}}
-    if peephole and "wci" not in weights:
-        arguments |= dict.fromkeys(("wci", "wcf", "wco"), np.zeros(0))
-    arguments |= activations
-    steps = FORMULAS[forward](**arguments, **attrs, **peephole)._asdict()
-    incoming = {f"{name}_grad": np.zeros_like(steps[name]) for name in state}
-    incoming["h_grad"] = d_y.copy()
-    for name, value in d_state.items():
-        incoming[f"{name}_grad"][-1] += value
-    grads = FORMULAS[gradient](**arguments, **steps, **incoming, **peephole)._asdict()
+def by_formula(cell, x, state, d_y, d_state):
+    """Results and gradients of one row, [n, 1, ...], from the formulas."""
+    arguments = {"x": x, **cell.weights, **{f"{name}_prev": value for name, value in state.items()}, **cell._activations}
+    if isinstance(cell, LSTM):
+        options = {"gates": cell._gates, "proj_clip": cell.proj_clip}
+        bounds = {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        steps = lstm_layer(**arguments, **options, **bounds)
+        last = {f"{name}_last_grad": value for name, value in d_state.items()}
+        return steps._asdict(), lstm_layer_grad(**arguments, **options, states=steps, h_grad=d_y, **last)
+    name = "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
+    steps = FORMULAS[name](seq_len_max=len(x), **arguments)._asdict()
+    h_grad = d_y.copy()
+    h_grad[-1] += d_state["h"]
+    grads = FORMULAS[f"{name}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
@@ -190,36 +191,35 @@ OTHERS = [(name, *NUMBERS.get(name, ())) for name in PARAMETERS]
 @pytest.mark.meet(1)
 @pytest.mark.parametrize("activation", OTHERS, ids=lambda activation: activation[0])
 @pytest.mark.parametrize(
-    ("kind", "forward", "options"),
+    ("kind", "options"),
     [
-        (LSTM, "BlockLSTM", {}),
-        (LSTM, "BlockLSTM", {"use_peephole": True}),
-        (GRU, "block_gru", {}),
-        (GRU, "block_gru_reset_after", {"reset_after": True}),
-        (RNN, "block_rnn", {}),
+        (LSTM, {}),
+        (LSTM, {"use_peephole": True}),
+        (LSTM, {"use_peephole": True, "coupled": True}),
+        (LSTM, {"proj_size": 3, "proj_clip": 0.2}),
+        (LSTM, {"use_peephole": True, "coupled": True, "proj_size": 6}),
+        (GRU, {}),
+        (GRU, {"reset_after": True}),
+        (RNN, {}),
     ],
+    ids=str,
 )
-def test_equals_the_formulas(kind, forward, options, activation):
-    """Both directions of a layer, row by row, since the formulas know no lengths, with every activation in each of its
-    two places."""
-    gradient = "BlockLSTMGrad" if kind is LSTM else f"{forward}_grad"
+def test_equals_the_formulas(kind, options, activation):
+    """Both directions of a layer, row by row, since the formulas know no lengths; every activation in each of its
+    places."""
     attrs = {"forget_bias": 0.7, "cell_clip": 0.5} if kind is LSTM else {}
-    places = [{"activation": activation}]
-    if kind is not RNN:
-        places.append({"recurrent_activation": activation})
-    for activations in places:
-        options = attrs | options | activations
-        compare_with_formulas(kind, forward, gradient, options, attrs, activations)
+    for place in ("activation",) if kind is RNN else ("activation", "recurrent_activation"):
+        cells = (kind.init(I, 4, seed=seed, dtype="float64", **attrs, **options, **{place: activation}) for seed in (1, 2))
+        compare_with_formulas(Bidirectional(*map(drawn, cells)))
 
 
-def compare_with_formulas(kind, forward, gradient, options, attrs, activations):
-    layer = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, dtype="float64", **options)) for seed in (1, 2)))
+def compare_with_formulas(layer):
     case = Case(layer, train=True)
     expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
     for way in ("fw", "bw"):
         cell = getattr(layer, way)
-        states = cell._state._fields
-        half = slice(0, 4) if way == "fw" else slice(4, 8)
+        states, size = cell._state._fields, cell.output_size
+        half = slice(0, size) if way == "fw" else slice(size, 2 * size)
         for b, n in enumerate(LENGTHS):
             state = {s: case.feeds[f"{way}.{s}_prev"][b : b + 1] for s in states}
             d_state = {s: case.feeds[f"d_{way}.{s}"][b : b + 1] for s in states}
@@ -229,7 +229,7 @@ def compare_with_formulas(kind, forward, gradient, options, attrs, activations):
                     expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
                 continue
             x, d_y = case.feeds["x"][order, b : b + 1], case.feeds["d_y"][order, b : b + 1, half]
-            steps, grads = by_formula(forward, gradient, cell.weights, x, state, d_y, d_state, attrs, activations)
+            steps, grads = by_formula(cell, x, state, d_y, d_state)
             expected["y"][order, b, half] = steps["h"][:, 0]
             expected["d_x"][order, b] += grads["x"][:, 0]
             for s in states:
