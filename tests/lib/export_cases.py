@@ -107,14 +107,14 @@ LAYERS |= {
         [
             Bidirectional(
                 lstm(4, dtype, coupled=True, use_peephole=True, forget_bias=0.7),
-                rnn(3, dtype, activation=("leaky_relu", 0.3)),
+                rnn(4, dtype, activation=("leaky_relu", 0.3)),
             ),
-            gru(3, dtype, 7, activation="elu", recurrent_activation=("hard_sigmoid", 0.2, 0.5)),
+            gru(3, dtype, 8, activation="elu", recurrent_activation=("hard_sigmoid", 0.2, 0.5)),
             Bidirectional(
-                lstm(3, dtype, 3, coupled=True, proj_size=4, activation="softplus"),
+                lstm(4, dtype, 3, coupled=True, proj_size=2, activation="softplus"),
                 lstm(3, dtype, 3, proj_size=2, gate_order="ifco", recurrent_activation="hard_sigmoid"),
             ),
-            gru(3, dtype, 6, reset_after=True, activation="selu", recurrent_activation="tanh", reverse=True),
+            gru(3, dtype, 4, reset_after=True, activation="selu", recurrent_activation="tanh", reverse=True),
         ]
     ),
 }
