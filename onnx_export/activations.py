@@ -199,7 +199,7 @@ def not_in_node(
             return f"in its {op_type}, onnxruntime's softplus of more than 88 is infinite"
         if name not in NODES:
             return f"ONNX's {op_type} has no {argument} {name!r}"
-        if dtype == np.float64 and any(np.float32(value) != value for value in values):
+        if dtype == np.float64 and any(float(np.float32(value)) != value for value in values):
             return f"ONNX's {op_type} has the numbers of its activations in float32, not {activations[argument]!r}"
     gate, values = parts(activations["recurrent_activation"])
     if coupled and gate != "sigmoid" and (gate, *values[1:]) != ("hard_sigmoid", 0.5):

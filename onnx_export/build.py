@@ -135,7 +135,7 @@ class Config:
         """The conditions of the text's lines that hold."""
         clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
         cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
-        coupled, peephole = "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
+        coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
         sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
         holds = {
             "cell": cell,

@@ -280,7 +280,7 @@ def test_a_step_has_no_loop(name, loop):
     assert model.graph == onnx_export.export(layer, None, streaming=True).graph
     kinds = {node.op_type for made in model.functions for node in made.node}
     assert "Gemm" in kinds and not {"Scan", "Loop", "If"} & kinds
-    where = {"Stack": "0: ", "Classifier": "1: "}.get(name, "")
+    where = {"Stack": "0: ", "Classifier": "1: ", "Variants": "0: "}.get(name, "")
     with pytest.raises(ValueError, match=f"^export: {where}loop='native' is not possible: a cell has no loop"):
         onnx_export.export(layer, None, streaming=True, loop="native")
 
