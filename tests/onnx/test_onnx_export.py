@@ -28,6 +28,7 @@ from export_cases import (
     gru,
     lstm,
     random_state,
+    rnn,
 )
 from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
 from runtimes import RUNTIMES
@@ -36,6 +37,7 @@ import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.activations import PARAMETERS
 from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
+from onnx_export.build import CELLS as OWN
 
 # ------------------------------------------------------------------------------------------------------------- results
 FORMS = [
@@ -299,6 +301,7 @@ def test_a_step_on_the_reference():
 # ---------------------------------------------------------------------------------------------------- ONNX's own nodes
 NATIVE = {
     **{name: LAYERS[name] for name in ("LSTM", "GRU", "GRU after", "Bidirectional")},
+    "RNN": lambda dtype: rnn(4, dtype),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
     "without peepholes": lambda dtype: Bidirectional(
         Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
@@ -306,21 +309,27 @@ NATIVE = {
     ),
     **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
 }
+COUPLED = {  # which onnx.reference does not have
+    "coupled": lambda dtype: lstm(4, dtype, coupled=True, forget_bias=0.7),
+    "coupled with peepholes": lambda dtype: lstm(
+        4, dtype, coupled=True, use_peephole=True, recurrent_activation=("hard_sigmoid", 0.25, 0.5), activation="elu"
+    ),
+}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("lengths", [True, False])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NATIVE | COUPLED)
 def test_native(name, lengths, state, sizes):
     """One node for a cell, in the graph itself, and no loop."""
-    layer = NATIVE[name]("float32")
+    layer = (NATIVE | COUPLED)[name]("float32")
     case = Case(layer, lengths=lengths, state=state)
     model = exported(layer, case, loop="native", sizes=sizes)
     assert not model.functions and all(node.domain == "" for node in model.graph.node)
     kinds = [node.op_type for node in model.graph.node]
     assert not {"Scan", "Loop"} & set(kinds)
-    assert kinds.count("LSTM") + kinds.count("GRU") == sum(not isinstance(c, Dense) for c in layer._cells().values())
+    assert sum(map(kinds.count, OWN)) == sum(not isinstance(c, Dense) for c in layer._cells().values())
     limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
     case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)
@@ -333,13 +342,13 @@ def test_native(name, lengths, state, sizes):
 def test_native_in_float64(name, state):
     """On onnx.reference, because onnxruntime has no such kernel.
 
-    Its nodes ignore lengths. The model of a GRU is right all the same; the others are tried without lengths.
+    Its nodes ignore lengths. The model of a GRU or RNN is right all the same; the others are tried without lengths.
     """
-    gru_alone = name.startswith("GRU")
-    if ONNX < (1, 23) and not gru_alone:
+    no_lstm = name.startswith(("GRU", "RNN"))
+    if ONNX < (1, 23) and not no_lstm:
         pytest.skip("onnx.reference's LSTM gives its cell state since onnx 1.23")
     layer = NATIVE[name]("float64")
-    case = Case(layer, lengths=gru_alone, state=state)
+    case = Case(layer, lengths=no_lstm, state=state)
     case.check(exported(layer, case, loop="native"), on_reference)
 
 
