@@ -220,7 +220,7 @@ def _written(word: NodeProto, activations: Mapping[str, Activation], double: boo
         if name in known:
             return f"{argument}_{name}"
         if name == given:
-            return word.output[0]
+            return str(word.output[0])
         return "_".join(word.input[0] if part == read else part for part in name.split("_"))
 
     for each in nodes:

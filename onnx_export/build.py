@@ -84,7 +84,7 @@ class Config:
     lengths: bool = False
     """Whether ONNX's own LSTM takes the rows' ``lengths``."""
     direct: tuple[str, ...] = ()
-    """Values in the text of ONNX's own LSTM, GRU or RNN that are arguments, instead of computed from the op's: `PACKED`,
+    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
     activations: str = "float32"
     """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""

@@ -117,10 +117,10 @@ def export(
     """Write a layer as an ONNX model, weights included.
 
     The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU`, `blockcell.RNN` and
-    `blockcell.Dense` have the equations). A name is that of an argument of the layer, or of a state or weight of one of its cells or dense layers,
-    as in ``layer.weights``; it is the same in every model of the layer. The names of states and weights begin with
-    their place in the layer: nothing for an LSTM, GRU, RNN or Dense alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a
-    layer of dtype D, the inputs are
+    `blockcell.Dense` have the equations). A name is that of an argument of the layer, or of a state or weight of one of
+    its cells or dense layers, as in ``layer.weights``; it is the same in every model of the layer. The names of states
+    and weights begin with their place in the layer: nothing for a cell or Dense alone, ``fw.`` or ``bw.``, ``0.``,
+    ``1.bw.``. For a layer of dtype D, the inputs are
 
     ===================  ==========  =====  ==========================================================================
     ``x``                [T, B, I]   D
@@ -143,8 +143,10 @@ def export(
     call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
-    Without ``train`` the weights are initializers. ONNX's own LSTM, GRU and RNN, of ``loop="native"``, have them in ONNX's
-    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
+    With a projection, ``h`` and ``h_prev`` are [B, P].
+
+    Without ``train`` the weights are initializers. ONNX's own nodes, of ``loop="native"``, have them in ONNX's layout,
+    as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
     initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
     row.
 

@@ -16,7 +16,8 @@ Backward, from (5) to (1); every ``a_from_b`` is what the gradient to a has of t
     d_x, d_h_prev += d_r_bar_u_bar @ w_ru^T                                    (1)
     d_h_prev += d_hr * r + d_h * u                                             (4), (5)
 
-`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes are.
+`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes
+are.
 """
 
 from .text import Program

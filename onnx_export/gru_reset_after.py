@@ -19,7 +19,8 @@ Backward, from (6) to (1); every ``a_from_h`` is what the gradient to a has of t
 
 So x and h_prev have one product each, with the rows w_x and w_h of ``[w_ru, w_c]``.
 
-`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes are.
+`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes
+are.
 """
 
 from .gru import NATIVE_STATES, NATIVE_WEIGHTS

@@ -101,8 +101,8 @@ class IntegerProducts:
                 of |= dict.fromkeys(each.output, found[0])
         for each in step:
             if each.op_type == "Gemm":
-                rows, w, *addend = each.input
-                nodes += self(rows, w, of[w], *(addend or ["zero"]), each.output[0])
+                rows, w, addend = [*each.input, "zero"][:3]
+                nodes += self(rows, w, of[w], addend, each.output[0])
             else:
                 nodes.append(each)
         return nodes

@@ -34,8 +34,8 @@ to h comes to m first, and d_m stands for h_grad above::
     d_p = h_grad where |h| < proj_clip, else 0                                 (10)
     d_m = d_p @ w_p^T                                                          (10)
 
-`onnx_export.text` says how to read the margin and the brackets, `onnx_export.activations` what Activation, Recurrent and
-their slopes are.
+`onnx_export.text` says how to read the margin and the brackets, `onnx_export.activations` what Activation, Recurrent
+and their slopes are.
 """
 
 from .text import Program

@@ -1,8 +1,8 @@
 """Which nodes onnxruntime's CUDA provider would leave to the CPU, told without a GPU.
 
 A node is the provider's when it has a kernel for it (`cuda_kernels.json`, from onnxruntime's own table) and none of the
-rules for LSTM, GRU and RNN says otherwise. What onnxruntime folds into constants beforehand is no node any more. Where a
-size is computed at run time, onnxruntime puts that arithmetic on the CPU on purpose, beginning at Shape; `sizes_left`
+rules for LSTM, GRU and RNN says otherwise. What onnxruntime folds into constants beforehand is no node any more. Where
+a size is computed at run time, onnxruntime puts that arithmetic on the CPU on purpose, beginning at Shape; `sizes_left`
 finds where.
 """
 

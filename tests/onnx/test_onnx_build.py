@@ -84,7 +84,12 @@ def test_every_graph_is_valid(op, loop, dtype):
     if loop == "native" and dtype == np.float16:
         pytest.skip("not exact, and so refused")
     must = {letter: SIZES[letter] for letter in {"unroll": "T", "native": "H"}.get(loop, "")}
-    most = {"use_peephole": True, "forget_bias": 1.0, "cell_clip": 0.0 if loop == "native" else 0.5, "activation": "elu"}
+    most = {
+        "use_peephole": True,
+        "forget_bias": 1.0,
+        "cell_clip": 0.0 if loop == "native" else 0.5,
+        "activation": "elu",
+    }
     least = {"use_peephole": False, "forget_bias": 0.0, "cell_clip": 0.0, "activation": "tanh"}
     names = {attribute.name for attribute in OPS[op].attributes}
     for values in (most, least) if names else (most,):

@@ -171,7 +171,12 @@ def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
 # ----------------------------------------------------------------------------------------- the formulas, row by row
 def by_formula(cell, x, state, d_y, d_state):
     """Results and gradients of one row, [n, 1, ...], from the formulas."""
-    arguments = {"x": x, **cell.weights, **{f"{name}_prev": value for name, value in state.items()}, **cell._activations}
+    arguments = {
+        "x": x,
+        **cell.weights,
+        **{f"{name}_prev": value for name, value in state.items()},
+        **cell._activations,
+    }
     if isinstance(cell, LSTM):
         options = {"gates": cell._gates, "proj_clip": cell.proj_clip}
         bounds = {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
