@@ -17,9 +17,10 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from blockcell import __version__
 from blockcell._read import short
+from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
-from . import gru, gru_reset_after, lstm
+from . import activations, gru, gru_reset_after, lstm, rnn
 from .integers import IntegerProducts, constants
 from .loops import (
     Live,
@@ -42,7 +43,8 @@ from .loops import (
 from .text import Program, TextParser
 
 DOMAIN = "blockcell"
-PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM and GRU call their weights
+PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
+CELLS = ("LSTM", "GRU", "RNN")
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -51,9 +53,14 @@ FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cuda": [{"loop": "scan", "static": True}],
     "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
 }
+# What a provider has of ONNX's own cells: the nodes, and their activations.
+OF_NATIVE = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
 # Nodes that the CPU runs, which fetches the states from the GPU at every step.
 SLOW = {"webgpu": ("Scan", "Loop")}
 OLDEST_OPSET = 15  # functions; Shape with a start
+
+
+Value = float | bool | Activation
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ class Config:
     op: Op
     dtype: np.dtype[Any]
     sizes: Mapping[str, int]
-    attrs: Mapping[str, float | bool]
+    attrs: Mapping[str, Value]
+    """Those of the op, or of the layer."""
     loop: str
     opset: int
     static: bool
@@ -74,9 +82,9 @@ class Config:
     fresh: bool = False
     """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
     lengths: bool = False
-    """Whether ONNX's own LSTM or GRU takes the rows' ``lengths``."""
+    """Whether ONNX's own LSTM takes the rows' ``lengths``."""
     direct: tuple[str, ...] = ()
-    """Values in the text of ONNX's own LSTM or GRU that are arguments, instead of computed from the op's: `PACKED`,
+    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
     activations: str = "float32"
     """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""
@@ -100,28 +108,50 @@ class Config:
             return float(self.dtype.type(self.attrs.get(name, 0.0)))
 
     @property
+    def activation_of(self) -> dict[str, Activation]:
+        """The activations, by the names that layers have for them."""
+        return {name: self.attrs.get(name, usual) for name, usual in DEFAULTS.items()}  # type: ignore[misc]
+
+    @property
+    def projected(self) -> bool:
+        """Whether h is a projection of what an LSTM's step gives."""
+        return any(tensor.name == "w_p" for tensor in self.op.inputs)
+
+    @property
     def forward(self) -> bool:
         return "grad" not in self.op.kernel and "vjp" not in self.op.kernel
 
     @property
     def module(self) -> ModuleType:
         """The module that has the op's text."""
-        if "r" not in self.op.gates:
+        if "f" in self.op.gates:
             return lstm
+        if "r" not in self.op.gates:
+            return rnn
         return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
     @property
     def conditions(self) -> set[str]:
         """The conditions of the text's lines that hold."""
-        clip = self.attribute("cell_clip")
+        clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
         cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
+        coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
+        sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
         holds = {
             "cell": cell,
             "joint": cell and not self.integers,
             "apart": not cell or self.integers,
             "sequence": self.op.sequence and self.loop != "native",
-            "peephole": bool(self.attrs.get("use_peephole")),
-            "plain": not self.attrs.get("use_peephole"),
+            "peephole": peephole,
+            "plain": not peephole,
+            "i_sees": peephole and not coupled,
+            "coupled": coupled,
+            "single": not coupled,
+            "project": self.projected,
+            "entire": not self.projected,
+            "p_clip": self.projected and 0 < p_clip < np.inf,
+            "sigmoid": sigmoid,
+            "other": not sigmoid,
             "bias": bias and not self.integers,
             "late": bias and self.integers,
             "clip": 0 < clip < np.inf,
@@ -135,7 +165,7 @@ def config(
     op: str | Op,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
-    attrs: Mapping[str, float | bool] | None = None,
+    attrs: Mapping[str, Value] | None = None,
     loop: str = "scan",
     opset: int = 18,
     static: bool = False,
@@ -153,9 +183,19 @@ def config(
     checked = Config(row, kind, given, values, loop, opset, static)
     if row.sequence and loop == "unroll" and "T" not in given:
         raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
-    if loop == "native" and (reason := _not_native(checked)):
-        raise ValueError(f"{op}: loop='native' {reason}")
+    check_native(op, checked)
     return checked
+
+
+def node_of(op: Op) -> str:
+    """Which of ONNX's own nodes is such a cell."""
+    return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
+
+
+def check_native(caller: str, c: Config) -> None:
+    """Raise a ValueError if ONNX's own node is to compute what it does not."""
+    if c.loop == "native" and (reason := _not_native(c)):
+        raise ValueError(f"{caller}: loop='native' {reason}")
 
 
 def check_form(caller: str, loop: str, opset: int) -> None:
@@ -179,13 +219,26 @@ def in_form(
     refusals = []
     for form in forms:
         try:
-            return make(form["loop"], static or bool(form.get("static")))
+            model = make(form["loop"], static or bool(form.get("static")))
+            if form["loop"] == "native" and provider in OF_NATIVE:
+                _check_kernels(caller, provider, model)
+            return model
         except ValueError as error:
             refusals.append(error)
     if len({str(error) for error in refusals}) == 1:  # of an argument that is wrong in any form
         raise refusals[0]
     reasons = "; ".join(str(error).removeprefix(f"{caller}: ") for error in refusals)
     raise ValueError(f"{caller}: there is no form for provider={provider!r}: {reasons}")
+
+
+def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
+    """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
+    nodes, names = OF_NATIVE[provider]
+    for each in (each for part in (model.graph, *model.functions) for each in part.node if each.op_type in CELLS):
+        used = [name for part in each.attribute if part.name == "activations" for name in part.strings]
+        if each.op_type not in nodes or not {*used} <= {*names}:
+            what = f"{each.op_type} with {b', '.join(used).decode()}" if each.op_type in nodes else each.op_type
+            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {what}; expected another")
 
 
 def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
@@ -197,8 +250,8 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _not_native(c: Config) -> str:
-    """Why ONNX's own LSTM or GRU does not compute the same; empty if it does."""
-    cell = "GRU" if "r" in c.op.gates else "LSTM"
+    """Why ONNX's own LSTM, GRU or RNN does not compute the same; empty if it does."""
+    cell = node_of(c.op)
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
     if not c.op.sequence:
@@ -208,9 +261,13 @@ def _not_native(c: Config) -> str:
             "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
             f"expected a cell_clip of 0, not {c.attrs['cell_clip']}, or another loop"
         )
+    if c.projected:
+        return "is not possible: ONNX's LSTM has no projection; expected another loop"
+    if reason := activations.not_in_node(cell, c.activation_of, "coupled" in c.conditions, c.dtype):
+        return f"is not exact: {reason}; expected another loop"
     if c.half:
         return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
-    if c.sizes.get("I") == 0:
+    if c.sizes.get("I") == 0 and cell != "RNN":
         return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
     if "H" not in c.sizes:
         return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
@@ -231,16 +288,21 @@ def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) ->
     return given
 
 
-def checked_attributes(op: Op, attrs: Mapping[str, float | bool]) -> dict[str, float | bool]:
+def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
     names = [attribute.name for attribute in op.attributes]
     for name in attrs:
         if name not in names:
             expected = f"expected {', '.join(names)}" if names else "the op has none"
             raise ValueError(f"{op.name}: attrs has {name!r}; {expected}")
-    values: dict[str, float | bool] = {}
+    values: dict[str, Value] = {}
     for attribute in op.attributes:
         value = attrs.get(attribute.name, attribute.default)
-        if attribute.name == "use_peephole":
+        if attribute.kind is Numbers:
+            try:
+                values[attribute.name] = canonical(f"{op.name}: attrs[{attribute.name!r}]", value)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        elif attribute.kind is bool:
             if not isinstance(value, (bool, np.bool_)):
                 raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
             values[attribute.name] = bool(value)
@@ -277,16 +339,18 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     before, step = parser.nodes(program.before), parser.nodes(program.step)
+    step = activations.expanded(step, c.activation_of, c.compute == np.float64)
     if c.integers:
         step = IntegerProducts(c.activations).of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     if c.loop == "native":
         before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if c.loop == "native" and c.full_length:
+    if c.loop == "native" and (c.full_length or "h" in writes(before)):
         step, carried = [], {}
     elif c.loop == "native":  # it gives the h of all steps, so the cell's text computes the rest for all steps at once
         step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
         del carried["h_prev"]
+    if c.loop == "native" and not c.full_length:
         parser.conditions.add("sequence")
     after = parser.nodes(program.after)
     if c.fresh:
@@ -318,8 +382,12 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     )
     nodes += [*Live.LENGTH, *before, *ahead]
     if not c.forward:
+        shapes = dict.fromkeys(carried, "state_shape")
         nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
-        nodes += [node("Expand", ["zero", "state_shape"], [name]) for name in carried]
+        if c.projected:
+            shapes["cs_grad_next"] = "cs_shape"
+            nodes.append(node("Shape", ["cs_prev"], ["cs_shape"]))
+        nodes += [node("Expand", ["zero", shape], [name]) for name, shape in shapes.items()]
 
     def run(live: Live) -> tuple[Nodes, dict[str, str]]:
         """The loop and what comes after it, and the outputs' names."""
@@ -344,7 +412,7 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
 
 def _scales(c: Config) -> dict[str, str]:
     """The arguments with the scales of matrices, by the names of these."""
-    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if "I+H" in tensor.shape.split()}
+    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
 
 
 def _started_anew(
@@ -442,8 +510,9 @@ def constant(name: str, value: Any) -> NodeProto:
 
 def _given(c: Config, names: set[str]) -> Nodes:
     """Constants for those of the numbers and sizes named in the texts that are read."""
-    clip = c.attribute("cell_clip")
+    clip, p_clip = c.attribute("cell_clip"), c.attribute("proj_clip")
     floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
+    floats |= {"p_low": -p_clip, "p_high": p_clip} | activations.numbers(c.activation_of)
     integers = {
         "at_0": [0],
         "at_last": [-1],
@@ -453,7 +522,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
         "int_0": 0,
         "int_1": 1,
     }
-    sizes = {"T_1": "T", "B_1": "B", "I_H": "I H", "HH_H": "2H H"}
+    sizes = {"T_1": "T", "B_1": "B", "I_H": "I P" if c.projected else "I H", "HH_H": "2H H"}
     sizes |= {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"}
     sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_3H": "T B 3H", "T_B_4H": "T B 4H"}
     return [
@@ -472,8 +541,12 @@ def _given(c: Config, names: set[str]) -> Nodes:
 def _named(c: Config, each: NodeProto) -> None:
     """Give a node the name of its first output, which makes graphs and profiles readable."""
     each.name = each.output[0]
-    if each.op_type in ("LSTM", "GRU"):
+    if each.op_type in CELLS:
         each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
+        if each.op_type == "LSTM" and "coupled" in c.conditions:
+            each.attribute.append(helper.make_attribute("input_forget", 1))
+        for name, value in activations.of_node(each.op_type, c.activation_of).items():
+            each.attribute.append(helper.make_attribute(name, value))
     for attribute in each.attribute:
         for inner in attribute.g.node:
             _named(c, inner)
@@ -491,7 +564,7 @@ def function(c: Config, name: str | None = None) -> FunctionProto:
 
 
 def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """An op's weights in the layout of ONNX's own LSTM or GRU; none where there is nothing to compute with."""
+    """An op's weights in the layout of ONNX's own LSTM, GRU or RNN; none where there is nothing to compute with."""
     from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
 
     nodes, _ = body(c)
@@ -509,7 +582,7 @@ def build(
     *,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
-    attrs: Mapping[str, float | bool] | None = None,
+    attrs: Mapping[str, Value] | None = None,
     provider: str = "cpu",
     loop: str | None = None,
     functions: bool = True,
@@ -533,12 +606,13 @@ def build(
         With T = 0, which has no step to run, the model is a constant.
     attrs : dict, optional
         The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
-        gradient has no default.
+        gradient has no default. An ``activation`` is a name or a tuple, as of `blockcell.RNN`.
     provider : {"cpu", "cuda", "webgpu"}
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``.
     loop : {"scan", "unroll", "native", "loop"}, optional
         What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
-        own LSTM or GRU (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a Loop.
+        own LSTM, GRU or RNN (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a
+        Loop.
         The results are the same. None: "scan"; for "webgpu", where each step of a Scan copies arrays to the host and
         back, "native" where it is possible, else "unroll".
     functions : bool
@@ -566,7 +640,7 @@ def build(
     Notes
     -----
     Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
-    `onnx_export.gru_reset_after`.
+    `onnx_export.gru_reset_after`, `onnx_export.rnn`, `onnx_export.activations`.
     """
 
     def make(loop: str, static: bool) -> ModelProto:

@@ -12,14 +12,14 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import Stored, cells, check_arrays, weights_of
-from blockcell.layers import GRUState, LSTMState
+from blockcell.layers import GRUState, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts
 from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .build import PACKED
 
-STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "Dense": NoState}
+STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
 
@@ -71,13 +71,13 @@ class LayerCall:
         weights = {name: self._shapes[name] for name in self._weights}
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
-        bias, gates = {"LSTM": "b", "GRU": "b_c", "Dense": "b"}, {"LSTM": 4, "GRU": 1, "Dense": 1}
-        hidden = {p: weights[p + bias[cell["type"]]][0] // gates[cell["type"]] for p, cell in cells(self.tree)}
-
+        sizes = {prefix: _sizes(cell, prefix, weights) for prefix, cell in cells(self.tree)}
         states = {
-            p + name: [rows[-1], hidden[p]] for p, cell in cells(self.tree) for name in STATES[cell["type"]]._fields
+            p + name: [rows[-1], sizes[p][name]]
+            for p, cell in cells(self.tree)
+            for name in STATES[cell["type"]]._fields
         }
-        y = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", hidden)]}
+        y = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
         first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
         inputs, outputs = {"x": x} | first, y | states
         if train:
@@ -201,14 +201,14 @@ def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]
 
 
 def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM or GRU."""
+    """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
     found: dict[str, tuple[int, ...]] = {}
     for prefix, cell in cells(tree):
         given = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
         if "R" not in given:
             continue
         inputs, hidden = ((given.get(name) or (0,))[-1] for name in ("W", "R"))
-        rows = (4 if cell["type"] == "LSTM" else 3) * hidden
+        rows = {"LSTM": 4, "GRU": 3}.get(cell["type"], 1) * hidden
         expected = {"W": (1, rows, inputs), "R": (1, rows, hidden), "B": (1, 2 * rows)}
         if "P" in given:
             expected["P"] = (1, 3 * hidden)
@@ -225,13 +225,20 @@ def _over_time(tree: Tree) -> bool:
     return _over_time(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
 
 
-def _output_size(tree: Tree, prefix: str, hidden: Mapping[str, int]) -> int:
+def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Of the cell state and of the output, which a projection makes another."""
+    bias = next(tensor for tensor in weights_of(cell) if tensor.kind == "bias")
+    hidden = weights[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
+    return {"cs": hidden, "h": weights[f"{prefix}w_p"][1] if "proj_clip" in cell else hidden}
+
+
+def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]) -> int:
     if tree["type"] == "Stack":
         last = len(tree["layers"]) - 1
-        return _output_size(tree["layers"][last], f"{prefix}{last}.", hidden)
+        return _output_size(tree["layers"][last], f"{prefix}{last}.", sizes)
     if tree["type"] == "Bidirectional":
-        return sum(_output_size(tree[name], f"{prefix}{name}.", hidden) for name in ("fw", "bw"))
-    return hidden[prefix]
+        return sum(_output_size(tree[name], f"{prefix}{name}.", sizes) for name in ("fw", "bw"))
+    return sizes[prefix]["h"]
 
 
 def _compare(

@@ -24,8 +24,9 @@ from onnx import (
 
 from blockcell import __version__
 from blockcell._read import ArgumentReader, short
+from blockcell.activations import unusual
 from blockcell.files import replacing
-from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from blockcell.layers.storage import read_activations, read_storage, stored_arrays
 from blockcell.optable import OPS, Array, Op, Tensor
 
@@ -34,7 +35,9 @@ from .build import (
     DOMAIN,
     PACKED,
     Config,
+    Value,
     check_form,
+    check_native,
     checked_sizes,
     config,
     constant,
@@ -58,14 +61,37 @@ def _step_of(op: Op) -> Op:
     return replace(op, sequence=False, inputs=inputs, outputs=outputs)
 
 
-# The ops whose texts the functions have, by the order of an LSTM's gates and by where a GRU resets. A function has no
-# op's name, because its inputs and outputs are not those of the op.
-RESET_AFTER = OPS["block_gru_reset_after"]
+def _of_layer(op: Op, cell: Any) -> Op:
+    """The op with the gates and weights of a layer, which may be an LSTM that is coupled or has a projection."""
+    weights = {tensor.name: tensor for tensor in cell._tensors if tensor.name in cell.weights or tensor.peephole}
+    missing = {tensor.name for tensor in op.weights} - weights.keys()
+
+    def sized(tensor: Tensor) -> Tensor:
+        if known := weights.get(tensor.name.removesuffix("_grad")):
+            return replace(tensor, shape=known.shape)
+        of_h = "w_p" in weights and tensor.name in ("h", "h_prev", "h_grad", "h_prev_grad")
+        return replace(tensor, shape=tensor.shape.replace("H", "P")) if of_h else tensor
+
+    inputs, outputs = (
+        [sized(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
+        for tensors in (op.inputs, op.outputs)
+    )
+    for tensor in (tensor for name, tensor in weights.items() if name == "w_p"):
+        inputs.append(tensor)
+        if "grad" in op.kernel:
+            outputs.append(Tensor("w_p_grad", tensor.shape, "output"))
+    return replace(op, gates=cell._gates, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+# The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
+# function has no op's name, because its inputs and outputs are not those of the op.
+RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]
 OPS_OF = {
     "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
     "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
     "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
     "after": {"Step": _step_of(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
+    "plain": {"Step": _step_of(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
 }
 
 
@@ -90,11 +116,11 @@ def export(
 ) -> ModelProto:
     """Write a layer as an ONNX model, weights included.
 
-    The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU` and `blockcell.Dense` have the
-    equations). A name is that of an argument of the layer, or of a state or weight of one of its cells or dense layers,
-    as in ``layer.weights``; it is the same in every model of the layer. The names of states and weights begin with
-    their place in the layer: nothing for an LSTM, GRU or Dense alone, ``fw.`` or ``bw.``, ``0.``, ``1.bw.``. For a
-    layer of dtype D, the inputs are
+    The model computes what the layer's call does (`blockcell.LSTM`, `blockcell.GRU`, `blockcell.RNN` and
+    `blockcell.Dense` have the equations). A name is that of an argument of the layer, or of a state or weight of one of
+    its cells or dense layers, as in ``layer.weights``; it is the same in every model of the layer. The names of states
+    and weights begin with their place in the layer: nothing for a cell or Dense alone, ``fw.`` or ``bw.``, ``0.``,
+    ``1.bw.``. For a layer of dtype D, the inputs are
 
     ===================  ==========  =====  ==========================================================================
     ``x``                [T, B, I]   D
@@ -117,14 +143,16 @@ def export(
     call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
 
-    Without ``train`` the weights are initializers. ONNX's own LSTM and GRU, of ``loop="native"``, have them in ONNX's
-    layout, as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
+    With a projection, ``h`` and ``h_prev`` are [B, P].
+
+    Without ``train`` the weights are initializers. ONNX's own nodes, of ``loop="native"``, have them in ONNX's layout,
+    as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
     initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
     row.
 
     Parameters
     ----------
-    layer : LSTM, GRU, Dense, Bidirectional or Stack
+    layer : LSTM, GRU, RNN, Dense, Bidirectional or Stack
     path : path_like or None
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
     streaming : bool
@@ -135,8 +163,8 @@ def export(
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``, as in
         `build`.
     loop : {"scan", "unroll", "native", "loop"}, optional
-        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip and
-        GRUs, neither gradients nor resets, and no float16.
+        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip or
+        project, GRUs and RNNs, with activations that ONNX's nodes have, neither gradients nor resets, and no float16.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
     storage : {None, "int8"}
@@ -169,16 +197,11 @@ def export(
     OSError
         The file cannot be written.
     """
-    if not isinstance(layer, (LSTM, GRU, Dense, Bidirectional, Stack)):
+    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
         found = type(layer).__name__
-        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Dense, Bidirectional or Stack")
+        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, RNN, Dense, Bidirectional or Stack")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"export: path is {short(path)}; expected a path or None")
-    for prefix, cell in layer._cells().items():
-        if isinstance(cell, LSTM) and (cell.coupled or "w_p" in cell.weights):
-            what = "is coupled" if cell.coupled else "has a projection"
-            where = f"the LSTM {prefix.rstrip('.')}" if prefix else "the LSTM"
-            raise ValueError(f"export: {where} {what}; expected one with four gates and without w_p")
     if streaming and train:
         raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
     if streaming and not state:
@@ -260,7 +283,7 @@ def _check_integers(activations: str, layer: Layer, loop: str, opset: int) -> No
     if opset < integers.OLDEST_OPSET:
         raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
     for prefix, cell in layer._cells().items():
-        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size])):
+        for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):
             if not 0 < size <= integers.MOST:
                 where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
                 raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
@@ -335,7 +358,9 @@ class _Model:
         rows = ["B"] if self.streaming else ["T", "B"]
         weights = layer.weights
         states: dict[str, Sequence[int | str]] = {
-            p + s: ["B", cell.hidden_size] for p, cell in cells.items() for s in cell._state._fields
+            p + s: ["B", size]
+            for p, cell in cells.items()
+            for s, size in zip(cell._state._fields, cell._state_sizes, strict=True)
         }
         shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
         shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
@@ -425,7 +450,8 @@ class _Model:
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
         names = cell._state._fields
         reverse ^= cell.reverse
-        first = {name: self._first(prefix + name, cell.hidden_size) for name in names}
+        sizes = zip(names, cell._state_sizes, strict=True)
+        first = {name: self._first(prefix + name, size) for name, size in sizes}
         arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
         arguments |= {name: self._weight(prefix + name) for name in cell.weights}
         arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
@@ -569,14 +595,19 @@ class _Model:
     ) -> Config:
         """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
         `last`, after the last step."""
-        described: dict[str, float | bool] = {}
+        described: dict[str, Value] = {}
         if isinstance(cell, LSTM):
             ops = OPS_OF[cell.gate_order]
-            described["use_peephole"] = "wci" in cell.weights
+            described["use_peephole"] = "wcf" in cell.weights
             if kind != "Grad":
                 described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-        else:
+            if "w_p" in cell.weights:
+                described["proj_clip"] = cell.proj_clip
+        elif isinstance(cell, GRU):
             ops = OPS_OF["after" if cell.reset_after else "before"]
+        else:
+            ops = OPS_OF["plain"]
+        described |= unusual(cell._activations)
         row = ops[kind]
         known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
@@ -587,17 +618,22 @@ class _Model:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
+        op = _of_layer(c.op, cell)
+        shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
         op = replace(
-            c.op,
-            gates=ops[""].gates,  # LSTMBlockCell itself has one order only
+            op,
             outputs=(
-                *(tensor for tensor in c.op.outputs if outputs is None or tensor.name in outputs),
-                *(Tensor(f"{name}_last", "B H", "output") for name in last),
+                *(tensor for tensor in op.outputs if outputs is None or tensor.name in outputs),
+                *(Tensor(f"{name}_last", shapes[name], "output") for name in last),
             ),
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
         c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
-        return replace(c, activations=self.activations)
+        c = replace(c, activations=self.activations)
+        if c.projected:
+            c = replace(c, sizes={**c.sizes, "P": cell.output_size})
+        check_native(where.removesuffix(": "), c)
+        return c
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """The values of the function's outputs, by the names that these have in the function."""
@@ -633,7 +669,7 @@ class _Model:
         scales = {name: each for name, each in of_columns.items() if each is not None}
         if scales:  # packed like the weights; all entries of a row of W have the same one
             rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
-            scale = packed(c, rows)["W"][0, :, :1]
+            scale = np.abs(packed(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
             for name in ("W", "R"):
                 made[name] = made[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale

@@ -1,6 +1,6 @@
 """The GRU's graph text: one step forward, one step backward, for cells and sequences.
 
-Forward, as in `blockcell.formulas`::
+Forward, as in `blockcell.formulas`, where sigmoid and tanh stand for a layer's activations::
 
     ru_bar = [x, h_prev] @ w_ru + b_ru               (1)
     r, u   = sigmoid(ru_bar)                         (2), (3)
@@ -16,7 +16,8 @@ Backward, from (5) to (1); every ``a_from_b`` is what the gradient to a has of t
     d_x, d_h_prev += d_r_bar_u_bar @ w_ru^T                                    (1)
     d_h_prev += d_hr * r + d_h * u                                             (4), (5)
 
-`onnx_export.text` says how to read the margin.
+`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes
+are.
 """
 
 from .text import Program
@@ -34,7 +35,7 @@ sequence | x_rows = Flatten <axis = -1> (x)
 apart    | x_ru = Gemm (x_rows, w_ru_x, b_ru)                               # (1) for all steps at once
 sequence | x_ru_bar = Reshape <allowzero = 1> (x_ru, T_B_2H)
 apart    | ru_bar = Gemm (h_prev, w_ru_h, x_ru_bar)
-         | ru = Sigmoid (ru_bar)                                            # (2), (3)
+         | ru = Recurrent (ru_bar)                                          # (2), (3)
          | r, u = Split <axis = -1> (ru, H_H)
          | h_r = Mul (h_prev, r)
 joint    | x_hr = Concat <axis = -1> (x, h_r)
@@ -42,7 +43,7 @@ joint    | c_bar = Gemm (x_hr, w_c, b_c)                                    # (4
 apart    | x_c = Gemm (x_rows, w_c_x, b_c)                                  # (4) for all steps at once
 sequence | x_c_bar = Reshape <allowzero = 1> (x_c, T_B_H)
 apart    | c_bar = Gemm (h_r, w_c_h, x_c_bar)
-         | c = Tanh (c_bar)
+         | c = Activation (c_bar)
          | h_c = Sub (h_prev, c)
          | u_h_c = Mul (u, h_c)
          | h_new = Add (u_h_c, c)                                           # (5)
@@ -71,16 +72,14 @@ sequence | h_before = Concat <axis = 0> (h_first, h_rest)                   # h_
     step="""
 sequence | d_h = Add (h_grad, d_h_next)
          | u_not = Sub (one, u)
-         | c_c = Mul (c, c)
-         | c_slope = Sub (one, c_c)
+         | c_slope = ActivationSlope (c)
          | c_from_h = Mul (u_not, c_slope)                                  # (5), (4)
          | d_c_bar = Mul (d_h, c_from_h)
-         | u_slope = Mul (u, u_not)
+         | u_slope = RecurrentSlope (u)
          | h_c = Sub (h_before, c)
          | u_from_h = Mul (h_c, u_slope)                                    # (5), (3)
          | d_u_bar = Mul (d_h, u_from_h)
-         | r_not = Sub (one, r)
-         | r_slope = Mul (r, r_not)
+         | r_slope = RecurrentSlope (r)
          | r_from_hr = Mul (h_before, r_slope)                              # (4), (2)
 cell     | d_x_hr = Gemm <transB = 1> (d_c_bar, w_c)                        # (4)
 cell     | d_x_c, d_hr = Split <axis = 1> (d_x_hr, I_H)

@@ -1,6 +1,6 @@
 """The graph text of the GRU that resets after the product: one step forward, one step backward.
 
-Forward, as in `blockcell.formulas`::
+Forward, as in `blockcell.formulas`, where sigmoid and tanh stand for a layer's activations::
 
     r_bar, u_bar = [x, h_prev] @ w_ru + b_ru         (1)
     r, u   = sigmoid(r_bar), sigmoid(u_bar)          (2), (3)
@@ -19,7 +19,8 @@ Backward, from (6) to (1); every ``a_from_h`` is what the gradient to a has of t
 
 So x and h_prev have one product each, with the rows w_x and w_h of ``[w_ru, w_c]``.
 
-`onnx_export.text` says how to read the margin.
+`onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation, Recurrent and their slopes
+are.
 """
 
 from .gru import NATIVE_STATES, NATIVE_WEIGHTS
@@ -42,11 +43,11 @@ sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_3H)
          | x_ru_b = Concat <axis = -1> (x_ru, b_rows)                       # so that a step has no node for b_hc
          | h_bar = Gemm (h_prev, w_h, x_ru_b)                               # (1), (4)
          | r_bar, u_bar, hc = Split <axis = -1> (h_bar, H_H_H)
-         | r = Sigmoid (r_bar)                                              # (2)
-         | u = Sigmoid (u_bar)                                              # (3)
+         | r = Recurrent (r_bar)                                            # (2)
+         | u = Recurrent (u_bar)                                            # (3)
          | r_hc = Mul (r, hc)
          | c_bar = Add (x_c, r_hc)
-         | c = Tanh (c_bar)                                                 # (5)
+         | c = Activation (c_bar)                                           # (5)
          | h_c = Sub (h_prev, c)
          | u_h_c = Mul (u, h_c)
          | h_new = Add (u_h_c, c)                                           # (6)
@@ -75,16 +76,18 @@ BACKWARD = Program(
     step="""
          | d_h = Add (h_grad, d_h_next)
          | u_not = Sub (one, u)
-         | c_c = Mul (c, c)
-         | c_slope = Sub (one, c_c)
+         | c_slope = ActivationSlope (c)
          | c_from_h = Mul (u_not, c_slope)                                  # (6), (5)
-         | u_slope = Mul (u, u_not)
+         | u_slope = RecurrentSlope (u)
          | h_c = Sub (h_before, c)
          | u_from_h = Mul (h_c, u_slope)                                    # (6), (3)
          | hc_from_h = Mul (c_from_h, r)                                    # (5)
-         | r_not = Sub (one, r)
-         | hc_slope = Mul (hc, r_not)
-         | r_from_h = Mul (hc_from_h, hc_slope)                             # (5), (2)
+sigmoid  | r_not = Sub (one, r)
+sigmoid  | hc_slope = Mul (hc, r_not)
+sigmoid  | r_from_h = Mul (hc_from_h, hc_slope)                             # (5), (2)
+other    | r_slope = RecurrentSlope (r)
+other    | r_from_hc = Mul (hc, r_slope)
+other    | r_from_h = Mul (c_from_h, r_from_hc)                             # (5), (2)
          | bars_from = Concat <axis = -1> (r_from_h, u_from_h, hc_from_h)
          | d_from = Concat <axis = -1> (d_h, d_h, d_h)
          | d_bars = Mul (d_from, bars_from)

@@ -101,7 +101,7 @@ class IntegerProducts:
                 of |= dict.fromkeys(each.output, found[0])
         for each in step:
             if each.op_type == "Gemm":
-                rows, w, addend = each.input
+                rows, w, addend = [*each.input, "zero"][:3]
                 nodes += self(rows, w, of[w], addend, each.output[0])
             else:
                 nodes.append(each)

@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockcell._read import short
 from blockcell.optable import OPS
 
-from .build import DOMAIN, OLDEST_OPSET, Config, arguments_of, config, function
+from .build import DOMAIN, OLDEST_OPSET, Config, Value, arguments_of, config, function
 from .loops import reads
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
@@ -189,7 +189,7 @@ def _kind(each: NodeProto, types: Types) -> int:
 
 def _config(each: NodeProto, kind: int, opset: int) -> Config:
     op = OPS[each.op_type]
-    attrs: dict[str, float | bool] = {}
+    attrs: dict[str, Value] = {}
     for attribute in each.attribute:
         if attribute.name not in [known.name for known in op.attributes]:
             continue
@@ -202,6 +202,10 @@ def _config(each: NodeProto, kind: int, opset: int) -> Config:
             if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
                 raise ValueError(f"{_called(each)} has use_peephole {value}; expected the integer 0 or 1")
             attrs[attribute.name] = bool(attribute.i)
+        elif attribute.name == "activation":
+            if attribute.type != AttributeProto.STRING:
+                raise ValueError(f"{_called(each)} has activation {value}; expected a string")
+            attrs[attribute.name] = attribute.s.decode(errors="replace")
         elif attribute.type != AttributeProto.FLOAT:
             raise ValueError(f"{_called(each)} has {attribute.name} {value}; expected a float")
         else:

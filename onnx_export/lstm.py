@@ -1,6 +1,6 @@
 """The LSTM's graph text: one step forward, one step backward, for cells and sequences.
 
-Forward, as in `blockcell.formulas`::
+Forward, as in `blockcell.formulas`, where sigmoid and tanh stand for a layer's activations::
 
     bar = [x, h_prev] @ w + b                             (1)   the pre-activations of the four gates
     i   = sigmoid(i_bar [+ cs_prev * wci])                (2)
@@ -11,6 +11,11 @@ Forward, as in `blockcell.formulas`::
     co  = tanh(cs)                                        (7)
     o   = sigmoid(o_bar [+ cs * wco])                     (8)
     h   = o * co                                          (9)
+
+A coupled layer has no gate i, but i = 1 - f (2). One with a projection has the output::
+
+    m   = o * co                                          (9)
+    h   = clip(m @ w_p, -proj_clip, proj_clip)            (10)
 
 Backward, from (9) to (1); every ``a_from_b`` is what the gradient to a has of that to b, and needs no other step::
 
@@ -23,7 +28,14 @@ Backward, from (9) to (1); every ``a_from_b`` is what the gradient to a has of t
     cs_prev_grad = d_cs * cs_from_cs  cs_from_cs = f [+ i_from_cs * wci + f_from_cs * wcf]
     x_grad, h_prev_grad = d_bars @ w^T                                         (1)
 
-`onnx_export.text` says how to read the margin and the brackets.
+Where gates are coupled, f_from_cs = (cs_prev - ci) * f * (1 - f), as (5) reads f twice. With a projection the gradient
+to h comes to m first, and d_m stands for h_grad above::
+
+    d_p = h_grad where |h| < proj_clip, else 0                                 (10)
+    d_m = d_p @ w_p^T                                                          (10)
+
+`onnx_export.text` says how to read the margin and the brackets, `onnx_export.activations` what Activation, Recurrent
+and their slopes are.
 """
 
 from .text import Program
@@ -32,7 +44,7 @@ FORWARD = Program(
     carried={"cs_prev": "cs", "h_prev": "h"},
     before="""
 apart    | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
-bias     | [b_i, b_ci, b_f, b_o] = Split <axis = 0> (b, H_H_H_H)
+bias     | [b_i, b_ci, b_f, b_o] = Split <axis = 0> (b, gates)
 bias     | b_f_biased = Add (b_f, forget_bias)
 bias     | b_all = Concat <axis = 0> ([b_i, b_ci, b_f_biased, b_o])
 """,
@@ -41,26 +53,30 @@ joint    | x_h = Concat <axis = -1> (x, h_prev)
 joint    | bar = Gemm (x_h, w, b_all)                                       # (1)
 sequence | x_rows = Flatten <axis = -1> (x)
 apart    | x_w = Gemm (x_rows, w_x, b_all)                                  # (1) for all steps at once
-sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_4H)
+sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_gates)
 apart    | bar = Gemm (h_prev, w_h, x_bar)
-         | [i_bar, ci_bar, f_bar, o_bar] = Split <axis = -1> (bar, H_H_H_H)
-peephole | i_see = Mul (cs_prev, wci)
-peephole | i_sum = Add (i_bar, i_see)
-         | i = Sigmoid (i_sum)                                              # (2)
+         | [i_bar, ci_bar, f_bar, o_bar] = Split <axis = -1> (bar, gates)
+i_sees   | i_see = Mul (cs_prev, wci)
+i_sees   | i_sum = Add (i_bar, i_see)
+single   | i = Recurrent (i_sum)                                            # (2)
 peephole | f_see = Mul (cs_prev, wcf)
 late     | f_biased = Add (f_bar, forget_bias)                              # b and the products are added first
 peephole | f_sum = Add (f_biased, f_see)
-         | f = Sigmoid (f_sum)                                              # (3)
-         | ci = Tanh (ci_bar)                                               # (4)
+         | f = Recurrent (f_sum)                                            # (3)
+coupled  | i = Sub (one, f)                                                 # (2)
+         | ci = Activation (ci_bar)                                         # (4)
          | i_ci = Mul (i, ci)
          | f_cs = Mul (f, cs_prev)
          | cs_sum = Add (i_ci, f_cs)                                        # (5)
 clip     | cs_new = Clip (cs_sum, clip_low, clip_high)                      # (6)
-         | co = Tanh (cs_new)                                               # (7)
+         | co = Activation (cs_new)                                         # (7)
 peephole | o_see = Mul (cs_new, wco)
 peephole | o_sum = Add (o_bar, o_see)
-         | o = Sigmoid (o_sum)                                              # (8)
-         | h_new = Mul (o, co)                                              # (9)
+         | o = Recurrent (o_sum)                                            # (8)
+entire   | h_new = Mul (o, co)                                              # (9)
+project  | m = Mul (o, co)                                                  # (9)
+project  | m_p = Gemm (m, w_p)                                              # (10)
+p_clip   | h_new = Clip (m_p, p_low, p_high)                                # (10)
 rounded  | cs_half = Cast <to = 10> (cs_new)                                # the next step sees the states in half
 rounded  | cs = Cast <to = 1> (cs_half)
 rounded  | h_half = Cast <to = 10> (h_new)
@@ -80,6 +96,7 @@ sequence | h_live = Mul (o_live, co_live)                                   # (9
 BACKWARD = Program(
     carried={"cs_grad_next": "cs_prev_grad", "h_grad_next": "h_prev_grad"},
     before="""
+project  | w_p_T = Transpose <perm = [1, 0]> (w_p)
 sequence | w_T = Transpose <perm = [1, 0]> (w)
 sequence | w_x_T, w_h_T = Split <axis = 1> (w_T, I_H)
 sequence | cs_first = Unsqueeze (cs_prev, at_0)
@@ -92,31 +109,33 @@ sequence | h_before = Concat <axis = 0> (h_first, h_rest)
     step="""
 sequence | d_h = Add (h_grad, h_grad_next)
 sequence | d_cs_here = Add (cs_grad, cs_grad_next)
-         | o_not = Sub (one, o)
-         | o_slope = Mul (o, o_not)
+p_clip   | h_size = Abs (h)
+p_clip   | h_inside = Less (h_size, p_high)
+p_clip   | h_passes = Where (h_inside, one, zero)
+p_clip   | d_p = Mul (d_h, h_passes)                                        # (10)
+project  | d_m = MatMul (d_p, w_p_T)                                        # (10)
+         | o_slope = RecurrentSlope (o)
          | o_from_h = Mul (co, o_slope)                                     # (9), (8)
-         | co_co = Mul (co, co)
-         | co_slope = Sub (one, co_co)
+         | co_slope = ActivationSlope (co)
          | cs_through_co = Mul (o, co_slope)                                # (9), (7)
 peephole | cs_through_o = Mul (o_from_h, wco)                               # (8)
 peephole | cs_from_h = Add (cs_through_co, cs_through_o)
-         | d_cs_h = Mul (d_h, cs_from_h)
+         | d_cs_h = Mul (d_m, cs_from_h)
          | d_cs = Add (d_cs_here, d_cs_h)
-         | i_not = Sub (one, i)
-         | i_slope = Mul (i, i_not)
-         | i_from_cs = Mul (ci, i_slope)                                    # (5), (2)
-         | ci_ci = Mul (ci, ci)
-         | ci_slope = Sub (one, ci_ci)
+single   | i_slope = RecurrentSlope (i)
+single   | i_from_cs = Mul (ci, i_slope)                                    # (5), (2)
+         | ci_slope = ActivationSlope (ci)
          | ci_from_cs = Mul (i, ci_slope)                                   # (5), (4)
-         | f_not = Sub (one, f)
-         | f_slope = Mul (f, f_not)
-         | f_from_cs = Mul (cs_before, f_slope)                             # (5), (3)
+         | f_slope = RecurrentSlope (f)
+coupled  | cs_less_ci = Sub (cs_before, ci)                                 # (5), (2)
+         | f_from_cs = Mul (cs_less_ci, f_slope)                            # (5), (3)
          | bars_from = Concat <axis = -1> ([i_from_cs, ci_from_cs, f_from_cs, o_from_h])
-         | d_from = Concat <axis = -1> (d_cs, d_cs, d_cs, d_h)
+single   | d_from = Concat <axis = -1> (d_cs, d_cs, d_cs, d_m)
+coupled  | d_from = Concat <axis = -1> (d_cs, d_cs, d_m)
          | d_bars = Mul (d_from, bars_from)
-peephole | cs_through_i = Mul (i_from_cs, wci)                              # (2)
+i_sees   | cs_through_i = Mul (i_from_cs, wci)                              # (2)
 peephole | cs_through_f = Mul (f_from_cs, wcf)                              # (3)
-peephole | cs_through_f_i = Add (f, cs_through_i)
+i_sees   | cs_through_f_i = Add (f, cs_through_i)
 peephole | cs_from_cs = Add (cs_through_f_i, cs_through_f)
          | cs_prev_grad = Mul (d_cs, cs_from_cs)                            # (5)
 cell     | d_x_h = Gemm <transB = 1> (d_bars, w)                            # (1)
@@ -133,7 +152,7 @@ sequence | x_h_live = Live (x_h)
 sequence | x_h_rows = Flatten <axis = -1> (x_h_live)
          | w_grad = Gemm <transA = 1> (x_h_rows, d_rows)                    # (1)
          | b_grad = ReduceSum <keepdims = 0> (d_rows, at_0)
-         | [d_i_bar, d_ci_bar, d_f_bar, d_o_bar] = Split <axis = -1> (d_bars, H_H_H_H)
+         | [d_i_bar, d_ci_bar, d_f_bar, d_o_bar] = Split <axis = -1> (d_bars, gates)
          | d_wci = Mul (d_i_bar, cs_before)                                 # (2)
 sequence | d_wci_live = Live (d_wci)
 sequence | d_wci_rows = Flatten <axis = -1> (d_wci_live)
@@ -146,22 +165,32 @@ sequence | d_wcf_rows = Flatten <axis = -1> (d_wcf_live)
 sequence | d_wco_live = Live (d_wco)
 sequence | d_wco_rows = Flatten <axis = -1> (d_wco_live)
          | wco_grad = ReduceSum <keepdims = 0> (d_wco_rows, at_0)
+project  | m = Mul (o, co)                                                  # (9)
+project  | m_live = Live (m)
+project  | m_rows = Flatten <axis = -1> (m_live)
+project  | d_p_live = Live (d_p)
+project  | d_p_rows = Flatten <axis = -1> (d_p_live)
+project  | w_p_grad = Gemm <transA = 1> (m_rows, d_p_rows)                  # (10)
 """,
 )
 
 NATIVE = """
          | w_T = Transpose <perm = [1, 0]> (w)
-         | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, H_H_H_H)
+         | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, gates)
+coupled  | w_i = Neg (w_f)                                                      # 1 - sigmoid(z) is sigmoid(-z)
          | w_iofc = Concat <axis = 0> (w_i, w_o, w_f, w_ci)                     # ONNX's order of the gates
          | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
          | W, R = Split <axis = 2> (w_one, I_H)
-         | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, H_H_H_H)
-         | b_shape = Shape (b)
+         | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, gates)
+coupled  | b_all_i = Neg (b_all_f)
+coupled  | b_gates = Concat <axis = 0> (b, b_all_i)
+         | b_shape = Shape (b_gates)
          | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
          | b_both = Concat <axis = 0> (b_all_i, b_all_o, b_all_f, b_all_ci, b_none)
          | B = Unsqueeze (b_both, at_0)
          | cs_first = Unsqueeze (cs_prev, at_0)
          | h_first = Unsqueeze (h_prev, at_0)
+coupled  | wci = Neg (wcf)
 peephole | p_iof = Concat <axis = 0> (wci, wco, wcf)
 peephole | P = Unsqueeze (p_iof, at_0)
 peephole | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first, P)
@@ -172,4 +201,7 @@ plain    | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first
          | h_rest = Slice (h_native, at_0, at_last, at_0)
          | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
 """
-"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step."""
+"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step.
+
+Coupled, it takes 1 - i for f and never reads what f has.
+"""

@@ -17,7 +17,7 @@ from blockcell._read import ArgumentReader, form, is_array, short
 from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
-from .build import FORMS, LOOPS, SLOW, arguments_of, build, checked_attributes
+from .build import FORMS, LOOPS, SLOW, Value, arguments_of, build, checked_attributes, node_of
 from .call import KINDS, LayerCall
 from .link import nodes_within
 from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
@@ -201,7 +201,9 @@ class Session:
             raise TypeError(f"{self._name}: {', '.join(unknown)} unknown; expected {', '.join(self._inputs)}")
         for name, built in self.attributes.items():
             given = arguments.get(name, built)
-            if given != built and not (np.isnan(given) and np.isnan(built)):
+            if name == "activation":
+                given = self._reader.activation(name, given)
+            if given != built and not (isinstance(built, float) and np.isnan(given) and np.isnan(built)):
                 raise ValueError(f"{self._name}: {name} is {given!r}; expected {built!r}, as the model was built")
 
     def _read(self, name: str, value: Any) -> Array:
@@ -252,7 +254,7 @@ class Session:
                 fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built)
                 expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
-        if self._native and sizes.get("I") == 0:
+        if self._native and sizes.get("I") == 0 and node_of(self.op) != "RNN":
             raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
         if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes.get("T", 0):
             expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
@@ -309,7 +311,7 @@ def _facts(model: ModelProto) -> dict[str, Any]:
     return facts
 
 
-def _read_attributes(op: Op, text: str) -> dict[str, float | bool]:
+def _read_attributes(op: Op, text: str) -> dict[str, Value]:
     given, names = parse(text), [attribute.name for attribute in op.attributes]
     if not isinstance(given, dict) or sorted(given) != sorted(names):
         raise ValueError(f"blockcell.attributes is {short(text)}; expected {', '.join(names) or 'none'}")

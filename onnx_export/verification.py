@@ -197,9 +197,14 @@ def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]
 
 
 def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
-    attrs = {"use_peephole": True} if OPS.get(name) and OPS[name].attributes else {}
+    attrs = _switches(OPS[name]) if name in OPS else {}
     op = config(name, dtype, sizes, attrs).op  # complains of what is unknown
     return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
+
+
+def _switches(op: Op) -> dict[str, bool]:
+    """The attributes with which the op reads all of its arguments."""
+    return {attribute.name: True for attribute in op.attributes if attribute.kind is bool}
 
 
 def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **options: str) -> list[Row]:
@@ -266,7 +271,7 @@ def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str,
             values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
     if saved:
         inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}
-        switches = {"use_peephole": True} if forward.attributes else {}
-        states = FORMULAS[forward.name](**{key: v for key, v in values.items() if key in inputs}, **switches)._asdict()
+        given = {key: value for key, value in values.items() if key in inputs} | _switches(forward)
+        states = FORMULAS[forward.name](**given)._asdict()
         values |= {t.name: states[t.name].astype(dtype) for t in op.inputs if t.name in saved}
     return values

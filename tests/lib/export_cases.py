@@ -8,7 +8,7 @@ from cases import rng
 from graphs import FLOAT64, checked, on_onnxruntime
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 
 T, B, I = 6, 5, 3  # noqa: E741
 LENGTHS = np.array([3, 0, 6, 1, 5])
@@ -23,6 +23,10 @@ def lstm(size, dtype, inputs=I, **options):
 
 def gru(size, dtype, inputs=I, **options):
     return drawn(GRU.init(inputs, size, seed=size, dtype=dtype, **options))
+
+
+def rnn(size, dtype, inputs=I, **options):
+    return drawn(RNN.init(inputs, size, seed=size, dtype=dtype, **options))
 
 
 def dense(size, dtype, inputs=I, **options):
@@ -96,7 +100,25 @@ LAYERS |= {
         ]
     ),
 }
-DEPTH = {"Reverse": 4, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
+LAYERS |= {
+    "RNN": lambda dtype: rnn(4, dtype, activation="softsign"),
+    "Projected": lambda dtype: lstm(5, dtype, use_peephole=True, cell_clip=0.7, proj_size=3, proj_clip=0.3),
+    "Variants": lambda dtype: Stack(
+        [
+            Bidirectional(
+                lstm(4, dtype, coupled=True, use_peephole=True, forget_bias=0.7),
+                rnn(4, dtype, activation=("leaky_relu", 0.3)),
+            ),
+            gru(3, dtype, 8, activation="elu", recurrent_activation=("hard_sigmoid", 0.2, 0.5)),
+            Bidirectional(
+                lstm(4, dtype, 3, coupled=True, proj_size=2, activation="softplus"),
+                lstm(3, dtype, 3, proj_size=2, gate_order="ifco", recurrent_activation="hard_sigmoid"),
+            ),
+            gru(3, dtype, 4, reset_after=True, activation="selu", recurrent_activation="tanh", reverse=True),
+        ]
+    ),
+}
+DEPTH = {"Variants": 4, "Reverse": 4, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
 STREAMING = {
     **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU", "GRU after")},
     "Stack": lambda dtype: Stack(
@@ -104,6 +126,15 @@ STREAMING = {
     ),
     "Dense": LAYERS["Dense"],
     "Classifier": LAYERS["Classifier"],
+    "Projected": LAYERS["Projected"],
+    "Variants": lambda dtype: Stack(
+        [
+            lstm(4, dtype, coupled=True, use_peephole=True, recurrent_activation="hard_sigmoid"),
+            gru(3, dtype, 4, activation="elu"),
+            lstm(3, dtype, 3, coupled=True, proj_size=4, activation="softsign"),
+            rnn(3, dtype, 4, activation="relu"),
+        ]
+    ),
 }
 
 

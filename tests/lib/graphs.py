@@ -19,7 +19,8 @@ EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(
 ONNX = tuple(map(int, onnx.__version__.split(".")[:2]))
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
-NATIVE = [name for name in SEQUENCES if "grad" not in OPS[name].kernel]  # what ONNX's own LSTM and GRU compute
+PEEPHOLES = [name for name, op in OPS.items() if any(part.name == "use_peephole" for part in op.attributes)]
+NATIVE = [name for name in SEQUENCES if "grad" not in OPS[name].kernel]  # what ONNX's own LSTM, GRU and RNN compute
 FLOAT64 = 1e-13
 tells_placement = pytest.mark.skipif(
     not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
@@ -114,7 +115,7 @@ def converted(op, args):
 def attributes_of(op):
     """All that makes the graph larger, and all that makes it smaller."""
     names = {attribute.name for attribute in OPS[op].attributes}
-    most = {"use_peephole": True, "cell_clip": 0.3, "forget_bias": 1.0}
-    least = {"use_peephole": False, "cell_clip": 0.0, "forget_bias": 0.0}
+    most = {"use_peephole": True, "cell_clip": 0.3, "forget_bias": 1.0, "activation": ("hard_sigmoid", 0.3, 0.4)}
+    least = {"use_peephole": False, "cell_clip": 0.0, "forget_bias": 0.0, "activation": "tanh"}
     for values in (most, least) if names else ({},):
         yield {name: value for name, value in values.items() if name in names}

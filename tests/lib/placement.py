@@ -1,8 +1,8 @@
 """Which nodes onnxruntime's CUDA provider would leave to the CPU, told without a GPU.
 
 A node is the provider's when it has a kernel for it (`cuda_kernels.json`, from onnxruntime's own table) and none of the
-rules for LSTM and GRU says otherwise. What onnxruntime folds into constants beforehand is no node any more. Where a
-size is computed at run time, onnxruntime puts that arithmetic on the CPU on purpose, beginning at Shape; `sizes_left`
+rules for LSTM, GRU and RNN says otherwise. What onnxruntime folds into constants beforehand is no node any more. Where
+a size is computed at run time, onnxruntime puts that arithmetic on the CPU on purpose, beginning at Shape; `sizes_left`
 finds where.
 """
 
@@ -20,6 +20,7 @@ from onnx_export.link import bodies, graphs
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}
+USUAL = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
 
 def fallbacks(model: ModelProto) -> list[str]:
@@ -95,7 +96,7 @@ def _why_not(each: NodeProto, types: Mapping[str, int], opset: int) -> str:
             kind = TensorProto.DataType.Name(types.get(name, 0)).lower()
             if kind not in row[parameter].split():
                 return f"no kernel for {name} of type {kind}"
-    return _why_no_cudnn(each) if each.op_type in ("LSTM", "GRU") else ""
+    return _why_no_cudnn(each) if each.op_type in USUAL else ""
 
 
 def _matches(versions: str, since: int) -> bool:
@@ -111,11 +112,11 @@ def _formal(parameters: list[onnx.defs.OpSchema.FormalParameter], count: int) ->
 
 
 def _why_no_cudnn(each: NodeProto) -> str:
-    """onnxruntime's own rules for LSTM and GRU on CUDA."""
+    """onnxruntime's own rules for LSTM, GRU and RNN on CUDA."""
     given = {attribute.name: _plain(attribute) for attribute in each.attribute}
     if odd := given.keys() & {"clip", "activation_alpha", "activation_beta"}:
         return f"cuDNN has no {', '.join(sorted(odd))}"
-    usual = ["sigmoid", "tanh", "tanh"] if each.op_type == "LSTM" else ["sigmoid", "tanh"]
+    usual = USUAL[each.op_type]
     activations = [name.lower() for name in given.get("activations", usual)]
     if activations != usual * (len(activations) // len(usual)):
         return f"cuDNN has no activations but {', '.join(usual)}"

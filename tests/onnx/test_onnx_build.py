@@ -15,6 +15,7 @@ from graphs import (
     EPS,
     FLOAT64,
     NATIVE,
+    PEEPHOLES,
     SEQUENCES,
     attributes,
     bound,
@@ -48,6 +49,7 @@ def draw(op, loop, seed):
         "forget_bias": [1.0, 0.0, -0.3, 0.7],
         "cell_clip": [3.0, 0.0, 0.3, -1.0],
         "use_peephole": [True, False],
+        "activation": ["tanh", "relu", ("leaky_relu", 0.1), ("hard_sigmoid", 0.3, 0.4)],
     }
     if loop == "native":
         dtype, choices["cell_clip"] = np.float32, [0.0, -1.0]
@@ -82,8 +84,13 @@ def test_every_graph_is_valid(op, loop, dtype):
     if loop == "native" and dtype == np.float16:
         pytest.skip("not exact, and so refused")
     must = {letter: SIZES[letter] for letter in {"unroll": "T", "native": "H"}.get(loop, "")}
-    most = {"use_peephole": True, "forget_bias": 1.0, "cell_clip": 0.0 if loop == "native" else 0.5}
-    least = {"use_peephole": False, "forget_bias": 0.0, "cell_clip": 0.0}
+    most = {
+        "use_peephole": True,
+        "forget_bias": 1.0,
+        "cell_clip": 0.0 if loop == "native" else 0.5,
+        "activation": "elu",
+    }
+    least = {"use_peephole": False, "forget_bias": 0.0, "cell_clip": 0.0, "activation": "tanh"}
     names = {attribute.name for attribute in OPS[op].attributes}
     for values in (most, least) if names else (most,):
         attrs = {name: values[name] for name in names}
@@ -97,10 +104,10 @@ def test_every_graph_is_valid(op, loop, dtype):
 def test_reference(op, loop, functions):
     """Not the Loop: onnx.reference concatenates what the standard says to stack."""
     g = rng("reference", op, loop)
-    for use_peephole in [True, False] if OPS[op].attributes else [False]:
+    for use_peephole in [True, False] if op in PEEPHOLES else [False]:
         sizes = {"T": 3, "B": int(g.integers(1, 4)), "I": int(g.integers(1, 5)), "H": int(g.integers(1, 6))}
         n = int(g.integers(1, 4)) if OPS[op].sequence else None
-        clip = {"cell_clip": 0.0} if loop == "native" and OPS[op].attributes else {}
+        clip = {"cell_clip": 0.0} if loop == "native" and op in PEEPHOLES else {}
         args = arguments(op, sizes, dtype=np.float64, seq_len_max=n, use_peephole=use_peephole, **clip)
         model = onnx_export.build(
             op, dtype="float64", sizes=sizes, attrs=attributes(op, args), loop=loop, functions=functions
@@ -113,7 +120,7 @@ def test_reference(op, loop, functions):
 @pytest.mark.parametrize("op", SEQUENCES)
 def test_every_seq_len_max(op, loop, static):
     """One model; what lies past seq_len_max is never read, and the results are exactly zero there."""
-    use_peephole = {"use_peephole": True} if OPS[op].attributes else {}
+    use_peephole = {"use_peephole": True} if op in PEEPHOLES else {}
     model = onnx_export.build(
         op, dtype="float64", sizes={"T": SIZES["T"]}, attrs=use_peephole, loop=loop, static=static
     )
@@ -260,7 +267,7 @@ def test_clip_is_on_above_zero(cell_clip, clips):
 @pytest.mark.parametrize("op", OPS)
 def test_inputs_are_the_arguments_that_matter(op, use_peephole):
     """Changing any input changes a result; the table knows all others, and without peephole cs of a cell's gradient."""
-    attrs = {"use_peephole": use_peephole} if OPS[op].attributes else {}
+    attrs = {"use_peephole": use_peephole} if op in PEEPHOLES else {}
     model = onnx_export.build(op, dtype="float64", attrs=attrs)
     names = [value.name for value in model.graph.input]
     table = OPS[op]
@@ -292,7 +299,7 @@ def test_model_says_where_it_comes_from():
 
 @pytest.mark.parametrize("op", OPS)
 def test_functions_and_nodes(op):
-    attrs = {"use_peephole": True} if OPS[op].attributes else {}
+    attrs = {"use_peephole": True} if op in PEEPHOLES else {}
     model = onnx_export.build(op, attrs=attrs)
     (node,), (function,) = model.graph.node, model.functions
     assert (node.domain, node.op_type) == (function.domain, function.name) == ("blockcell", op)
@@ -320,7 +327,7 @@ def test_shapes_are_those_of_the_table():
 
 @pytest.mark.parametrize("op", SEQUENCES)
 def test_sequences_of_full_length_are_spared_the_masks(op):
-    attrs = {"use_peephole": True} if OPS[op].attributes else {}
+    attrs = {"use_peephole": True} if op in PEEPHOLES else {}
     model = onnx_export.build(op, attrs=attrs, functions=False)
     assert "Where" not in {node.op_type for node in model.graph.node}
     (node,) = (node for node in model.graph.node if node.op_type == "If")
@@ -477,7 +484,7 @@ def test_every_size_may_be_zero():
     """Also where what is left does not tell the others."""
     for op, row in OPS.items():
         letters = [letter for letter in "TBIH" if letter in row.sources]
-        attrs = {"use_peephole": False} if row.attributes else {}
+        attrs = {"use_peephole": False} if op in PEEPHOLES else {}
         for values in itertools.product([None, 0], repeat=len(letters)):
             model = onnx_export.build(op, sizes=dict(zip(letters, values, strict=True)), attrs=attrs)
             onnx.checker.check_model(model, full_check=True)

@@ -28,13 +28,16 @@ from export_cases import (
     gru,
     lstm,
     random_state,
+    rnn,
 )
 from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
-from blockcell.formulas import FORMULAS
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
+from blockcell.activations import PARAMETERS
+from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
+from onnx_export.build import CELLS as OWN
 
 # ------------------------------------------------------------------------------------------------------------- results
 FORMS = [
@@ -166,42 +169,66 @@ def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
 
 
 # ----------------------------------------------------------------------------------------- the formulas, row by row
-def by_formula(forward, gradient, weights, x, state, d_y, d_state, attrs):
-    """Results and gradients of one row, [n, 1, ...], from the formulas of the ops."""
-    n, peephole = len(x), {"use_peephole": "wci" in weights} if forward == "BlockLSTM" else {}
-    arguments = {"seq_len_max": n, "x": x, **weights, **{f"{name}_prev": value for name, value in state.items()}}
-    if peephole and "wci" not in weights:
-        arguments |= dict.fromkeys(("wci", "wcf", "wco"), np.zeros(0))
-    steps = FORMULAS[forward](**arguments, **attrs, **peephole)._asdict()
-    incoming = {f"{name}_grad": np.zeros_like(steps[name]) for name in state}
-    incoming["h_grad"] = d_y.copy()
-    for name, value in d_state.items():
-        incoming[f"{name}_grad"][-1] += value
-    grads = FORMULAS[gradient](**arguments, **steps, **incoming, **peephole)._asdict()
+def by_formula(cell, x, state, d_y, d_state):
+    """Results and gradients of one row, [n, 1, ...], from the formulas."""
+    arguments = {
+        "x": x,
+        **cell.weights,
+        **{f"{name}_prev": value for name, value in state.items()},
+        **cell._activations,
+    }
+    if isinstance(cell, LSTM):
+        options = {"gates": cell._gates, "proj_clip": cell.proj_clip}
+        bounds = {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        steps = lstm_layer(**arguments, **options, **bounds)
+        last = {f"{name}_last_grad": value for name, value in d_state.items()}
+        return steps._asdict(), lstm_layer_grad(**arguments, **options, states=steps, h_grad=d_y, **last)
+    name = "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
+    steps = FORMULAS[name](seq_len_max=len(x), **arguments)._asdict()
+    h_grad = d_y.copy()
+    h_grad[-1] += d_state["h"]
+    grads = FORMULAS[f"{name}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
+NUMBERS = {"leaky_relu": (0.3,), "elu": (0.7,), "hard_sigmoid": (0.3, 0.4)}  # others than the defaults
+OTHERS = [(name, *NUMBERS.get(name, ())) for name in PARAMETERS]
+
+
+@pytest.mark.meet(1)
+@pytest.mark.parametrize("activation", OTHERS, ids=lambda activation: activation[0])
 @pytest.mark.parametrize(
-    ("kind", "forward", "options"),
+    ("kind", "options"),
     [
-        (LSTM, "BlockLSTM", {}),
-        (LSTM, "BlockLSTM", {"use_peephole": True}),
-        (GRU, "block_gru", {}),
-        (GRU, "block_gru_reset_after", {"reset_after": True}),
+        (LSTM, {}),
+        (LSTM, {"use_peephole": True}),
+        (LSTM, {"use_peephole": True, "coupled": True}),
+        (LSTM, {"proj_size": 3, "proj_clip": 0.2}),
+        (LSTM, {"use_peephole": True, "coupled": True, "proj_size": 6}),
+        (GRU, {}),
+        (GRU, {"reset_after": True}),
+        (RNN, {}),
     ],
+    ids=lambda part: "-".join(part) if isinstance(part, dict) else part.__name__,
 )
-def test_equals_the_formulas(kind, forward, options):
-    """Both directions of a layer, row by row, since the formulas know no lengths."""
-    gradient = "BlockLSTMGrad" if kind is LSTM else f"{forward}_grad"
+def test_equals_the_formulas(kind, options, activation):
+    """Both directions of a layer, row by row, since the formulas know no lengths; every activation in each of its
+    places. Small weights, as some activations grow without bound."""
     attrs = {"forget_bias": 0.7, "cell_clip": 0.5} if kind is LSTM else {}
-    options = attrs | options
-    layer = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, dtype="float64", **options)) for seed in (1, 2)))
+    for place in ("activation",) if kind is RNN else ("activation", "recurrent_activation"):
+        given = attrs | options | {"dtype": "float64", place: activation}
+        both = Bidirectional(*(drawn(kind.init(I, 4, seed=seed, **given)) for seed in (1, 2)))
+        both.set_weights(**{name: 0.1 * array for name, array in both.weights.items()})
+        compare_with_formulas(both)
+
+
+def compare_with_formulas(layer):
     case = Case(layer, train=True)
     expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
     for way in ("fw", "bw"):
         cell = getattr(layer, way)
-        states = cell._state._fields
-        half = slice(0, 4) if way == "fw" else slice(4, 8)
+        states, size = cell._state._fields, cell.output_size
+        half = slice(0, size) if way == "fw" else slice(size, 2 * size)
         for b, n in enumerate(LENGTHS):
             state = {s: case.feeds[f"{way}.{s}_prev"][b : b + 1] for s in states}
             d_state = {s: case.feeds[f"d_{way}.{s}"][b : b + 1] for s in states}
@@ -211,7 +238,7 @@ def test_equals_the_formulas(kind, forward, options):
                     expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
                 continue
             x, d_y = case.feeds["x"][order, b : b + 1], case.feeds["d_y"][order, b : b + 1, half]
-            steps, grads = by_formula(forward, gradient, cell.weights, x, state, d_y, d_state, attrs)
+            steps, grads = by_formula(cell, x, state, d_y, d_state)
             expected["y"][order, b, half] = steps["h"][:, 0]
             expected["d_x"][order, b] += grads["x"][:, 0]
             for s in states:
@@ -260,7 +287,7 @@ def test_a_step_has_no_loop(name, loop):
     assert model.graph == onnx_export.export(layer, None, streaming=True).graph
     kinds = {node.op_type for made in model.functions for node in made.node}
     assert "Gemm" in kinds and not {"Scan", "Loop", "If"} & kinds
-    where = {"Stack": "0: ", "Classifier": "1: "}.get(name, "")
+    where = {"Stack": "0: ", "Classifier": "1: ", "Variants": "0: "}.get(name, "")
     with pytest.raises(ValueError, match=f"^export: {where}loop='native' is not possible: a cell has no loop"):
         onnx_export.export(layer, None, streaming=True, loop="native")
 
@@ -279,6 +306,7 @@ def test_a_step_on_the_reference():
 # ---------------------------------------------------------------------------------------------------- ONNX's own nodes
 NATIVE = {
     **{name: LAYERS[name] for name in ("LSTM", "GRU", "GRU after", "Bidirectional")},
+    "RNN": lambda dtype: rnn(4, dtype),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
     "without peepholes": lambda dtype: Bidirectional(
         Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
@@ -286,21 +314,27 @@ NATIVE = {
     ),
     **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
 }
+COUPLED = {  # which onnx.reference does not have
+    "coupled": lambda dtype: lstm(4, dtype, coupled=True, forget_bias=0.7),
+    "coupled with peepholes": lambda dtype: lstm(
+        4, dtype, coupled=True, use_peephole=True, recurrent_activation=("hard_sigmoid", 0.25, 0.5), activation="elu"
+    ),
+}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("lengths", [True, False])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NATIVE | COUPLED)
 def test_native(name, lengths, state, sizes):
     """One node for a cell, in the graph itself, and no loop."""
-    layer = NATIVE[name]("float32")
+    layer = (NATIVE | COUPLED)[name]("float32")
     case = Case(layer, lengths=lengths, state=state)
     model = exported(layer, case, loop="native", sizes=sizes)
     assert not model.functions and all(node.domain == "" for node in model.graph.node)
     kinds = [node.op_type for node in model.graph.node]
     assert not {"Scan", "Loop"} & set(kinds)
-    assert kinds.count("LSTM") + kinds.count("GRU") == sum(not isinstance(c, Dense) for c in layer._cells().values())
+    assert sum(map(kinds.count, OWN)) == sum(not isinstance(c, Dense) for c in layer._cells().values())
     limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
     case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)
@@ -313,13 +347,13 @@ def test_native(name, lengths, state, sizes):
 def test_native_in_float64(name, state):
     """On onnx.reference, because onnxruntime has no such kernel.
 
-    Its nodes ignore lengths. The model of a GRU is right all the same; the others are tried without lengths.
+    Its nodes ignore lengths. The model of a GRU or RNN is right all the same; the others are tried without lengths.
     """
-    gru_alone = name.startswith("GRU")
-    if ONNX < (1, 23) and not gru_alone:
+    no_lstm = name.startswith(("GRU", "RNN"))
+    if ONNX < (1, 23) and not no_lstm:
         pytest.skip("onnx.reference's LSTM gives its cell state since onnx 1.23")
     layer = NATIVE[name]("float64")
-    case = Case(layer, lengths=gru_alone, state=state)
+    case = Case(layer, lengths=no_lstm, state=state)
     case.check(exported(layer, case, loop="native"), on_reference)
 
 

@@ -57,7 +57,7 @@ def test_native_refusals_that_depend_on_the_layer():
 
 @pytest.mark.parametrize("what", ["LSTM", None, np.zeros(3), LSTM])
 def test_what_is_no_layer(what):
-    with pytest.raises(TypeError, match=r"export: layer is of type .*; expected an LSTM, GRU, Dense, Bidir"):
+    with pytest.raises(TypeError, match=r"export: layer is of type .*; expected an LSTM, GRU, RNN, Dense, B"):
         onnx_export.export(what, None)
 
 

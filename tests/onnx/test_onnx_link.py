@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from cases import SIZES, arguments
-from graphs import FLOAT64, attributes, bound, checked, compare, exact, on_onnxruntime, on_reference
+from graphs import FLOAT64, PEEPHOLES, attributes, bound, checked, compare, exact, on_onnxruntime, on_reference
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_export
@@ -77,7 +77,7 @@ def linked(model):
 @pytest.mark.parametrize("domain", ["", DOMAIN, FROM_TENSORFLOW])
 @pytest.mark.parametrize("op", RAW_OPS)
 def test_every_op(op, domain, dtype):
-    for use_peephole in [True, False] if OPS[op].attributes else [False]:
+    for use_peephole in [True, False] if op in PEEPHOLES else [False]:
         args = arguments(op, dtype=dtype, use_peephole=use_peephole)
         model = linked(single(op, args, attributes(op, args), domain=domain))
         assert [value.name for value in model.graph.input] == taken(op)

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import arguments
-from graphs import NATIVE, attributes, bound, compare, exact, poisoned
+from graphs import NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
 from runtimes import RUNTIMES
 
 import onnx_export
 from blockcell.optable import OPS
+from onnx_export.build import node_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "onnx" / "runtimes.md"
 TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
@@ -35,7 +36,7 @@ FORMS = {  # what build is told
 def verdict(op, form, runtime, path):
     """ "yes", "no" or "wrong": the worst with and without peephole."""
     found = []
-    for use_peephole in (True, False) if form == "native" and OPS[op].attributes else (True,):
+    for use_peephole in (True, False) if form == "native" and op in PEEPHOLES else (True,):
         clip = {"cell_clip": 0.0} if form == "native" else {}
         n = 2 if OPS[op].sequence else None
         args = arguments(op, SIZES, seq_len_max=n, use_peephole=use_peephole, **clip)
@@ -92,7 +93,7 @@ def row(op, form):
     if not OPS[op].sequence:
         return "cells and their gradients"
     if form == "native":
-        return f"native, {'GRU' if 'gru' in op else 'LSTM'}"
+        return f"native, {node_of(OPS[op])}"
     return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
 
 

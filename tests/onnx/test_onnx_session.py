@@ -293,8 +293,8 @@ FLOAT = onnx.TensorProto.FLOAT
                 ("[" * 100_000, "its JSON is nested too deeply"),
                 ("{}", "it has of type dict for a layer; expected an object with a type"),
                 (
-                    '{"type": "RNN"}',
-                    "it has a layer of type 'RNN'; expected one of LSTM, GRU, Dense, Bidirectional, Stack",
+                    '{"type": "SRU"}',
+                    "it has a layer of type 'SRU'; expected one of LSTM, GRU, RNN, Dense, Bidirectional, Stack",
                 ),
                 ('{"type": "LSTM"}', "its LSTM has the attributes ''; expected ["),
                 (
@@ -410,6 +410,9 @@ def test_native_where_onnxruntime_has_no_kernel():
             onnx_export.Session(op, dtype="float64", **options)
         ready, args = onnx_export.Session(op, **options), arguments(op, {"I": 0})
         check_refused(ready, args, ValueError, "x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
+    args = arguments("block_rnn", {"I": 0})
+    found = onnx_export.Session("block_rnn", **options)(**args)
+    compare("block_rnn", found, exact("block_rnn", args), bound("block_rnn", np.float32))
 
 
 def test_a_node_without_a_kernel_on_cuda(monkeypatch):

@@ -14,12 +14,13 @@ import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
 from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_state
-from graphs import CELLS, EPS, NATIVE, SEQUENCES, attributes, attributes_of, converted, exact, poisoned
+from graphs import CELLS, EPS, NATIVE, PEEPHOLES, SEQUENCES, attributes, attributes_of, converted, exact, poisoned
 
 import onnx_export
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
+from onnx_export.build import node_of
 from onnx_export.link import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
@@ -30,9 +31,10 @@ LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float32", "float16"]
 BUILT_IN = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()  # which has no GRU
-GRUS = [op for op in NATIVE if "r" in OPS[op].gates]
-NATIVE_HERE = [op for op in NATIVE if not (BUILT_IN and op in GRUS)]
+NATIVE_HERE = [op for op in NATIVE if node_of(OPS[op]) in ("LSTM", "GRU")[: 1 if BUILT_IN else 2]]
 RANDOM_OPS, RANDOM_LAYERS = 80, 60  # cases; so many layers with lengths, and so many without
+
+ACTIVATIONS = ["tanh", "relu", "elu", "softsign", "hard_sigmoid"]  # whose slopes are at most 1
 
 compared: list[tuple[float, str]] = []  # every output: its error in parts of what is allowed, and in words
 
@@ -134,7 +136,7 @@ def test_ops(compare, op, loop, dtype):
 
 
 @pytest.mark.parametrize(
-    ("op", "use_peephole"), [(op, peephole) for op in NATIVE for peephole in (True, False)[op in GRUS :]]
+    ("op", "use_peephole"), [(op, peephole) for op in NATIVE for peephole in (True, False)[op not in PEEPHOLES :]]
 )
 def test_native(compare, op, use_peephole):
     args = arguments(op, use_peephole=use_peephole, cell_clip=0.0, forget_bias=0.7)
@@ -142,7 +144,7 @@ def test_native(compare, op, use_peephole):
         op, provider="webgpu", loop="native", attrs=attributes(op, args), sizes={"H": SIZES["H"]}
     )
     if op not in NATIVE_HERE:
-        with pytest.raises(RuntimeError, match=r"would run GRU .* on the CPU"):
+        with pytest.raises(RuntimeError, match=rf"would run {node_of(OPS[op])} .* on the CPU"):
             session(**args)
         return
     for n in range(SIZES["T"], -1, -1):
@@ -240,9 +242,12 @@ def test_layers(compare, name, loop, form, train, dtype):
 
 
 @pytest.mark.parametrize("form", ["no state", "lengths"])
-@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "GRU", "GRU after", "Bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", "LSTM with peephole", "LSTM coupled", "GRU", "GRU after", "Bidirectional"])
 def test_native_layers(compare, name, form):
-    made = {"LSTM with peephole": lambda dtype: drawn(LSTM.init(I, 5, seed=0, use_peephole=True, gate_order="ifco"))}
+    made = {
+        "LSTM with peephole": lambda dtype: drawn(LSTM.init(I, 5, seed=0, use_peephole=True, gate_order="ifco")),
+        "LSTM coupled": lambda dtype: drawn(LSTM.init(I, 5, seed=0, coupled=True, activation="relu")),
+    }
     case = Case((LAYERS | made)[name]("float32"), **(FULL | RAGGED)[form])
     model = exported(case.layer, case, loop="native")
     if BUILT_IN and not name.startswith("LSTM"):
@@ -266,7 +271,7 @@ def test_layers_of_many_steps(compare, name, loop, train, form):
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 0, 2, 2), (3, 2, 0, 2), (3, 2, 2, 0), (1, 2, 3, 1), (2, 0, 0, 0)])
 @pytest.mark.parametrize(
-    "kind", [LSTM.init, GRU.init, partial(GRU.init, reset_after=True)], ids=["LSTM", "GRU", "after"]
+    "kind", [LSTM.init, GRU.init, partial(GRU.init, reset_after=True), RNN.init], ids=["LSTM", "GRU", "after", "RNN"]
 )
 def test_layers_of_zero_and_one(compare, kind, sizes, loop, train, form):
     steps, rows, inputs, cells = sizes
@@ -305,6 +310,7 @@ def test_random_ops(compare, seed):
         "use_peephole": bool(g.integers(2)),
         "cell_clip": float(g.choice([0.0, 0.2, 1.0])),
         "forget_bias": float(g.choice([0.0, 0.6])),
+        "activation": str(g.choice(ACTIVATIONS)),
     }
     dtype = str(g.choice([dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]))
     options = {"functions": bool(g.integers(2)), "opset": int(g.integers(15, 22))}
@@ -322,17 +328,22 @@ def random_layer(g, inputs, dtype):
     """Up to three layers on top of each other."""
 
     def cell(inputs, size, reverse=False):
-        if g.integers(2):
-            after = bool(g.integers(2))
-            return drawn(GRU.init(inputs, size, seed=1, dtype=dtype, reset_after=after, reverse=reverse))
-        options = {
-            "reverse": reverse,
+        options = {"dtype": dtype, "seed": 1, "reverse": reverse, "activation": str(g.choice(["tanh", *ACTIVATIONS]))}
+        kind = g.integers(5)
+        if kind == 0:
+            return drawn(RNN.init(inputs, size, **options))
+        options["recurrent_activation"] = str(g.choice(["sigmoid", "hard_sigmoid"]))
+        if kind < 3:
+            return drawn(GRU.init(inputs, size, reset_after=bool(g.integers(2)), **options))
+        options |= {
             "use_peephole": bool(g.integers(2)),
-            "gate_order": str(g.choice(["icfo", "ifco"])),
+            "coupled": bool(g.integers(2)),
+            "proj_size": int(g.choice([0, 3])),
             "forget_bias": float(g.choice([0.0, 0.6])),
             "cell_clip": float(g.choice([0.0, 0.3])),
         }
-        return drawn(LSTM.init(inputs, size, seed=1, dtype=dtype, **options))
+        options["gate_order"] = "icfo" if options["coupled"] else str(g.choice(["icfo", "ifco"]))
+        return drawn(LSTM.init(inputs, size, **options))
 
     layers = []
     for _ in range(g.integers(1, 4)):
@@ -387,7 +398,7 @@ def test_no_float_of_an_op_is_on_the_cpu(op, loop):
             continue
         model = onnx_export.build(op, attrs=attrs, loop=loop, sizes=SIZES, static=True)
         kinds = check_placement(onnx_export.Session(model, provider="webgpu"))
-        assert "Mul" in kinds
+        assert "Mul" in kinds or op == "block_rnn"
         assert kinds & {"Gemm", "MatMul", "LSTM", "GRU"} or op == "LSTMBlockCellGrad"
 
 
@@ -398,7 +409,8 @@ def test_no_float_of_a_layer_is_on_the_cpu(name, loop, train):
     case = Case(LAYERS[name]("float32"), reset=True, train=train)
     session = onnx_export.Session(exported(case.layer, case, loop=loop, sizes=fixed_sizes(loop)), provider="webgpu")
     session(**case.arguments)
-    assert {"Tanh", "Where", *(["Sigmoid"] if name != "Dense" else [])} <= check_placement(session)
+    activations = {"Dense": {"Tanh"}, "RNN": {"Softsign"}}.get(name, {"Tanh", "Sigmoid"})
+    assert {"Where", *activations} <= check_placement(session)
 
 
 def test_a_float_on_the_cpu_is_refused():

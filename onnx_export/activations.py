@@ -1,0 +1,238 @@
+"""The activations of `blockcell.activations` and their slopes as graph text, in one place for the graphs of all cells.
+
+Four words in the texts of cells stand for nodes that depend on a layer's activations. Activation and Recurrent are the
+value of the one and of the other; ActivationSlope and RecurrentSlope are what the gradient to the pre-activation has of
+that to the value, from the value alone. `expanded` writes the nodes. In the texts here `x` is what they read, a value
+`y` follows from it, and `slope` from `y`; names of what lies in between begin with that of what is read.
+
+In float32 a value is one operator of ONNX. Attributes of operators are float32, and onnxruntime has no float64 kernels
+of most of these; so in float64 most values are written out. `onnx_export.text` says how to read the margin, where
+``single`` means float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from onnx import NodeProto
+
+from blockcell.activations import DEFAULTS, PARAMETERS, Activation, parts
+from blockcell.formulas import SELU
+
+from .loops import Nodes
+from .text import TextParser
+
+_SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
+"""No parameters of an argument, but fixed; `drop` is how far it falls below 0."""
+
+VALUES = {
+    "tanh": "| y = Tanh (x)",
+    "sigmoid": "| y = Sigmoid (x)",
+    "relu": "| y = Relu (x)",
+    "leaky_relu": """
+single   | y = LeakyRelu <alpha: float = @negative_slope> (x)
+double   | x_above = Greater (x, zero)
+double   | x_part = Mul (x, negative_slope)
+double   | y = Where (x_above, x, x_part)
+""",
+    "elu": """
+single   | y = Elu <alpha: float = @alpha> (x)
+double   | x_above = Greater (x, zero)
+double   | x_exp = Exp (x)
+double   | x_less = Sub (x_exp, one)
+double   | x_part = Mul (x_less, alpha)
+double   | y = Where (x_above, x, x_part)
+""",
+    "selu": """
+single   | y = Selu <alpha: float = @alpha, gamma: float = @scale> (x)
+double   | x_above = Greater (x, zero)
+double   | x_exp = Exp (x)
+double   | x_less = Sub (x_exp, one)
+double   | x_part = Mul (x_less, alpha)
+double   | x_elu = Where (x_above, x, x_part)
+double   | y = Mul (x_elu, scale)
+""",
+    "softplus": """
+single   | y = Softplus (x)
+double   | x_size = Abs (x)
+double   | x_minus = Neg (x_size)
+double   | x_exp = Exp (x_minus)
+double   | x_more = Add (x_exp, one)
+double   | x_log = Log (x_more)
+double   | x_top = Max (x, zero)
+double   | y = Add (x_top, x_log)
+""",
+    "softsign": """
+single   | y = Softsign (x)
+double   | x_size = Abs (x)
+double   | x_more = Add (x_size, one)
+double   | y = Div (x, x_more)
+""",
+    "exponential": "| y = Exp (x)",
+    "hard_sigmoid": """
+single   | y = HardSigmoid <alpha: float = @scale, beta: float = @shift> (x)
+double   | x_part = Mul (x, scale)
+double   | x_more = Add (x_part, shift)
+double   | y = Clip (x_more, zero, one)
+""",
+    "linear": "| y = Identity (x)",
+}
+
+SLOPES = {
+    "tanh": """
+         | y_y = Mul (y, y)
+         | slope = Sub (one, y_y)
+""",
+    "sigmoid": """
+         | y_not = Sub (one, y)
+         | slope = Mul (y, y_not)
+""",
+    "relu": """
+         | y_above = Greater (y, zero)
+         | slope = Where (y_above, one, zero)
+""",
+    "leaky_relu": """
+         | y_above = Greater (y, zero)
+         | slope = Where (y_above, one, negative_slope)
+""",
+    "elu": """
+         | y_above = Greater (y, zero)
+         | y_more = Add (y, alpha)
+         | slope = Where (y_above, one, y_more)
+""",
+    "selu": """
+         | y_above = Greater (y, zero)
+         | y_more = Add (y, drop)
+         | slope = Where (y_above, scale, y_more)
+""",
+    "softplus": """
+         | y_minus = Neg (y)
+         | y_exp = Exp (y_minus)
+         | slope = Sub (one, y_exp)
+""",
+    "softsign": """
+         | y_size = Abs (y)
+         | y_gap = Sub (one, y_size)
+         | slope = Mul (y_gap, y_gap)
+""",
+    "exponential": "| slope = Identity (y)",
+    "hard_sigmoid": """
+         | y_above = Greater (y, zero)
+         | y_below = Less (y, one)
+         | y_part = Where (y_below, scale, zero)
+         | slope = Where (y_above, y_part, zero)
+""",
+    "linear": "| slope = Identity (one)",
+}
+"""At the kinks of relu and hard_sigmoid the slope is 0."""
+
+NODES = {
+    "tanh": ("Tanh", "", ""),
+    "sigmoid": ("Sigmoid", "", ""),
+    "relu": ("Relu", "", ""),
+    "leaky_relu": ("LeakyRelu", "negative_slope", ""),
+    "elu": ("Elu", "alpha", ""),
+    "softsign": ("Softsign", "", ""),
+    "hard_sigmoid": ("HardSigmoid", "scale", "shift"),
+    "linear": ("Affine", "one", "zero"),
+}
+"""The names that ONNX's own LSTM, GRU and RNN have for activations, and what their alpha and beta are."""
+USES = {
+    "LSTM": ("recurrent_activation", "activation", "activation"),
+    "GRU": ("recurrent_activation", "activation"),
+    "RNN": ("activation",),
+}
+"""Which activations these nodes have, in their order."""
+
+WORDS = {
+    "Activation": ("activation", VALUES, "x", "y"),
+    "Recurrent": ("recurrent_activation", VALUES, "x", "y"),
+    "ActivationSlope": ("activation", SLOPES, "y", "slope"),
+    "RecurrentSlope": ("recurrent_activation", SLOPES, "y", "slope"),
+}
+"""A layer's argument, its texts, and the names that the texts have for what they read and give."""
+
+
+def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
+    """The numbers that the nodes of these activations name, by their names."""
+    return {
+        f"{argument}_{name}": value
+        for argument, activation in activations.items()
+        for name, value in _parameters(activation).items()
+    }
+
+
+def expanded(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], double: bool) -> Nodes:
+    """The nodes with those of the activations, which are given by the names of a layer's arguments."""
+    found: dict[str, NodeProto] = {}  # by the first output: what is there already is not made again
+    for each in nodes:
+        if each.op_type in WORDS:
+            for part in _written(each, activations, double):
+                assert found.setdefault(part.output[0], part) == part, part
+        else:
+            found[each.output[0]] = each
+    return [*found.values()]
+
+
+def of_node(op_type: str, activations: Mapping[str, Activation]) -> dict[str, list[str] | list[float]]:
+    """The attributes of ONNX's own LSTM, GRU or RNN that has these activations, where they are not its defaults."""
+    used = [activations[argument] for argument in USES[op_type]]
+    if used == [DEFAULTS[argument] for argument in USES[op_type]]:
+        return {}
+    names, alphas, betas = zip(*(NODES[parts(each)[0]] for each in used), strict=True)
+    numbers = [{"one": 1.0, "zero": 0.0} | _parameters(each) for each in used]
+    found: dict[str, list[str] | list[float]] = {"activations": [*names]}
+    for attribute, wanted in (("activation_alpha", alphas), ("activation_beta", betas)):
+        if values := [known[name] for known, name in zip(numbers, wanted, strict=True) if name]:
+            found[attribute] = values
+    return found
+
+
+def not_in_node(
+    op_type: str, activations: Mapping[str, Activation], coupled: bool, dtype: np.dtype[np.floating]
+) -> str:
+    """Why ONNX's own LSTM, GRU or RNN does not have these activations; empty if it does."""
+    for argument in USES[op_type]:
+        name, values = parts(activations[argument])
+        if name == "softplus":
+            return f"in its {op_type}, onnxruntime's softplus of more than 88 is infinite"
+        if name not in NODES:
+            return f"ONNX's {op_type} has no {argument} {name!r}"
+        if dtype == np.float64 and any(float(np.float32(value)) != value for value in values):
+            return f"ONNX's {op_type} has the numbers of its activations in float32, not {activations[argument]!r}"
+    gate, values = parts(activations["recurrent_activation"])
+    if coupled and gate != "sigmoid" and (gate, *values[1:]) != ("hard_sigmoid", 0.5):
+        return (
+            "ONNX's LSTM keeps i of coupled gates, and 1 - f is no such i with the recurrent_activation "
+            f"{activations['recurrent_activation']!r}"
+        )
+    return ""
+
+
+def _written(word: NodeProto, activations: Mapping[str, Activation], double: bool) -> Nodes:
+    argument, texts, read, given = WORDS[word.op_type]
+    activation = activations[argument]
+    known = _parameters(activation)
+    nodes = TextParser(["double" if double else "single"], (), []).nodes(texts[parts(activation)[0]])
+
+    def named(name: str) -> str:
+        if name in known:
+            return f"{argument}_{name}"
+        if name == given:
+            return str(word.output[0])
+        return "_".join(word.input[0] if part == read else part for part in name.split("_"))
+
+    for each in nodes:
+        each.input[:] = map(named, each.input)
+        each.output[:] = map(named, each.output)
+        for attribute in each.attribute:
+            attribute.f = known[attribute.ref_attr_name]
+            attribute.ClearField("ref_attr_name")
+    return nodes
+
+
+def _parameters(activation: Activation) -> dict[str, float]:
+    """The numbers that the texts of an activation name."""
+    name, values = parts(activation)
+    return _SELU if name == "selu" else dict(zip(PARAMETERS[name], values, strict=True))
