@@ -153,7 +153,7 @@ def _is_model(source: Any) -> bool:
 def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
     steps: dict[str, Step] = {}
     outputs = _add_model(caller, steps, model, "", ())
-    return assemble(caller, steps, outputs, stacklevel=4)
+    return assemble(caller, steps, outputs, stacklevel=4)[0]
 
 
 _NOTHING = (  # what does nothing in inference

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from .. import files
 from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
-from .models import listed
+from .models import listed, state_of
 from .onnx_graph import Graph, is_recurrent
 from .onnx_node import Remark, from_graph_node, from_node, key_of
 from .onnx_steps import from_graphs
@@ -33,12 +33,22 @@ if TYPE_CHECKING:
 
 
 @overload
-def from_onnx(source: Any, initializers: Mapping[str, Any], *, name: None = None) -> Layer: ...
+def from_onnx(
+    source: Any, initializers: Any = None, *, name: str | None = None, initial_state: Literal[True]
+) -> tuple[Any, Any]: ...
 @overload
-def from_onnx(source: Any, initializers: None = None, *, name: str) -> Layer: ...
+def from_onnx(
+    source: Any, initializers: Mapping[str, Any], *, name: None = None, initial_state: Literal[False] = False
+) -> Layer: ...
 @overload
-def from_onnx(source: Any, initializers: None = None, *, name: None = None) -> Any: ...
-def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Any:
+def from_onnx(source: Any, initializers: None = None, *, name: str, initial_state: Literal[False] = False) -> Layer: ...
+@overload
+def from_onnx(
+    source: Any, initializers: None = None, *, name: None = None, initial_state: Literal[False] = False
+) -> Any: ...
+def from_onnx(
+    source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None, initial_state: bool = False
+) -> Any:
     """A layer with the weights of an ONNX LSTM or GRU node, or of a whole model.
 
     .. code-block:: python
@@ -54,6 +64,11 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     name : str, optional
         Name of a node in a model, or of one of its outputs. None converts all of the model, the bodies of its loops
         and branches as well.
+    initial_state : bool
+        Whether to return the states that the model starts from, too: ``(layer, state)``. Those are the `initial_h` and
+        `initial_c` that are constants, or rows that the model makes of constants for each batch, as models with a
+        learned initial state have them. Calls take it for any batch: ``y, last = layer(x, state)``. It is None where
+        the layer starts from zeros; if several layers are returned, it is a dict, too.
 
     Returns
     -------
@@ -75,7 +90,8 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     -----
     UserWarning
         Of a model, what else it does and was left out. Of initial states and lengths that are neither inputs of the
-        model nor zero states, that they are the caller's. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
+        model nor constant, that they are the caller's. Of initial states that are constant and not zero, how to get
+        them. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
 
     Raises
     ------
@@ -92,9 +108,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
         remarks: list[Remark] = []
-        layer = from_node(caller, source, initializers or {}, None, remarks)
-        _warn(caller, remarks, layer)
-        return layer
+        return _result(caller, remarks, *from_node(caller, source, initializers or {}, None, remarks), initial_state)
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     graph = Graph(caller, source.graph, source.opset_import)
@@ -104,7 +118,8 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
             files.check(description)
         except ValueError as error:
             raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
-        return _exported(caller, graph, description, "")
+        layer = _exported(caller, graph, description, "")
+        return (layer, None) if initial_state else layer
     for each in source.functions:
         if any(map(is_recurrent, each.node)):
             raise ConversionError(
@@ -114,21 +129,19 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     graphs = [graph, *graph.bodies()]
     remarks = []
     if name is None:
-        found = from_graphs(caller, graphs, remarks)
-        _warn(caller, remarks, found)
-        return found
+        return _result(caller, remarks, *from_graphs(caller, graphs, remarks), initial_state)
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
     named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(named) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
-    layer = from_graph_node(caller, *named[0], remarks)
-    _warn(caller, remarks, layer)
-    return layer
+    return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks), initial_state)
 
 
-def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -> None:
-    """Say what the remarks say, at the line that called the caller."""
+def _result(
+    caller: str, remarks: list[Remark], found: Layer | dict[str, Layer], first: Any, initial_state: bool
+) -> Any:
+    """What is returned; and say what the remarks say, at the line that called the caller."""
     left = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
     if left:
         arguments = {argument for remark in remarks for argument in remark.arguments}
@@ -139,6 +152,16 @@ def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -
             f" {_example(arguments, found)}",
             stacklevel=3,
         )
+    learned = [f"{remark.node} has {' and '.join(remark.learned)}" for remark in remarks if remark.learned]
+    if learned and not initial_state:
+        key = f"[{next(iter(found))!r}]" if isinstance(found, dict) else ""
+        layers, states = ("layers", "states") if key else ("layer", "state")
+        warnings.warn(
+            f"{caller}: a state of its own to start from: {listed(learned)}. Here a layer starts from zeros unless its"
+            f" call tells it. With initial_state=True, what calls take comes with the layer: {layers}, {states} ="
+            f" convert.{caller}(..., initial_state=True); y, last = {layers}{key}(x, {states}{key})",
+            stacklevel=3,
+        )
     rounded = [remark.node for remark in remarks if remark.quantized]
     if rounded:
         warnings.warn(
@@ -146,6 +169,7 @@ def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -
             f" step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal",
             stacklevel=3,
         )
+    return (found, state_of(caller, found, first)) if initial_state else found
 
 
 def _example(arguments: set[str], found: Layer | dict[str, Layer]) -> str:

@@ -29,7 +29,8 @@ _ATTRIBUTES = {
     "linear_before_reset": "INT",
     "output_sequence": "INT",
 }
-_ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
+_STATES = {"initial_h": "h", "initial_c": "cs"}
+_ARGUMENTS = {"sequence_lens": "lengths"} | dict.fromkeys(_STATES, "state")  # of a layer's calls
 
 
 class Remark(NamedTuple):
@@ -40,6 +41,8 @@ class Remark(NamedTuple):
     """Those from which the node has lengths and states."""
     arguments: set[str]
     """What these are in a call."""
+    learned: list[str]
+    """The states that are constants."""
     quantized: bool
 
 
@@ -48,14 +51,19 @@ def key_of(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
-def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> Layer:
-    """The layer of a node in a graph, whose weights are constants there."""
+def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> tuple[Layer, Any]:
+    """The layer of a node in a graph, whose weights are constants there, and the state that it starts from."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
     return from_node(caller, node, values, graph, remarks)
 
 
-def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]) -> Layer:
-    """The layer of a node with the values that its inputs are known to have; what is left to calls is a remark."""
+def from_node(
+    caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]
+) -> tuple[Layer, Any]:
+    """The layer of a node with the values that its inputs are known to have, and the state that it starts from.
+
+    What is left to calls is a remark.
+    """
     if not is_recurrent(source):
         raise ConversionError(
             f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM or GRU"
@@ -94,12 +102,23 @@ def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph 
         peepholes = arrays["P"][d] if "P" in arrays else None
         parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
         cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
-    left = _left_to_calls(given, values, graph)
-    if left or is_quantized(source):
-        places_left = [_described(place, given[place], places.index(place), graph) for place in left]
+    batch_first = "layout" in attributes and attributes["layout"].i == 1
+    constants = {
+        place: _learned(what, place, given[place], values, graph, W, hidden, batch_first)
+        for place in _STATES
+        if place in given
+    }
+    states = {place: array for place, array in constants.items() if array is not None}
+    left = [place for place in _left_to_calls(given, values, graph) if place not in states]
+    if left or states or is_quantized(source):
+        texts = [_described(place, given[place], places.index(place), graph) for place in left]
+        learned = [_described(place, given[place], places.index(place), None) for place in states]
         arguments = {_ARGUMENTS[place] for place in left}
-        remarks.append(Remark(what.removeprefix(f"{caller}: "), places_left, arguments, is_quantized(source)))
-    return cells[0] if directions == 1 else Bidirectional(*cells)
+        remarks.append(Remark(what.removeprefix(f"{caller}: "), texts, arguments, learned, is_quantized(source)))
+    firsts = [{_STATES[place]: array[d] for place, array in states.items()} for d in range(directions)]
+    if directions == 1:
+        return cells[0], firsts[0]
+    return Bidirectional(*cells), firsts
 
 
 def _read_attributes(what: str, node: Any) -> dict[str, Any]:
@@ -142,6 +161,33 @@ def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
     origins = graph.origins(name, ())[1] if graph is not None else []
     source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
     return f"{place} {name!r} (input[{k}]{source})"
+
+
+def _learned(
+    what: str, place: str, name: str, values: Mapping[str, Any], graph: Graph | None, W: Array, hidden: int,
+    batch_first: bool,
+) -> Array | None:  # fmt: skip
+    """An initial state [D,B,H] that is constant and not zero, or None. It has one row if all rows are equal."""
+    if name in values:
+        array = read_arrays(what, {"W": W[:0], place: values[name]})[place]
+        if not np.any(array):
+            return None
+        form = (None, len(W), hidden) if batch_first else (len(W), None, hidden)
+        check_shapes(what, {place: (array, form)}, "B")
+        tried = [array]
+    elif graph is not None:  # perhaps it has as many rows as the batch
+        tried = [found for size in (2, 3) if (found := graph.constant(name, size)) is not None]
+        if len(tried) < 2 or any(array.ndim != 3 or array.dtype != W.dtype for array in tried):
+            return None
+    else:
+        return None
+    arrays = [array.swapaxes(0, 1) if batch_first else array for array in tried]
+    if any(array.size == 0 or array.shape[::2] != (len(W), hidden) for array in arrays):
+        return None
+    row = arrays[0][:, :1]
+    if all(np.all(array == row) for array in arrays):
+        return row if np.any(row) else None
+    return arrays[0] if all(np.array_equal(array, arrays[0]) for array in arrays) else None
 
 
 def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:

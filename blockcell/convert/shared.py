@@ -178,11 +178,12 @@ def count_gates(caller: str, name: str, recurrent: Array, axis: int, known: Iter
     raise ValueError(f"{caller}: {name} has shape {recurrent.shape}; expected {form}")
 
 
-def check_shapes(caller: str, arrays: Mapping[str, tuple[Array, tuple[int | None, ...]]]) -> None:
+def check_shapes(caller: str, arrays: Mapping[str, tuple[Array, tuple[int | None, ...]]], letter: str = "I") -> None:
+    """Refuse other shapes; where None is expected, which messages call by the letter, any size will do."""
     for name, (array, expected) in arrays.items():
         fits = array.ndim == len(expected) and all(
             size in (None, found) for size, found in zip(expected, array.shape, strict=True)
         )
         if not fits:
-            form = str(expected).replace("None", "I")
+            form = str(expected).replace("None", letter)
             raise ValueError(f"{caller}: {name} has shape {array.shape}; expected {form}")

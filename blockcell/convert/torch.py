@@ -102,10 +102,10 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(caller, steps, module, source, groups, "", None)
-        return assemble(caller, steps, [result], stacklevel=3)
+        return assemble(caller, steps, [result], stacklevel=3)[0]
     _add_groups(caller, steps, source, groups)
     _add_others(steps, source)
-    return assemble(caller, steps, None, stacklevel=3)
+    return assemble(caller, steps, None, stacklevel=3)[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- models

@@ -20,7 +20,16 @@ from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
 from .._threads import get_num_threads
 from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
-from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
+from .arguments import (
+    CallReader,
+    checked_array,
+    in_order,
+    in_rows,
+    read_array,
+    read_lengths,
+    read_parts,
+    read_switches,
+)
 from .masks import CountedSteps, count
 from .packed import Packed, Parts
 from .shared import (
@@ -299,7 +308,7 @@ class Layer(ABC, Generic[S_co]):
             for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position, so for an
             LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any order:
             ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be
-            left out.
+            left out. An array of one row, (1, H), is every row's.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. Steps past a row's end take next to no time, in
@@ -762,7 +771,7 @@ class Single(Layer[S_co]):
         if len(value) != len(names):
             raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names) or 'none'}")
         shape = batch, self.hidden_size
-        return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
+        return [self._taken(name, in_rows(array, batch), shape) for name, array in zip(names, value, strict=True)]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
@@ -792,6 +801,8 @@ class Single(Layer[S_co]):
         if state is None:
             return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
         parts = read_parts(reader, name, state, fields, self._form_of_state())
+        if not name.startswith("d_"):  # as a gradient has every row's own
+            parts = {part: in_rows(value, B) for part, value in parts.items()}
         expected = f"(B, H) = {shape} with B from x, H from the layer"
         return self._state(
             *(
