@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 
-from ..layers import GRU, Bidirectional, Dense, Layer, Stack
+from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
+from .models import Step, assemble, state_of
 from .shared import (
     KINDS,
     Cell,
@@ -28,10 +28,12 @@ from .shared import (
 
 
 @overload
-def from_torch(source: Any, *, prefix: str) -> Layer: ...
+def from_torch(source: Any, *, prefix: str | None = None, initial_state: Sequence[str]) -> tuple[Any, Any]: ...
 @overload
-def from_torch(source: Any, *, prefix: None = None) -> Any: ...
-def from_torch(source: Any, *, prefix: str | None = None) -> Any:
+def from_torch(source: Any, *, prefix: str, initial_state: None = None) -> Layer: ...
+@overload
+def from_torch(source: Any, *, prefix: None = None, initial_state: None = None) -> Any: ...
+def from_torch(source: Any, *, prefix: str | None = None, initial_state: Sequence[str] | None = None) -> Any:
     """A layer with the weights of a ``torch.nn.LSTM`` or ``GRU``, or of a whole model.
 
     .. code-block:: python
@@ -46,6 +48,11 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
         The names of ``torch.nn.LSTMCell`` and ``GRUCell``, without ``_l0``, are taken too.
     prefix : str, optional
         What the names of one LSTM, GRU or Linear begin with. None converts all.
+    initial_state : sequence of str, optional
+        The names of the parameters that the one LSTM or GRU starts from, which PyTorch leaves to each model: first h,
+        then c of an LSTM, such as ``("h0", "c0")``. What is returned is then ``(layer, state)``, and calls take the
+        state for any batch: ``y, last = layer(x, state)``. Shapes are those of torch.nn, (num_layers * D, 1, H), or the
+        same without the batch.
 
     Returns
     -------
@@ -84,6 +91,13 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
     if not isinstance(source, Mapping):
         expected = "expected a module or a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
+    found = _found(caller, module, source, prefix, initial_state or ())
+    return found if initial_state is None else (found, _first_state(caller, source, found, initial_state))
+
+
+def _found(
+    caller: str, module: Any, source: Mapping[str, Any], prefix: str | None, initial_state: Sequence[str]
+) -> Layer | dict[str, Layer]:
     groups = _groups(caller, source)
     if prefix is not None:
         if prefix in groups:
@@ -102,10 +116,40 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(caller, steps, module, source, groups, "", None)
-        return assemble(caller, steps, [result], stacklevel=3)[0]
+        return assemble(caller, steps, [result], stacklevel=4)[0]
     _add_groups(caller, steps, source, groups)
-    _add_others(steps, source)
-    return assemble(caller, steps, None, stacklevel=3)[0]
+    others = {name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)}
+    _add_others(steps, others, _like_states(source, groups, others))
+    return assemble(caller, steps, None, stacklevel=4)[0]
+
+
+def _first_state(caller: str, source: Mapping[str, Any], found: Layer | dict[str, Layer], names: Sequence[str]) -> Any:
+    """The state that these parameters are."""
+    if isinstance(found, (dict, Dense)):
+        prefixes = [f"{key}." if key else "" for key in found] if isinstance(found, dict) else []
+        expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM or a GRU"
+        raise ValueError(f"{caller}: initial_state is given; expected {expected}")
+    parts = found.layers if isinstance(found, Stack) else (found,)
+    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(caller, part)]
+    sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
+    if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
+        expected = f"expected the names that {' and '.join(sizes)} have in the source, {('h0', 'c0')[: len(sizes)]} say"
+        raise ValueError(f"{caller}: initial_state is {names!r}; {expected}")
+    states: list[dict[str, Array]] = [{} for _ in cells]
+    for name, (field, size) in zip(names, sizes.items(), strict=True):
+        array = read_arrays(caller, {"its weights": np.empty(0, cells[0].dtype), name: source[name]})[name]
+        rows = array[:, None] if array.shape == (len(cells), size) else array
+        if rows.ndim != 3 or rows.shape[::2] != (len(cells), size) or not rows.size:
+            expected = f"expected ({len(cells)}, 1, {size}) or ({len(cells)}, {size})"
+            raise ValueError(f"{caller}: {name} has shape {array.shape}; {expected}")
+        for state, part in zip(states, rows, strict=True):
+            state[field] = part
+    left = iter(states)
+    first = [
+        [next(left), next(left)] if isinstance(part, Bidirectional) else None if isinstance(part, Dense) else next(left)
+        for part in parts
+    ]
+    return state_of(caller, found, first if isinstance(found, Stack) else first[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -173,15 +217,23 @@ def _add_groups(caller: str, steps: dict[str, Step], source: Mapping[str, Any], 
         steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names))
 
 
-def _add_others(steps: dict[str, Step], source: Mapping[str, Any]) -> None:
-    """Add what has other weights."""
+def _like_states(source: Mapping[str, Any], groups: Mapping[str, set[str]], others: Mapping[str, Any]) -> list[str]:
+    """The names of what may be the states that the only LSTM or GRU starts from."""
+    kernels = [prefix + name for prefix, names in groups.items() for name in names if name.startswith("weight_hh")]
+    shape = (len(kernels), 1, *np.shape(source[kernels[0]])[1:]) if kernels else ()
+    return [name for name, value in others.items() if len(groups) == 1 and np.shape(value) == shape]
+
+
+def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[str]) -> None:
+    """Add what has other weights; some may be states."""
     others: dict[str, list[str]] = {}
     for name in source:
-        if not _NAME.match(name):
-            module, _, leaf = name.rpartition(".")
-            others.setdefault(module, []).append(leaf)
+        module, _, leaf = name.rpartition(".")
+        others.setdefault(module, []).append(leaf)
     for module, leaves in others.items():
-        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None)
+        has_states = any(f"{module}.{leaf}".removeprefix(".") in states for leaf in leaves)
+        hint = f"if that is what it starts from, pass initial_state={tuple(states)}" if has_states else ""
+        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)
 
 
 def _recurrent(caller: str, source: Mapping[str, Any], prefix: str, names: set[str]) -> Layer:

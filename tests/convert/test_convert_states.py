@@ -8,11 +8,11 @@ import warnings
 import numpy as np
 import onnx
 import pytest
-from convert_cases import H, I, T, assert_same, made, onnx_graph, onnx_weights, rng, warned
+from convert_cases import H, I, T, assert_same, made, onnx_graph, onnx_weights, rng, torch_weights, warned
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from blockcell import LSTM, Bidirectional, LSTMState, Stack, convert
+from blockcell import LSTM, Bidirectional, GRUState, LSTMState, Stack, convert
 
 OWN = "from_onnx: a state of its own to start from: "
 
@@ -256,7 +256,65 @@ def test_states_that_do_not_fit(h, error, message):
         convert.from_onnx(node_of(names=["h"]), onnx_weights() | {"h": h})
 
 
-# ------------------------------------------------------------------------------------------------ PyTorch's exporters
+# -------------------------------------------------------------------------------------------- parameters of PyTorch's
+@pytest.mark.parametrize("prefix", [None, "rnn."])
+@pytest.mark.parametrize("gates", [3, 4])
+def test_parameters_of_a_module(gates, prefix):
+    """Named, they are the state; else they are left out, and what to do is said."""
+    weights = {f"rnn.{name}": array for name, array in torch_weights(gates=gates).items()}
+    h0, c0 = states(rng(), 2, 1, 1, H)
+    names = ("first.h0", "first.c0")[: gates - 2]
+    module = weights | dict(zip(names, (h0, c0), strict=False))
+    layer, state = convert.from_torch(module, prefix=prefix, initial_state=names)
+    expected = convert.from_torch(weights)
+    assert_same(layer, expected)
+    np.testing.assert_equal(state, LSTMState(c0[0], h0[0]) if gates == 4 else GRUState(h0[0]))
+    plain, text = warned(convert.from_torch, module)
+    assert_same(plain, expected)
+    found = "h0, c0" if gates == 4 else "h0"
+    assert text == (
+        f"from_torch: left out: first ({found}): if that is what it starts from, pass initial_state={names}"
+    )
+
+
+def test_parameters_of_a_stack():
+    """The cells are in PyTorch's order: layers, and directions of each. The batch may be missing, or fixed."""
+    kinds = {"_l0": I, "_l0_reverse": I, "_l1": 2 * H, "_l1_reverse": 2 * H}
+    source = {name: array for suffix, size in kinds.items() for name, array in torch_weights("", suffix, size).items()}
+    h0, c0 = states(rng(), 4, H), states(rng(), 4, 3, H)
+    layer, state = convert.from_torch(source | {"h": h0, "c": c0}, initial_state=["h", "c"])
+    assert isinstance(layer, Stack) and len(state) == 2
+    for k, part in enumerate(cell for pair in state for cell in pair):
+        np.testing.assert_equal(part, LSTMState(c0[k], h0[[k]].repeat(3, 0)))
+    assert layer(np.zeros((T, 3, I)), state)[0].shape == (T, 3, 2 * H)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "error", "message"),
+    [
+        ({}, ("h0", "c0"), ValueError, r"initial_state is \('h0', 'c0'\); expected the names that h and cs have"),
+        ({"h0": np.ones((1, 1, H))}, ("h0",), ValueError, "expected the names that h and cs have in the source"),
+        ({"h0": np.ones((1, 1, H))}, "h0", ValueError, "initial_state is 'h0'; expected the names"),
+        (
+            {"h0": np.ones((1, 1, H)), "c0": np.ones((2, 1, H))},
+            ("h0", "c0"),
+            ValueError,
+            r"c0 has shape \(2, 1, 4\); expected \(1, 1, 4\) or \(1, 4\)",
+        ),
+        (
+            {"h0": np.ones((1, 1, H), np.float32), "c0": np.ones((1, 1, H))},
+            ("h0", "c0"),
+            TypeError,
+            "h0 has dtype float32; expected float64, that of its weights",
+        ),
+        (torch_weights("b."), ("h0", "c0"), ValueError, r"expected a prefix, too, of \['', 'b.'\]"),
+    ],
+)
+def test_parameters_that_do_not_fit(given, names, error, message):
+    with pytest.raises(error, match=f"^from_torch: .*{message}"):
+        convert.from_torch(torch_weights() | given, initial_state=names)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("way", ["expand", "repeat", "added"])
