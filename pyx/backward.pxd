@@ -5,7 +5,8 @@
 
 The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
 pre-activations side by side: dicfo of an LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and
-d_hc if it resets after the product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
+d_hc if it resets after the product; d_h_bar of a plain RNN (lstm.pxd, gru.pxd, gru_reset_after.pxd and rnn.pxd compute
+them).
 """
 from cython.parallel cimport parallel, prange
 
@@ -24,10 +25,11 @@ from operands cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, products_of, projects, saved_of,
+    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, Rnn, cell, columns_of, matrices_of, products_of, projects, saved_of,
     take_marks_back
 )
 from real cimport real
+from rnn cimport rnn_grad_line
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
@@ -95,7 +97,7 @@ cdef inline real *own_panel(
     const Backward *p, const cell *c, real *work, Py_ssize_t number, int n
 ) noexcept nogil:
     """Where a part packs one panel after the other in a single step."""
-    cdef Py_ssize_t size = p.panel[0] if cell is Lstm else p.panel[0] + p.panel[1]
+    cdef Py_ssize_t size = p.panel[0] + p.panel[1] if matrices_of(c) > 1 else p.panel[0]
     return work + p.w_h[0] + number * size + (p.panel[0] if n else 0)
 
 
@@ -189,9 +191,12 @@ cdef inline void state_grad_rows(
                     else:
                         lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
                 elif cell is ResetAfter:
-                    bars_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
+                    bars_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
+                elif cell is Rnn:
+                    clear(d_h, L)
+                    rnn_grad_line(p, c, inputs, at, t, row, carry, d)
                 else:
-                    candidate_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
+                    candidate_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
         b += m
         first += TILES
 
@@ -229,8 +234,8 @@ cdef inline void second_grad_rows(
                                        d + (b + q) * p.Ns)
                         if marked(&p.steps, k, b + q, FRESH):  # the step before did not lead here
                             clear(d_cs, L)
-                    else:
-                        gates_grad_line(p, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
+                    elif cell is Gru:
+                        gates_grad_line(p, c, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
                                         work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
         b += m
         first += TILES
@@ -634,7 +639,7 @@ cdef inline long long pass_backward(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Backward p = plan[0]
-    cdef int k, biases = 4 if cell is Lstm else 2  # where they begin among the weights
+    cdef int k, biases = 4 if cell is Lstm else 1 if cell is Rnn else 2  # where they begin among the weights
     for k in range(saved_of(c)):
         inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
     inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
@@ -655,8 +660,9 @@ cdef inline long long pass_backward(
     else:
         inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
         outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
-        inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
-        outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
+        if cell is not Rnn:
+            inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
+            outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
         if cell is ResetAfter:
             outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
