@@ -45,7 +45,7 @@ def assemble(
     recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
     if not recurrent:
         others = listed([step.what for step in steps.values()]) or "an empty one"
-        raise ValueError(f"{caller}: expected a model with an LSTM or a GRU, found {others}{hint}")
+        raise ValueError(f"{caller}: expected a model with an LSTM, a GRU or an RNN, found {others}{hint}")
     live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
     sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
     readers: dict[str | None, list[str | None]] = {key: [] for key in live}

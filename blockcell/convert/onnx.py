@@ -1,4 +1,4 @@
-"""Weights from and to ONNX: whole models, and LSTM and GRU nodes."""
+"""Weights from and to ONNX: whole models, and LSTM, GRU and RNN nodes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from .. import files
-from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
 from .models import listed, state_of
+from .onnx_activations import written_activations
 from .onnx_graph import Graph, is_recurrent
-from .onnx_node import Remark, from_graph_node, from_node, key_of
+from .onnx_node import Remark, cell_of, forget_shift, from_graph_node, from_node, key_of, with_forget
 from .onnx_steps import from_graphs
-from .shared import (
-    ORDERS,
-    Cell,
-    ConversionError,
-    cells_of,
-    clips,
-    has_peepholes,
-    make_cell,
-    read_arrays,
-    refuse_variants,
-    reorder,
-    split_cell,
-)
+from .shared import ORDERS, Cell, ConversionError, cells_of, clips, read_arrays, reorder, split_cell
 
 if TYPE_CHECKING:
     import onnx
@@ -50,7 +39,7 @@ def from_onnx(
 def from_onnx(
     source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None, initial_state: bool = False
 ) -> Any:
-    """A layer with the weights of an ONNX LSTM or GRU node, or of a whole model.
+    """A layer with the weights of an ONNX LSTM, GRU or RNN node, or of a whole model.
 
     .. code-block:: python
 
@@ -73,7 +62,7 @@ def from_onnx(
 
     Returns
     -------
-    LSTM, GRU, Bidirectional, Stack, or dict of str to Layer
+    LSTM, GRU, RNN, Bidirectional, Stack, or dict of str to Layer
         X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
         parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
         Weights may be made of constants by nodes such as Slice, Concat and Unsqueeze, and stand in branches of an If.
@@ -99,7 +88,9 @@ def from_onnx(
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        ``clip``, ``input_forget=1``, other activations than the default ones, and weights that are not constant.
+        Activations that layers do not have; of an LSTM, two that differ for the candidate and the cell state;
+        ``input_forget=1`` with others than sigmoid and hard_sigmoid for the gates; a ``clip`` that changes results; and
+        weights that are not constant.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -124,8 +115,8 @@ def from_onnx(
     for each in source.functions:
         if any(map(is_recurrent, each.node)):
             raise ConversionError(
-                f"{caller}: there is an LSTM or a GRU in the model's function {each.name!r}, which may have its weights"
-                f" from elsewhere; convert onnx.inliner.inline_local_functions(model)"
+                f"{caller}: there is an LSTM, a GRU or an RNN in the model's function {each.name!r}, which may have its"
+                f" weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
     remarks = []
@@ -135,7 +126,7 @@ def from_onnx(
     named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(named) != 1:
         names = [key_of(node) for _, node in nodes]
-        raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
+        raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
     return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks), initial_state)
 
 
@@ -190,11 +181,11 @@ def _state(layer: Layer) -> str:
         return f'{{"fw": {_state(layer.fw)}, "bw": {_state(layer.bw)}}}'
     if isinstance(layer, Stack):
         return f"{{{', '.join(f'{k}: {_state(part)}' for k, part in enumerate(layer.layers))}}}"
-    return '{"h": ...}' if isinstance(layer, GRU) else "()"
+    return '{"h": ...}' if isinstance(layer, Cell) else "()"
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
-    """An ONNX LSTM or GRU node with the layer's weights.
+    """An ONNX LSTM, GRU or RNN node with the layer's weights.
 
     .. code-block:: python
 
@@ -206,7 +197,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
 
     Parameters
     ----------
-    layer : LSTM, GRU or Bidirectional
+    layer : LSTM, GRU, RNN or Bidirectional
         Both layers of a `Bidirectional` must be of the same kind.
     name : str
         Name of the node. The names of its inputs and outputs begin with it: ``rnn_X``, ``rnn_W``, ..., ``rnn_Y``,
@@ -217,12 +208,14 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     node : onnx.NodeProto
         It starts from zero states. To feed other ones, give names to ``node.input[5]`` and ``[6]``.
     initializers : dict of str to ndarray
-        forget_bias is added into the bias.
+        forget_bias is added into the bias. Of an LSTM with ``coupled=True``, i is made of f, and the node has
+        ``input_forget=1``.
 
     Raises
     ------
     ConversionError
-        An LSTM clips its cell state; a stack; an LSTM beside a GRU.
+        An LSTM clips its cell state, or has a projection; the activations selu and exponential; a stack; an LSTM beside
+        a GRU.
     """
     caller = "to_onnx"
     if isinstance(layer, Stack):
@@ -231,31 +224,29 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
             f" Squeeze, or a Transpose and a Reshape, between them"
         )
     cells = cells_of(caller, layer)
-    if len({type(cell) for cell in cells}) > 1:
-        raise ConversionError(f"{caller}: the layer has an LSTM and a GRU; an ONNX node is one or the other")
-    resets = {cell.reset_after for cell in cells if isinstance(cell, GRU)}
+    kind = type(cells[0]).__name__
+    if any(type(cell) is not type(cells[0]) for cell in cells):
+        raise ConversionError(f"{caller}: the layer has an {kind} and a {type(cells[1]).__name__}; a node has one kind")
+    resets, couples = ({cell._arguments().get(name) for cell in cells} for name in ("reset_after", "coupled"))
     if len(resets) > 1:
         raise ConversionError(
             f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
         )
+    if len(couples) > 1:
+        raise ConversionError(f"{caller}: one LSTM has coupled=True and the other has not; a node has one input_forget")
     for cell in cells:
-        refuse_variants(caller, cell)
-        if isinstance(cell, LSTM) and clips(cell):
+        if isinstance(cell, LSTM) and clips(cell.cell_clip):
             raise ConversionError(
                 f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; the ONNX attribute clip limits what"
                 f" goes into the gates, which is something else. Build the graph of a BlockLSTM instead"
             )
     from onnx import helper
 
-    kind = type(cells[0]).__name__
-    parts = [split_cell(cell, f"ONNX {kind}") for cell in cells]
-    arrays = {
-        "W": np.stack([kernel.T for kernel, *_ in parts]),
-        "R": np.stack([recurrent.T for _, recurrent, *_ in parts]),
-        "B": np.stack([np.concatenate(biases) for _, _, *biases in parts]),
-    }
-    if any(has_peepholes(cell) for cell in cells):
-        arrays["P"] = np.stack([_peepholes(cell) for cell in cells])
+    parts = [_node_arrays(caller, cell) for cell in cells]
+    arrays = {place: np.stack([part[place] for part in parts]) for place in ("W", "R", "B")}
+    if any("P" in part for part in parts):
+        none = np.zeros(3 * cells[0].hidden_size, cells[0].dtype)
+        arrays["P"] = np.stack([part.get("P", none) for part in parts])
     places = ("X", "W", "R", "B", "", "", "", "P") if "P" in arrays else ("X", "W", "R", "B")
     node = helper.make_node(
         kind,
@@ -265,9 +256,34 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
-    if resets:
-        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets.pop())))
+    for attribute, values in written_activations(caller, cells).items():
+        node.attribute.extend([helper.make_attribute(attribute, values)] if values else [])
+    if kind == "GRU":
+        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets == {True})))
+    if couples == {True}:
+        node.attribute.append(helper.make_attribute("input_forget", 1))
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
+
+
+def _node_arrays(caller: str, cell: Cell) -> dict[str, Array]:
+    """W, R and B of one direction, and P if it has peepholes."""
+    coupled = isinstance(cell, LSTM) and cell.coupled
+    source = "ONNX coupled LSTM" if coupled else f"ONNX {type(cell).__name__}"
+    takes = {"wci", "wcf", "wco", "activation", "recurrent_activation", "reverse", "coupled"}
+    kernel, recurrent, *biases = split_cell(caller, cell, f"an ONNX {type(cell).__name__}", source, takes)
+    names = ("wcf", "wco") if coupled else ("wci", "wcf", "wco")
+    diagonals = [cell.weights[name] for name in names if name in cell.weights]
+    arrays = [kernel.T, recurrent.T, *biases]
+    if isinstance(cell, LSTM) and coupled:
+        shift = forget_shift(caller, cell.recurrent_activation)
+        arrays[2][: cell.hidden_size] -= arrays[2].dtype.type(shift)
+        arrays = [with_forget(array) for array in arrays]
+        diagonals = [-diagonals[0], diagonals[1], 0 * diagonals[0]] if diagonals else []
+    elif diagonals:
+        diagonals = [reorder(np.concatenate(diagonals), ORDERS["peepholes"], ORDERS["ONNX peepholes"])]
+    W, R, *biases = arrays
+    found = {"W": W, "R": R, "B": np.concatenate(biases)}
+    return found | ({"P": np.concatenate(diagonals)} if diagonals else {})
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -281,18 +297,17 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
     names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
     if len(names) >= 3:  # those of a node of ONNX's own
-        W, R, B, *P = (
-            array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()
-        )
-        options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
-        half = len(B) // 2
-        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
+        arrays = [array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()]
+        told = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
+        options = {name: description[name] for name in told if name in description}
+        return cell_of(caller, kind, arrays, **options)
     places = [tensor.name for tensor in files.weights_of(description)]
     arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     arguments |= {place: _weight(graph, prefix + place) for place in places if prefix + place in graph.tensors}
     if arguments.keys().isdisjoint(places):
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
-    return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
+    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
+    return classes[kind](**arguments)
 
 
 def _weight(graph: Graph, name: str) -> Array:
@@ -302,10 +317,3 @@ def _weight(graph: Graph, name: str) -> Array:
         return array
     zero = 128 if array.dtype == np.uint8 else 0
     return (array.astype(np.float32) - np.float32(zero)) * graph.array(scale)
-
-
-def _peepholes(cell: Cell) -> Array:
-    if not has_peepholes(cell):
-        return np.zeros(3 * cell.hidden_size, cell.dtype)
-    peepholes = np.concatenate([cell.weights[name] for name in ("wci", "wcf", "wco")])
-    return reorder(peepholes, ORDERS["peepholes"], ORDERS["ONNX peepholes"])

@@ -40,7 +40,7 @@ def is_standard(node: Any) -> bool:
 
 
 def is_recurrent(node: Any) -> bool:
-    return is_quantized(node) or (node.op_type in ("LSTM", "GRU") and is_standard(node))
+    return is_quantized(node) or (node.op_type in ("LSTM", "GRU", "RNN") and is_standard(node))
 
 
 def is_quantized(node: Any) -> bool:
@@ -110,7 +110,7 @@ class Graph:
                     yield from body.bodies()
 
     def needed(self) -> list[Any]:
-        """The nodes that the results or an LSTM or a GRU need, in order."""
+        """The nodes that the results or recurrent nodes need, in order."""
         waiting = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
         seen = {""}
         while waiting:
