@@ -383,8 +383,8 @@ def _cell_activation(what: str, source: Any, name: str) -> Activation:
             return "relu"
     named = f" of {getattr(function, '__module__', None)}" if isinstance(config, str) and config in PARAMETERS else ""
     raise ConversionError(
-        f"{what} has {name}={config!r}{named}; expected one of Keras's own {', '.join(PARAMETERS)}. If yours computes one"
-        f" of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
+        f"{what} has {name}={config!r}{named}; expected one of Keras's own {', '.join(PARAMETERS)}. If yours"
+        f" computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
     )
 
 

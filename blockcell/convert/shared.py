@@ -155,7 +155,7 @@ def refuse_others(caller: str, cell: Cell, target: str, takes: Collection[str]) 
         is_weight = isinstance(value, np.ndarray)
         if name in takes or (name.endswith("_clip") and not clips(value)):
             continue
-        if not is_weight and value == parameters[name].default:
+        if not is_weight and name in parameters and value == parameters[name].default:
             continue
         shown = f"the weights {name}" if is_weight else f"{name}={value!r}"
         text = _UNUSUAL.get(name, f"the {type(cell).__name__} has {shown}, {target} has no such thing")

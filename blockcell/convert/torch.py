@@ -369,7 +369,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
     cells = [cells_of(caller, part) for part in layers]
-    if len({(type(cell), cell.hidden_size, cell.output_size) for each in cells for cell in each}) > 1:
+    if len({(len(each), type(cell), cell.hidden_size, cell.output_size) for each in cells for cell in each}) > 1:
         raise ConversionError(
             f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have one for all"
             f" of them. Convert layer.layers one by one"
