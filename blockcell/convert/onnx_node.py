@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..activations import Activation, parts
+from ..activations import Activation
+from ..activations import parts as parts_of
 from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations, refuse_clip
@@ -107,12 +108,10 @@ def from_node(
     activations = read_activations(what, kind, attributes, directions, W.dtype)
     if "clip" in attributes:
         refuse_clip(what, attributes["clip"].f, [each for cell in activations for each in cell.values()], W.dtype)
-    options = {"reset_after": True} if reset_after and kind == "GRU" else {}
-    cells = [
-        cell_of(what, kind, [array[d] for array in (W, R, B, *[arrays["P"]][: "P" in arrays])], coupled=coupled,
-                reverse=direction == "reverse", **options, **activations[d])
-        for d in range(directions)
-    ]  # fmt: skip
+    options: dict[str, Any] = {"reset_after": True} if reset_after and kind == "GRU" else {}
+    parts = [W, R, B, *([arrays["P"]] if "P" in arrays else [])]
+    options |= {"coupled": coupled, "reverse": direction == "reverse"}
+    cells = [cell_of(what, kind, [array[d] for array in parts], **options, **activations[d]) for d in range(directions)]
     batch_first = "layout" in attributes and attributes["layout"].i == 1
     constants = {
         place: _learned(what, place, given[place], values, graph, W, hidden, batch_first)
@@ -171,7 +170,7 @@ def with_forget(array: Array) -> Array:
 
 def forget_shift(what: str, activation: Activation) -> float:
     """What is added to the negated i, so that its activation is 1 less that of i."""
-    name, values = parts(activation)
+    name, values = parts_of(activation)
     if name == "sigmoid":
         return 0.0
     if name == "hard_sigmoid" and values[0] != 0:  # 1 - (scale z + shift) = scale (-z + (1 - 2 shift) / scale) + shift

@@ -541,8 +541,8 @@ def test_clip_beside_onnxruntime(kind):
 def test_input_forget_beside_onnxruntime(gates, peephole):
     """f is 1 - i, and f's own weights count for nothing."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    options = {"activations": ["HardSigmoid", "Tanh", "Tanh"]} if gates else {}
-    options |= dict(zip(("activation_alpha", "activation_beta"), ([value] for value in gates), strict=False))
+    options = {"activations": ["HardSigmoid", "Tanh", "Tanh"] * 2} if gates else {}
+    options |= dict(zip(("activation_alpha", "activation_beta"), ([value] * 2 for value in gates), strict=False))
     inputs = ["X", "W", "R", "B", "", "", "", "P"][: None if peephole else 4]
     node = onnx_node(inputs=inputs, input_forget=1, hidden_size=H, direction="bidirectional", **options)
     weights = {name: array.astype(np.float32) for name, array in onnx_weights(directions=2).items() if name in inputs}

@@ -102,7 +102,7 @@ def arguments_of():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("cell", "name"), arguments_of(), ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(("cell", "name"), [*arguments_of()], ids=lambda each: getattr(each, "__name__", each))
 def test_every_argument_is_converted_or_refused(cell, name, target):
     """Nothing that a layer has is dropped: either what comes back has the same results, or there is an error."""
     g = rng()
