@@ -453,10 +453,8 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
         if len(second) == 2 and kernel[1] == second[1] and second[1] in (3 * second[0], 4 * second[0]):
             outputs = second[0]
             count = 3 if len(third) == 1 or third == (2, kernel[1]) else 2
-        elif second == (outputs, outputs) and len(source) in (4, 6) and kernel[0] != outputs and _are_twins(shapes):
-            count = (
-                len(source) // 2
-            )  # a Bidirectional of SimpleRNNs, whose second kernel cannot read the first's output
+        elif second == (outputs, outputs) and len(source) in (4, 6) and _are_twins(shapes):
+            count = len(source) // 2  # a Bidirectional of SimpleRNNs: with I = H, `_grouping` finds two ways
         elif second == kernel[1:]:
             count = 2
         elif k and second != (outputs, outputs):  # a SimpleRNN's arrays would begin like that, and an Embedding's at 0

@@ -42,7 +42,7 @@ _WRITTEN = {  # ONNX's names of those of layers that it has
 
 def read_activations(
     what: str, kind: str, attributes: Mapping[str, Any], directions: int, dtype: np.dtype[Any]
-) -> list[dict[str, Activation]]:
+) -> list[dict[str, Any]]:
     """A cell's arguments, for each direction of a node."""
     names = _USUAL[kind] * directions
     if "activations" in attributes:

@@ -368,6 +368,10 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         w, b = layer.weights.values()
         return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
+    if any(isinstance(part, Dense) for part in layers):
+        raise ConversionError(
+            f"{caller}: the stack has a Dense, which is a torch.nn.Linear. Convert layer.layers one by one"
+        )
     cells = [cells_of(caller, part) for part in layers]
     if len({(len(each), type(cell), cell.hidden_size, cell.output_size) for each in cells for cell in each}) > 1:
         raise ConversionError(
@@ -409,13 +413,9 @@ def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str, acti
     columns = recurrent.shape[0] if recurrent.ndim == 2 else 0
     options: dict[str, Any] = {}
     if (projection := arrays.get(named["weight_hr"])) is not None:
-        gates = 4
-        shapes = {
-            named["weight_hh"]: (recurrent, (columns, None)),
-            named["weight_hr"]: (projection, (None, columns // 4)),
-        }
-        check_shapes(caller, shapes, "P")
-        check_shapes(caller, {named["weight_hr"]: (projection, (recurrent.shape[1], columns // 4))})
+        gates, size = 4, len(projection) if projection.ndim else 0
+        shapes = {"weight_hr": (projection, (size, columns // 4)), "weight_hh": (recurrent, (columns, size))}
+        check_shapes(caller, {named[name]: shape for name, shape in shapes.items()})
         options["w_p"] = projection.T
     else:
         gates = count_gates(caller, named["weight_hh"], recurrent, axis=0)
