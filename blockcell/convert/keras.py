@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..layers import GRU, Bidirectional, Dense, Layer, Stack
+from ..activations import PARAMETERS, Activation
+from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
 from .shared import (
@@ -21,16 +23,33 @@ from .shared import (
     is_of,
     make_cell,
     read_arrays,
-    refuse_extras,
     split_cell,
 )
 
 
 @overload
-def from_keras(source: Sequence[Any], *, reset_after: bool | None = None) -> Layer: ...
+def from_keras(
+    source: Sequence[Any],
+    *,
+    reset_after: bool | None = None,
+    activation: Activation | None = None,
+    recurrent_activation: Activation | None = None,
+) -> Layer: ...
 @overload
-def from_keras(source: Any, *, reset_after: bool | None = None) -> Any: ...
-def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
+def from_keras(
+    source: Any,
+    *,
+    reset_after: bool | None = None,
+    activation: Activation | None = None,
+    recurrent_activation: Activation | None = None,
+) -> Any: ...
+def from_keras(
+    source: Any,
+    *,
+    reset_after: bool | None = None,
+    activation: Activation | None = None,
+    recurrent_activation: Activation | None = None,
+) -> Any:
     """A layer with the weights of a Keras layer, or of a whole model.
 
     .. code-block:: python
@@ -41,7 +60,7 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     Parameters
     ----------
     source : Keras model or layer, or sequence
-        A model; a ``keras.layers.LSTM``, ``GRU``, ``Bidirectional`` of one of them, or ``Dense``; or what their
+        A model; a ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, ``Bidirectional`` of them, or ``Dense``; or what their
         ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
         these twice for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. A list of layers or of such lists becomes a
         `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
@@ -50,10 +69,14 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     reset_after : bool, optional
         Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it. It has nothing
         to do with `reset` of a call, which says where the state is set to zero.
+    activation, recurrent_activation : str or tuple, optional
+        Those of cells whose arrays these are, which do not tell them, by the names that layers here have; None for
+        Keras' defaults, "tanh" and "sigmoid". **"hard_sigmoid" is Keras 3's.** In a config of Keras 2 that name, once
+        the default, means ``("hard_sigmoid", 0.2, 0.5)``.
 
     Returns
     -------
-    LSTM, GRU, Bidirectional, Dense, Stack, or dict of str to Layer
+    LSTM, GRU, RNN, Bidirectional, Dense, Stack, or dict of str to Layer
         Of a model that has several, a `Stack` if its recurrent layers stand one behind the other, with nothing between
         them but layers that do nothing in inference, such as Dropout. Dense layers before and behind them, and
         activations of these, belong to the stack. Behind a layer without ``return_sequences``, the last `Dense` has
@@ -76,21 +99,25 @@ def from_keras(source: Any, *, reset_after: bool | None = None) -> Any:
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        Activations other than tanh and sigmoid; ``go_backwards=True`` of a lone layer with ``return_sequences=True``,
-        whose output Keras leaves in the order in which it is computed; a ``merge_mode`` other than "concat".
+        Activations that layers here do not have, such as gelu, and functions of one's own; ``go_backwards=True`` of a
+        lone layer with ``return_sequences=True``, whose output Keras leaves in the order in which it is computed; a
+        ``merge_mode`` other than "concat".
     ValueError
-        A model has no LSTM and no GRU; the number of arrays or their shapes are wrong, or they may be those of a
+        A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong, or they may be those of a
         Bidirectional with I = H as well as those of two stacked layers; they may be those of an Embedding.
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
+        if activation is not None or recurrent_activation is not None:
+            expected = "expected arrays, as a layer has its own"
+            raise ValueError(f"{caller}: activation or recurrent_activation is given; {expected}")
         return _from_model(caller, source) if _is_model(source) else _layer(caller, source)
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
-        expected = (
-            "expected a Keras LSTM, GRU or Bidirectional layer, the arrays of its get_weights(), or a list of these"
-        )
+        what = "LSTM, GRU, SimpleRNN or Bidirectional layer"
+        expected = f"expected a Keras {what}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    layer, has_dense = _from_list(caller, source, reset_after)
+    activations = {"activation": activation or "tanh", "recurrent_activation": recurrent_activation or "sigmoid"}
+    layer, has_dense = _from_list(caller, source, reset_after, activations)
     if has_dense:
         warnings.warn(
             f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"
@@ -110,10 +137,12 @@ def to_keras(layer: Layer) -> list[Any]:
 
     Parameters
     ----------
-    layer : LSTM, GRU, Bidirectional, Dense or Stack
-        For a ``keras.layers.LSTM``, a ``GRU`` with the same ``reset_after`` as the layer here, whose default is
-        another, or a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True`` and the default
-        activations; or a ``Dense``, whose activation is not among its weights.
+    layer : LSTM, GRU, RNN, Bidirectional, Dense or Stack
+        For a ``keras.layers.LSTM``, a ``SimpleRNN``, a ``GRU`` with the same ``reset_after`` as the layer here, whose
+        default is another, or a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True``; or a
+        ``Dense``. **Activations are not among the weights**: Keras's layer must have those of the layer here, which go
+        by the same names in Keras 3. One with parameters is a function there, such as
+        ``lambda z: keras.ops.leaky_relu(z, 0.01)``.
 
     Returns
     -------
@@ -125,7 +154,8 @@ def to_keras(layer: Layer) -> list[Any]:
     Raises
     ------
     ConversionError
-        An LSTM has peepholes or clips its cell state: Keras has neither. A layer has ``reverse=True``.
+        An LSTM has peepholes, a projection or coupled gates, or clips its cell state: Keras has nothing like it. A
+        layer has ``reverse=True``.
     """
     caller = "to_keras"
     if isinstance(layer, Stack):
@@ -134,8 +164,10 @@ def to_keras(layer: Layer) -> list[Any]:
         return [array.copy() for array in layer.weights.values()]
     arrays: list[Array] = []
     for cell in cells_of(caller, layer):
-        refuse_extras(caller, cell, "Keras's LSTM")
-        kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"Keras {type(cell).__name__}")
+        kind = "SimpleRNN" if isinstance(cell, RNN) else type(cell).__name__
+        takes = {"activation", "recurrent_activation"}
+        split = split_cell(caller, cell, f"Keras's {kind}", f"Keras {type(cell).__name__}", takes)
+        kernel, recurrent, bias, recurrent_bias = split
         both = isinstance(cell, GRU) and cell.reset_after
         arrays += kernel, recurrent, np.stack([bias, recurrent_bias]) if both else bias
     return arrays
@@ -153,9 +185,12 @@ def _is_model(source: Any) -> bool:
 def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
     steps: dict[str, Step] = {}
     outputs = _add_model(caller, steps, model, "", ())
-    return assemble(caller, steps, outputs, stacklevel=4)
+    return assemble(caller, steps, outputs, stacklevel=4)[0]
 
 
+_CELLS = ("LSTM", "GRU", "SimpleRNN")
+_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
+KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 _NOTHING = (  # what does nothing in inference
     "ActivityRegularization",
     "AlphaDropout",
@@ -244,7 +279,7 @@ def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
     plain = Step(f"{key} ({kind})", inputs)
     if not _is_of_keras(type(source), kind):
         return plain
-    if kind in ("LSTM", "GRU", "Bidirectional"):
+    if kind in (*_CELLS, "Bidirectional"):
         sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
         layer = _layer(caller, source)
         ends = kind == "Bidirectional" or config["go_backwards"]
@@ -288,10 +323,10 @@ def _dense(caller: str, source: Any) -> Dense:
 # -------------------------------------------------------------------------------------------------------------- layers
 def _layer(caller: str, source: Any) -> Layer:
     kind = type(source).__name__
-    if kind not in ("LSTM", "GRU", "Bidirectional", "Dense") or not _is_of_keras(type(source), kind):
+    if kind not in (*_CELLS, "Bidirectional", "Dense") or not _is_of_keras(type(source), kind):
         raise ConversionError(
-            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, Bidirectional or"
-            f" Dense, or a model. Of another class that computes the same, pass its get_weights()"
+            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, SimpleRNN,"
+            f" Bidirectional or Dense, or a model. Of another class that computes the same, pass its get_weights()"
         )
     if kind == "Dense":
         return _dense(caller, source)
@@ -321,32 +356,49 @@ def _layer(caller: str, source: Any) -> Layer:
 def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
     kind, config = type(source).__name__, source.get_config()
     what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
-    if kind not in ("LSTM", "GRU") or not _is_of_keras(type(source), kind):
-        raise ConversionError(f"{what} is neither Keras's LSTM nor its GRU")
-    for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        function = getattr(source, name, None)
-        if config[name] != expected or not _is_of_keras(function, expected):
-            named = getattr(function, "__module__", None) if config[name] == expected else None
-            found = f"{config[name]!r}{f' of {named}' if named else ''}"
-            raise ConversionError(
-                f"{what} has {name}={found}; only Keras's own {expected!r} can be expressed. Train it with that one, or"
-                f" stay with Keras"
-            )
+    if kind not in _CELLS or not _is_of_keras(type(source), kind):
+        raise ConversionError(f"{what} is none of Keras's LSTM, GRU and SimpleRNN")
+    names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
+    activations = {name: _cell_activation(what, source, name) for name in names}
     arrays = source.get_weights()
     if not arrays:
         raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], reverse=reverse)
+    return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], activations, reverse)
 
 
-def _from_list(caller: str, source: Sequence[Any], reset_after: bool | None) -> tuple[Layer, bool]:
+def _cell_activation(what: str, source: Any, name: str) -> Activation:
+    """The activation of a cell, if it is one of Keras's own that layers here have."""
+    function, config = getattr(source, name, None), source.get_config()[name]
+    if isinstance(config, str) and config in PARAMETERS and _is_of_keras(function, config):
+        package = function.__module__.split(".")[0]
+        is_newer = package == "keras" and not str(getattr(sys.modules[package], "__version__", "")).startswith("2.")
+        return config if config != "hard_sigmoid" or is_newer else KERAS_2_HARD_SIGMOID
+    kind = type(function).__name__
+    if function is not None and kind in _LAYERS and _is_of_keras(type(function), kind):
+        options = function.get_config()
+        given = [float(options[key]) for key in ("negative_slope", "alpha") if options.get(key) is not None]
+        if kind != "ReLU":
+            return (_LAYERS[kind], *given)
+        if (options.get("max_value"), options.get("threshold"), *given) == (None, 0, 0):
+            return "relu"
+    named = f" of {getattr(function, '__module__', None)}" if isinstance(config, str) and config in PARAMETERS else ""
+    raise ConversionError(
+        f"{what} has {name}={config!r}{named}; expected one of Keras's own {', '.join(PARAMETERS)}. If yours"
+        f" computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
+    )
+
+
+def _from_list(
+    caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
+) -> tuple[Layer, bool]:
     """The layer of a list, and whether arrays of a Dense are in it."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        layers = _from_arrays(caller, source, reset_after)
+        layers = _from_arrays(caller, source, reset_after, activations)
         return layers[0] if len(layers) == 1 else Stack(layers), any(isinstance(each, Dense) for each in layers)
     parts = [
         (from_keras(part, reset_after=reset_after), False)
         if hasattr(part, "get_config")
-        else _from_list(caller, part, reset_after)
+        else _from_list(caller, part, reset_after, activations)
         for part in source
     ]
     return Stack([layer for layer, _ in parts]), any(has_dense for _, has_dense in parts)
@@ -364,10 +416,12 @@ class Part(NamedTuple):
         return len(self.shapes) == 1 or len(self.shapes[1]) == 1
 
 
-def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -> list[Layer]:
+def _from_arrays(
+    caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
+) -> list[Layer]:
     """The layers whose arrays these are, one layer after the other."""
     if len(source) in (2, 3) and np.ndim(source[1]) != 1:
-        return [_cell_from_arrays(caller, source, reset_after)]
+        return [_cell_from_arrays(caller, source, reset_after, activations)]
     parts = _parts(caller, source)
     layers: list[Layer] = []
     for count in _grouping(caller, parts):
@@ -376,7 +430,7 @@ def _from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None) -
         if first.is_dense:
             layers.append(_dense_from_arrays(caller, first.arrays))
             continue
-        cells = [_cell_from_arrays(caller, part.arrays, reset_after) for part in (first, *second)]
+        cells = [_cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
         layers.append(Bidirectional(*cells) if second else cells[0])
     return layers
 
@@ -399,6 +453,8 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
         if len(second) == 2 and kernel[1] == second[1] and second[1] in (3 * second[0], 4 * second[0]):
             outputs = second[0]
             count = 3 if len(third) == 1 or third == (2, kernel[1]) else 2
+        elif second == (outputs, outputs) and len(source) in (4, 6) and _are_twins(shapes):
+            count = len(source) // 2  # a Bidirectional of SimpleRNNs: with I = H, `_grouping` finds two ways
         elif second == kernel[1:]:
             count = 2
         elif k and second != (outputs, outputs):  # a SimpleRNN's arrays would begin like that, and an Embedding's at 0
@@ -412,6 +468,12 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
         parts.append(Part([*source[k : k + count]], shapes[k : k + count], outputs))
         k += count
     return parts
+
+
+def _are_twins(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether these are the shapes of two layers that are alike."""
+    half = len(shapes) // 2
+    return shapes[:half] == shapes[half:]
 
 
 def _grouping(caller: str, parts: list[Part]) -> tuple[int, ...]:
@@ -448,7 +510,13 @@ def _dense_from_arrays(caller: str, arrays: Sequence[Any], activation: str | Non
     return Dense(kernel, read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype)), activation)
 
 
-def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> Cell:
+def _cell_from_arrays(
+    caller: str,
+    source: Sequence[Any],
+    reset_after: bool | None,
+    activations: Mapping[str, Activation],
+    reverse: bool = False,
+) -> Cell:
     names = ["kernel", "recurrent_kernel", "bias"][: len(source)]
     arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
     kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
@@ -473,4 +541,6 @@ def _cell_from_arrays(caller: str, source: Sequence[Any], reset_after: bool | No
         bias = np.zeros(shape, kernel.dtype)
     check_shapes(caller, {"kernel": (kernel, (None, columns)), "bias": (bias, shape)})
     biases = bias if reset_after else (bias, None)
-    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reset_after=reset_after, reverse=reverse)
+    options: dict[str, Any] = {"reset_after": reset_after} if gates == 3 else {}
+    options |= {name: value for name, value in activations.items() if gates > 1 or name == "activation"}
+    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)

@@ -1,46 +1,45 @@
-"""Weights from and to ONNX: whole models, and LSTM and GRU nodes."""
+"""Weights from and to ONNX: whole models, and LSTM, GRU and RNN nodes."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from .. import files
-from ..layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
-from .models import listed
+from .models import listed, state_of
+from .onnx_activations import written_activations
 from .onnx_graph import Graph, is_recurrent
-from .onnx_node import Remark, from_graph_node, from_node, key_of
+from .onnx_node import Remark, cell_of, forget_shift, from_graph_node, from_node, key_of, with_forget
 from .onnx_steps import from_graphs
-from .shared import (
-    ORDERS,
-    Cell,
-    ConversionError,
-    cells_of,
-    clips,
-    has_peepholes,
-    make_cell,
-    read_arrays,
-    refuse_variants,
-    reorder,
-    split_cell,
-)
+from .shared import ORDERS, Cell, ConversionError, cells_of, clips, read_arrays, reorder, split_cell
 
 if TYPE_CHECKING:
     import onnx
 
 
 @overload
-def from_onnx(source: Any, initializers: Mapping[str, Any], *, name: None = None) -> Layer: ...
+def from_onnx(
+    source: Any, initializers: Any = None, *, name: str | None = None, initial_state: Literal[True]
+) -> tuple[Any, Any]: ...
 @overload
-def from_onnx(source: Any, initializers: None = None, *, name: str) -> Layer: ...
+def from_onnx(
+    source: Any, initializers: Mapping[str, Any], *, name: None = None, initial_state: Literal[False] = False
+) -> Layer: ...
 @overload
-def from_onnx(source: Any, initializers: None = None, *, name: None = None) -> Any: ...
-def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None) -> Any:
-    """A layer with the weights of an ONNX LSTM or GRU node, or of a whole model.
+def from_onnx(source: Any, initializers: None = None, *, name: str, initial_state: Literal[False] = False) -> Layer: ...
+@overload
+def from_onnx(
+    source: Any, initializers: None = None, *, name: None = None, initial_state: Literal[False] = False
+) -> Any: ...
+def from_onnx(
+    source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None, initial_state: bool = False
+) -> Any:
+    """A layer with the weights of an ONNX LSTM, GRU or RNN node, or of a whole model.
 
     .. code-block:: python
 
@@ -55,10 +54,15 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     name : str, optional
         Name of a node in a model, or of one of its outputs. None converts all of the model, the bodies of its loops
         and branches as well.
+    initial_state : bool
+        Whether to return the states that the model starts from, too: ``(layer, state)``. Those are the `initial_h` and
+        `initial_c` that are constants, or rows that the model makes of constants for each batch, as models with a
+        learned initial state have them. Calls take it for any batch: ``y, last = layer(x, state)``. It is None where
+        the layer starts from zeros; if several layers are returned, it is a dict, too.
 
     Returns
     -------
-    LSTM, GRU, Bidirectional, Stack, or dict of str to Layer
+    LSTM, GRU, RNN, Bidirectional, Stack, or dict of str to Layer
         X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
         parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
         Weights may be made of constants by nodes such as Slice, Concat and Unsqueeze, and stand in branches of an If.
@@ -76,14 +80,17 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
     -----
     UserWarning
         Of a model, what else it does and was left out. Of initial states and lengths that are neither inputs of the
-        model nor zero states, that they are the caller's. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
+        model nor constant, that they are the caller's. Of initial states that are constant and not zero, how to get
+        them. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
 
     Raises
     ------
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        ``clip``, ``input_forget=1``, other activations than the default ones, and weights that are not constant.
+        Activations that layers do not have; of an LSTM, two that differ for the candidate and the cell state;
+        ``input_forget=1`` with others than sigmoid and hard_sigmoid for the gates; a ``clip`` that changes results; and
+        weights that are not constant.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -93,9 +100,7 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
         remarks: list[Remark] = []
-        layer = from_node(caller, source, initializers or {}, None, remarks)
-        _warn(caller, remarks, layer)
-        return layer
+        return _result(caller, remarks, *from_node(caller, source, initializers or {}, None, remarks), initial_state)
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     graph = Graph(caller, source.graph, source.opset_import)
@@ -105,31 +110,30 @@ def from_onnx(source: Any, initializers: Mapping[str, Any] | None = None, *, nam
             files.check(description)
         except ValueError as error:
             raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
-        return _exported(caller, graph, description, "")
+        layer = _exported(caller, graph, description, "")
+        return (layer, None) if initial_state else layer
     for each in source.functions:
         if any(map(is_recurrent, each.node)):
             raise ConversionError(
-                f"{caller}: there is an LSTM or a GRU in the model's function {each.name!r}, which may have its weights"
-                f" from elsewhere; convert onnx.inliner.inline_local_functions(model)"
+                f"{caller}: there is an LSTM, a GRU or an RNN in the model's function {each.name!r}, which may have its"
+                f" weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
     remarks = []
     if name is None:
-        found = from_graphs(caller, graphs, remarks)
-        _warn(caller, remarks, found)
-        return found
+        return _result(caller, remarks, *from_graphs(caller, graphs, remarks), initial_state)
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
     named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(named) != 1:
         names = [key_of(node) for _, node in nodes]
-        raise ValueError(f"{caller}: expected one LSTM or GRU node {name!r}, found {names}")
-    layer = from_graph_node(caller, *named[0], remarks)
-    _warn(caller, remarks, layer)
-    return layer
+        raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
+    return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks), initial_state)
 
 
-def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -> None:
-    """Say what the remarks say, at the line that called the caller."""
+def _result(
+    caller: str, remarks: list[Remark], found: Layer | dict[str, Layer], first: Any, initial_state: bool
+) -> Any:
+    """What is returned; and say what the remarks say, at the line that called the caller."""
     left = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
     if left:
         arguments = {argument for remark in remarks for argument in remark.arguments}
@@ -140,6 +144,16 @@ def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -
             f" {_example(arguments, found)}",
             stacklevel=3,
         )
+    learned = [f"{remark.node} has {' and '.join(remark.learned)}" for remark in remarks if remark.learned]
+    if learned and not initial_state:
+        key = f"[{next(iter(found))!r}]" if isinstance(found, dict) else ""
+        layers, states = ("layers", "states") if key else ("layer", "state")
+        warnings.warn(
+            f"{caller}: a state of its own to start from: {listed(learned)}. Here a layer starts from zeros unless its"
+            f" call tells it. With initial_state=True, what calls take comes with the layer: {layers}, {states} ="
+            f" convert.{caller}(..., initial_state=True); y, last = {layers}{key}(x, {states}{key})",
+            stacklevel=3,
+        )
     rounded = [remark.node for remark in remarks if remark.quantized]
     if rounded:
         warnings.warn(
@@ -147,6 +161,7 @@ def _warn(caller: str, remarks: list[Remark], found: Layer | dict[str, Layer]) -
             f" step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal",
             stacklevel=3,
         )
+    return (found, state_of(caller, found, first)) if initial_state else found
 
 
 def _example(arguments: set[str], found: Layer | dict[str, Layer]) -> str:
@@ -166,11 +181,11 @@ def _state(layer: Layer) -> str:
         return f'{{"fw": {_state(layer.fw)}, "bw": {_state(layer.bw)}}}'
     if isinstance(layer, Stack):
         return f"{{{', '.join(f'{k}: {_state(part)}' for k, part in enumerate(layer.layers))}}}"
-    return '{"h": ...}' if isinstance(layer, GRU) else "()"
+    return '{"h": ...}' if isinstance(layer, Cell) else "()"
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
-    """An ONNX LSTM or GRU node with the layer's weights.
+    """An ONNX LSTM, GRU or RNN node with the layer's weights.
 
     .. code-block:: python
 
@@ -182,7 +197,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
 
     Parameters
     ----------
-    layer : LSTM, GRU or Bidirectional
+    layer : LSTM, GRU, RNN or Bidirectional
         Both layers of a `Bidirectional` must be of the same kind.
     name : str
         Name of the node. The names of its inputs and outputs begin with it: ``rnn_X``, ``rnn_W``, ..., ``rnn_Y``,
@@ -193,12 +208,14 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     node : onnx.NodeProto
         It starts from zero states. To feed other ones, give names to ``node.input[5]`` and ``[6]``.
     initializers : dict of str to ndarray
-        forget_bias is added into the bias.
+        forget_bias is added into the bias. Of an LSTM with ``coupled=True``, i is made of f, and the node has
+        ``input_forget=1``.
 
     Raises
     ------
     ConversionError
-        An LSTM clips its cell state; a stack; an LSTM beside a GRU.
+        An LSTM clips its cell state, or has a projection; the activations selu and exponential; a stack; an LSTM beside
+        a GRU.
     """
     caller = "to_onnx"
     if isinstance(layer, Stack):
@@ -207,31 +224,29 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
             f" Squeeze, or a Transpose and a Reshape, between them"
         )
     cells = cells_of(caller, layer)
-    if len({type(cell) for cell in cells}) > 1:
-        raise ConversionError(f"{caller}: the layer has an LSTM and a GRU; an ONNX node is one or the other")
-    resets = {cell.reset_after for cell in cells if isinstance(cell, GRU)}
+    kind = type(cells[0]).__name__
+    if any(type(cell) is not type(cells[0]) for cell in cells):
+        raise ConversionError(f"{caller}: the layer has an {kind} and a {type(cells[1]).__name__}; a node has one kind")
+    resets, couples = ({cell._arguments().get(name) for cell in cells} for name in ("reset_after", "coupled"))
     if len(resets) > 1:
         raise ConversionError(
             f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
         )
+    if len(couples) > 1:
+        raise ConversionError(f"{caller}: one LSTM has coupled=True and the other has not; a node has one input_forget")
     for cell in cells:
-        refuse_variants(caller, cell)
-        if isinstance(cell, LSTM) and clips(cell):
+        if isinstance(cell, LSTM) and clips(cell.cell_clip):
             raise ConversionError(
                 f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; the ONNX attribute clip limits what"
                 f" goes into the gates, which is something else. Build the graph of a BlockLSTM instead"
             )
     from onnx import helper
 
-    kind = type(cells[0]).__name__
-    parts = [split_cell(cell, f"ONNX {kind}") for cell in cells]
-    arrays = {
-        "W": np.stack([kernel.T for kernel, *_ in parts]),
-        "R": np.stack([recurrent.T for _, recurrent, *_ in parts]),
-        "B": np.stack([np.concatenate(biases) for _, _, *biases in parts]),
-    }
-    if any(has_peepholes(cell) for cell in cells):
-        arrays["P"] = np.stack([_peepholes(cell) for cell in cells])
+    parts = [_node_arrays(caller, cell) for cell in cells]
+    arrays = {place: np.stack([part[place] for part in parts]) for place in ("W", "R", "B")}
+    if any("P" in part for part in parts):
+        none = np.zeros(3 * cells[0].hidden_size, cells[0].dtype)
+        arrays["P"] = np.stack([part.get("P", none) for part in parts])
     places = ("X", "W", "R", "B", "", "", "", "P") if "P" in arrays else ("X", "W", "R", "B")
     node = helper.make_node(
         kind,
@@ -241,9 +256,34 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
-    if resets:
-        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets.pop())))
+    for attribute, values in written_activations(caller, cells).items():
+        node.attribute.extend([helper.make_attribute(attribute, values)] if values else [])
+    if kind == "GRU":
+        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets == {True})))
+    if couples == {True}:
+        node.attribute.append(helper.make_attribute("input_forget", 1))
     return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
+
+
+def _node_arrays(caller: str, cell: Cell) -> dict[str, Array]:
+    """W, R and B of one direction, and P if it has peepholes."""
+    coupled = isinstance(cell, LSTM) and cell.coupled
+    source = "ONNX coupled LSTM" if coupled else f"ONNX {type(cell).__name__}"
+    takes = {"wci", "wcf", "wco", "activation", "recurrent_activation", "reverse", "coupled"}
+    kernel, recurrent, *biases = split_cell(caller, cell, f"an ONNX {type(cell).__name__}", source, takes)
+    names = ("wcf", "wco") if coupled else ("wci", "wcf", "wco")
+    diagonals = [cell.weights[name] for name in names if name in cell.weights]
+    arrays = [kernel.T, recurrent.T, *biases]
+    if isinstance(cell, LSTM) and coupled:
+        shift = forget_shift(caller, cell.recurrent_activation)
+        arrays[2][: cell.hidden_size] -= arrays[2].dtype.type(shift)
+        arrays = [with_forget(array) for array in arrays]
+        diagonals = [-diagonals[0], diagonals[1], 0 * diagonals[0]] if diagonals else []
+    elif diagonals:
+        diagonals = [reorder(np.concatenate(diagonals), ORDERS["peepholes"], ORDERS["ONNX peepholes"])]
+    W, R, *biases = arrays
+    found = {"W": W, "R": R, "B": np.concatenate(biases)}
+    return found | ({"P": np.concatenate(diagonals)} if diagonals else {})
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -257,18 +297,17 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
     names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
     if len(names) >= 3:  # those of a node of ONNX's own
-        W, R, B, *P = (
-            array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()
-        )
-        options = {name: bool(description.get(name)) for name in ("reset_after", "reverse")}
-        half = len(B) // 2
-        return make_cell(f"ONNX {kind}", W.T, R.T, B[:half], B[half:], P[0] if P else None, **options)
+        arrays = [array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()]
+        told = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
+        options = {name: description[name] for name in told if name in description}
+        return cell_of(caller, kind, arrays, **options)
     places = [tensor.name for tensor in files.weights_of(description)]
     arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     arguments |= {place: _weight(graph, prefix + place) for place in places if prefix + place in graph.tensors}
     if arguments.keys().isdisjoint(places):
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
-    return LSTM(**arguments) if kind == "LSTM" else GRU(**arguments) if kind == "GRU" else Dense(**arguments)
+    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
+    return classes[kind](**arguments)
 
 
 def _weight(graph: Graph, name: str) -> Array:
@@ -278,10 +317,3 @@ def _weight(graph: Graph, name: str) -> Array:
         return array
     zero = 128 if array.dtype == np.uint8 else 0
     return (array.astype(np.float32) - np.float32(zero)) * graph.array(scale)
-
-
-def _peepholes(cell: Cell) -> Array:
-    if not has_peepholes(cell):
-        return np.zeros(3 * cell.hidden_size, cell.dtype)
-    peepholes = np.concatenate([cell.weights[name] for name in ("wci", "wcf", "wco")])
-    return reorder(peepholes, ORDERS["peepholes"], ORDERS["ONNX peepholes"])

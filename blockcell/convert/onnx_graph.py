@@ -16,6 +16,21 @@ COUNTING = ("Add", "Div", "Mul", "ReduceProd", "Shape", "Sub")  # with these, sh
 ZEROS = (*RESHAPING, *SELECTING, "Expand", "Tile")  # of zeros, these make zeros
 DECIDING = ("And", "Equal", "Greater", "Less", "Not", "Or", "Size")  # with these and COUNTING, conditions are computed
 FOLDED = {*RESHAPING, *SELECTING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}  # of constants
+REPEATED = {
+    *FOLDED,
+    "Abs",
+    "CastLike",
+    "ConstantOfShape",
+    "Expand",
+    "Max",
+    "Min",
+    "Neg",
+    "Sigmoid",
+    "Tanh",
+    "Tile",
+    "Where",
+}
+"""What makes rows of a batch of constants, such as initial states."""
 LARGEST_CONSTANT = 2**28  # elements
 QUANTIZED = "DynamicQuantizeLSTM"
 
@@ -25,7 +40,7 @@ def is_standard(node: Any) -> bool:
 
 
 def is_recurrent(node: Any) -> bool:
-    return is_quantized(node) or (node.op_type in ("LSTM", "GRU") and is_standard(node))
+    return is_quantized(node) or (node.op_type in ("LSTM", "GRU", "RNN") and is_standard(node))
 
 
 def is_quantized(node: Any) -> bool:
@@ -50,8 +65,8 @@ class Graph:
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, Any] = dict(around.makers) if around else {}
-        self.folded: dict[str, Array | None] = {}
-        """The values of nodes of constants; None if they are no constants."""
+        self.folded: dict[int | None, dict[str, Array | None]] = {}
+        """The values of nodes of constants, None if they are no constants, for each size that `constant` was asked."""
         self._add_nodes(graph.node, {name for node in graph.node for name in node.output})
 
     def _add_nodes(self, nodes: Iterable[Any], used: set[str]) -> None:
@@ -95,7 +110,7 @@ class Graph:
                     yield from body.bodies()
 
     def needed(self) -> list[Any]:
-        """The nodes that the results or an LSTM or a GRU need, in order."""
+        """The nodes that the results or recurrent nodes need, in order."""
         waiting = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
         seen = {""}
         while waiting:
@@ -113,39 +128,55 @@ class Graph:
         """The value of an initializer or a Constant."""
         return self._read(name, self.tensors[name])
 
-    def constant(self, name: str) -> Array | None:
-        """A value that follows from constants alone; None for any other."""
+    def constant(self, name: str, size: int | None = None) -> Array | None:
+        """A value that follows from constants alone; None for any other.
+
+        With a `size`, what follows from the shapes of others is constant, too: of these, each size that is not known,
+        such as the batch, is this one.
+        """
+        folded = self.folded.setdefault(size, {})
         waiting, begun = [name], set()
         while waiting:
             each = waiting.pop()
-            if not each or each in self.folded or each in self.tensors:
+            if not each or each in folded or each in self.tensors:
                 continue
             node = self.makers.get(each)
-            if node is None or node.op_type not in FOLDED or not is_standard(node):
-                self.folded[each] = None
+            allowed = FOLDED if size is None else REPEATED
+            if node is None or node.op_type not in allowed or not is_standard(node):
+                folded[each] = None
                 continue
-            missing = [source for source in node.input if source not in self.folded and source not in self.tensors]
+            missing = [source for source in node.input if source not in folded and source not in self.tensors]
             if (missing := [*filter(None, missing)]) and each not in begun:
                 begun.add(each)
                 waiting += [each, *missing]
             else:  # if something is still missing, the node reads its own result
-                self.folded |= dict.fromkeys(node.output) | self._fold(node, bool(missing))
-        return self.array(name) if name in self.tensors else self.folded.get(name)
+                folded |= dict.fromkeys(node.output) | self._fold(node, bool(missing), size)
+        return self.array(name) if name in self.tensors else folded.get(name)
 
-    def _fold(self, node: Any, incomplete: bool) -> dict[str, Array]:
+    def _fold(self, node: Any, incomplete: bool, size: int | None) -> dict[str, Array]:
         """What a node makes of constants, by name; nothing if it gets others, or cannot take them."""
         known = self._known_sizes(node)
         if known is not None:
             return {node.output[0]: known}
         inputs = [*filter(None, node.input)]
-        values = [None if incomplete else self.constant(name) for name in inputs]
+        values = [None if incomplete else self.constant(name, size) for name in inputs]
         arrays = [value for value in values if value is not None]
-        if len(arrays) < len(inputs) or not _is_moderate(node, arrays):
+        if len(arrays) < len(inputs):
+            return self._supposed_shape(node, size) if size is not None else {}
+        if not _is_moderate(node, arrays):
             return {}
         given = dict(zip(inputs, arrays, strict=True))
         names = [*filter(None, node.output)]
         results = self._run([node], names, given)
         return {} if results is None else dict(zip(names, results, strict=True))
+
+    def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
+        """What a Shape gives, if each size that is not known is this one, and values have three axes, as x and y."""
+        if node.op_type != "Shape" or len(node.input) != 1:
+            return {}
+        sizes = [size if known < 0 else known for known in self.sizes.get(node.input[0], [-1] * 3)]
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        return {node.output[0]: np.array(sizes[ends.get("start", 0) : ends.get("end", len(sizes))], np.int64)}
 
     def _known_sizes(self, node: Any) -> Array | None:
         """Those sizes of an input of the graph that a Gather takes of its Shape, if they are fixed."""
@@ -292,9 +323,16 @@ def _is_moderate(node: Any, given: list[Array]) -> bool:
         data, indices = given
         rows = data.shape[axis] if -data.ndim <= axis < data.ndim else 0
         return rows > 0 and data.size // rows * indices.size <= LARGEST_CONSTANT
-    if node.op_type in COUNTING or node.op_type in DECIDING:
-        return math.prod(array.size for array in given) <= LARGEST_CONSTANT
-    return True
+    if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
+        data, sizes = (given if len(given) == 2 else [np.empty(1), *given])[:2]
+        counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else []
+        return math.prod(count for count in [data.size, *counts] if count) <= LARGEST_CONSTANT
+    if node.op_type == "ReduceProd" or node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear"):
+        return True
+    try:
+        return math.prod(np.broadcast_shapes(*(array.shape for array in given))) <= LARGEST_CONSTANT
+    except ValueError:  # the node cannot take them
+        return False
 
 
 def _is_split_oddly(node: Any) -> bool:

@@ -1,21 +1,25 @@
-"""A layer from an LSTM or GRU node of ONNX's: its attributes and inputs, and what cannot be expressed."""
+"""A layer from an LSTM, GRU or RNN node of ONNX's: its attributes and inputs, and what cannot be expressed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..activations import Activation
+from ..activations import parts as parts_of
 from ..layers import Bidirectional, Layer
 from ..optable import Array
+from .onnx_activations import read_activations, refuse_clip
 from .onnx_graph import FOLDED, QUANTIZED, Graph, is_quantized, is_recurrent
-from .shared import ConversionError, check_shapes, make_cell, read_arrays
+from .shared import KINDS, ORDERS, Cell, ConversionError, check_shapes, make_cell, read_arrays, reorder
 
 _PLACES = {
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
     "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
 }
+_PLACES["RNN"] = _PLACES["GRU"]
 _PLACES[QUANTIZED] = (*_PLACES["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
 _ATTRIBUTES = {
     "activation_alpha": "FLOATS",
@@ -29,7 +33,8 @@ _ATTRIBUTES = {
     "linear_before_reset": "INT",
     "output_sequence": "INT",
 }
-_ARGUMENTS = {"sequence_lens": "lengths", "initial_h": "state", "initial_c": "state"}  # of a layer's calls
+_STATES = {"initial_h": "h", "initial_c": "cs"}
+_ARGUMENTS = {"sequence_lens": "lengths"} | dict.fromkeys(_STATES, "state")  # of a layer's calls
 
 
 class Remark(NamedTuple):
@@ -40,6 +45,8 @@ class Remark(NamedTuple):
     """Those from which the node has lengths and states."""
     arguments: set[str]
     """What these are in a call."""
+    learned: list[str]
+    """The states that are constants."""
     quantized: bool
 
 
@@ -48,24 +55,33 @@ def key_of(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
-def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> Layer:
-    """The layer of a node in a graph, whose weights are constants there."""
+def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> tuple[Layer, Any]:
+    """The layer of a node in a graph, whose weights are constants there, and the state that it starts from."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
     return from_node(caller, node, values, graph, remarks)
 
 
-def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]) -> Layer:
-    """The layer of a node with the values that its inputs are known to have; what is left to calls is a remark."""
+def from_node(
+    caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]
+) -> tuple[Layer, Any]:
+    """The layer of a node with the values that its inputs are known to have, and the state that it starts from.
+
+    What is left to calls is a remark.
+    """
     if not is_recurrent(source):
         raise ConversionError(
-            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM or GRU"
+            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
         )
     what, places = f"{caller}: {source.op_type} {source.name!r}", _PLACES[source.op_type]
     kind = "LSTM" if is_quantized(source) else source.op_type
     attributes = _read_attributes(what, source)
     direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
     directions = 2 if direction == "bidirectional" else 1
-    _refuse(what, kind, attributes, direction)
+    coupled = "input_forget" in attributes and attributes["input_forget"].i != 0
+    if coupled and kind != "LSTM":
+        raise ConversionError(f"{what} has input_forget={attributes['input_forget'].i}, which only an LSTM has")
     reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
     if len(source.input) > len(places):
         raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
@@ -78,7 +94,7 @@ def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph 
         raise ValueError(f"{what} has no {' and no '.join(missing)}")
     found = {place: values[given[place]] for place in weights}
     arrays = read_arrays(what, _dequantized(what, found) if is_quantized(source) else found)
-    gates = 4 if kind == "LSTM" else 3
+    gates = next(gates for gates, name in KINDS.items() if name == kind)
     W, R = arrays["W"], arrays["R"]
     hidden = R.shape[-1] if R.ndim == 3 else 0
     if "hidden_size" in attributes and attributes["hidden_size"].i != hidden:
@@ -89,17 +105,30 @@ def from_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph 
     check_shapes(what, {"B": (B, (directions, 2 * columns))})
     if "P" in arrays:
         check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
-    cells = []
-    for d in range(directions):
-        peepholes = arrays["P"][d] if "P" in arrays else None
-        parts = W[d].T, R[d].T, B[d, :columns], B[d, columns:], peepholes
-        cells.append(make_cell(f"ONNX {kind}", *parts, reset_after=reset_after, reverse=direction == "reverse"))
-    left = _left_to_calls(given, values, graph)
-    if left or is_quantized(source):
-        places_left = [_described(place, given[place], places.index(place), graph) for place in left]
+    activations = read_activations(what, kind, attributes, directions, W.dtype)
+    if "clip" in attributes:
+        refuse_clip(what, attributes["clip"].f, [each for cell in activations for each in cell.values()], W.dtype)
+    options: dict[str, Any] = {"reset_after": True} if reset_after and kind == "GRU" else {}
+    parts = [W, R, B, *([arrays["P"]] if "P" in arrays else [])]
+    options |= {"coupled": coupled, "reverse": direction == "reverse"}
+    cells = [cell_of(what, kind, [array[d] for array in parts], **options, **activations[d]) for d in range(directions)]
+    batch_first = "layout" in attributes and attributes["layout"].i == 1
+    constants = {
+        place: _learned(what, place, given[place], values, graph, W, hidden, batch_first)
+        for place in _STATES
+        if place in given
+    }
+    states = {place: array for place, array in constants.items() if array is not None}
+    left = [place for place in _left_to_calls(given, values, graph) if place not in states]
+    if left or states or is_quantized(source):
+        texts = [_described(place, given[place], places.index(place), graph) for place in left]
+        learned = [_described(place, given[place], places.index(place), None) for place in states]
         arguments = {_ARGUMENTS[place] for place in left}
-        remarks.append(Remark(what.removeprefix(f"{caller}: "), places_left, arguments, is_quantized(source)))
-    return cells[0] if directions == 1 else Bidirectional(*cells)
+        remarks.append(Remark(what.removeprefix(f"{caller}: "), texts, arguments, learned, is_quantized(source)))
+    firsts = [{_STATES[place]: array[d] for place, array in states.items()} for d in range(directions)]
+    if directions == 1:
+        return cells[0], firsts[0]
+    return Bidirectional(*cells), firsts
 
 
 def _read_attributes(what: str, node: Any) -> dict[str, Any]:
@@ -114,27 +143,42 @@ def _read_attributes(what: str, node: Any) -> dict[str, Any]:
     return attributes
 
 
-def _refuse(what: str, kind: str, attributes: Mapping[str, Any], direction: str) -> None:
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
-    if "clip" in attributes:
-        raise ConversionError(
-            f"{what} has clip={attributes['clip'].f:g}, which limits what goes into the gates; the cell_clip of an LSTM"
-            f" here limits the cell state. If the limit is never reached, remove the attribute"
-        )
-    defaults = ["sigmoid", "tanh", "tanh"] if kind == "LSTM" else ["sigmoid", "tanh"]
-    defaults *= 2 if direction == "bidirectional" else 1
-    if "activations" in attributes:
-        activations = [activation.decode() for activation in attributes["activations"].strings]
-        if [activation.lower() for activation in activations] != defaults:
-            raise ConversionError(
-                f"{what} has activations={activations}; only Sigmoid for the gates and Tanh elsewhere can be expressed"
-            )
-    if "input_forget" in attributes and attributes["input_forget"].i:
-        raise ConversionError(
-            f"{what} has input_forget=1, which couples the input gate to the forget gate; the gates of the block cells"
-            f" are independent"
-        )
+def cell_of(what: str, kind: str, arrays: Sequence[Array], *, coupled: bool = False, **options: Any) -> Cell:
+    """A cell of one direction's W, R, B and perhaps P."""
+    W, R, B, *P = arrays
+    Wb, Rb = np.split(B, 2)
+    if coupled:
+        Wb, Rb, W, R = (_without_forget(array) for array in (Wb, Rb, W, R))
+        Wb[: len(Wb) // 3] += forget_shift(what, options.get("recurrent_activation", "sigmoid"))
+        P = [np.concatenate([-array[: len(array) // 3], array[len(array) // 3 : -len(array) // 3]]) for array in P]
+        return make_cell("ONNX coupled LSTM", W.T, R.T, Wb, Rb, peepholes=P[0] if P else None, **options)
+    peepholes = reorder(P[0], ORDERS["ONNX peepholes"], ORDERS["peepholes"]) if P else None
+    return make_cell(f"ONNX {kind}", W.T, R.T, Wb, Rb, peepholes=peepholes, **options)
+
+
+def _without_forget(array: Array) -> Array:
+    """Of the rows of i, o, f and c those of f = 1 - i, which are those of i negated; of o; and of c."""
+    i, o, _, c = np.split(array, 4)
+    return np.concatenate([-i, o, c])
+
+
+def with_forget(array: Array) -> Array:
+    """The reverse; the rows of f are zero."""
+    f, o, c = np.split(array, 3)
+    return np.concatenate([-f, o, np.zeros_like(f), c])
+
+
+def forget_shift(what: str, activation: Activation) -> float:
+    """What is added to the negated i, so that its activation is 1 less that of i."""
+    name, values = parts_of(activation)
+    if name == "sigmoid":
+        return 0.0
+    if name == "hard_sigmoid" and values[0] != 0:  # 1 - (scale z + shift) = scale (-z + (1 - 2 shift) / scale) + shift
+        return (1 - 2 * values[1]) / values[0]
+    raise ConversionError(
+        f"{what} has input_forget=1 and the activation {name!r} for its gates: f = 1 - i then has another form than i;"
+        f" expected sigmoid or hard_sigmoid"
+    )
 
 
 def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
@@ -142,6 +186,33 @@ def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
     origins = graph.origins(name, ())[1] if graph is not None else []
     source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
     return f"{place} {name!r} (input[{k}]{source})"
+
+
+def _learned(
+    what: str, place: str, name: str, values: Mapping[str, Any], graph: Graph | None, W: Array, hidden: int,
+    batch_first: bool,
+) -> Array | None:  # fmt: skip
+    """An initial state [D,B,H] that is constant and not zero, or None. It has one row if all rows are equal."""
+    if name in values:
+        array = read_arrays(what, {"W": W[:0], place: values[name]})[place]
+        if not np.any(array):
+            return None
+        form = (None, len(W), hidden) if batch_first else (len(W), None, hidden)
+        check_shapes(what, {place: (array, form)}, "B")
+        tried = [array]
+    elif graph is not None:  # perhaps it has as many rows as the batch
+        tried = [found for size in (2, 3) if (found := graph.constant(name, size)) is not None]
+        if len(tried) < 2 or any(array.ndim != 3 or array.dtype != W.dtype for array in tried):
+            return None
+    else:
+        return None
+    arrays = [array.swapaxes(0, 1) if batch_first else array for array in tried]
+    if any(array.size == 0 or array.shape[::2] != (len(W), hidden) for array in arrays):
+        return None
+    row = arrays[0][:, :1]
+    if all(np.all(array == row) for array in arrays):
+        return row if np.any(row) else None
+    return arrays[0] if all(np.array_equal(array, arrays[0]) for array in arrays) else None
 
 
 def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:

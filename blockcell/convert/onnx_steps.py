@@ -20,8 +20,8 @@ _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by O
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
-def from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark]) -> Layer | dict[str, Layer]:
-    """The layers of a model's graphs, put together where nothing else is between them."""
+def from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark]) -> tuple[Layer | dict[str, Layer], Any]:
+    """The layers of a model's graphs, put together where nothing else is between them, and what they start from."""
     steps: dict[str, Step] = {}
     outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks).add()]
     return assemble(caller, steps, outputs, stacklevel=4, hint=_named_by_torch(graphs[0]))
@@ -135,7 +135,7 @@ class GraphSteps:
         return None
 
     def _add_recurrent(self, node: Any) -> None:
-        layer = from_graph_node(self.caller, self.graph, node, self.remarks)
+        layer, first = from_graph_node(self.caller, self.graph, node, self.remarks)
         attributes = {attribute.name: attribute for attribute in node.attribute}
         batch_first = "layout" in attributes and attributes["layout"].i == 1
         source = self._source(node.input[0])
@@ -148,7 +148,7 @@ class GraphSteps:
             self.taken += self.graph.origins(name, self.sources)[0]
         outputs = [*node.output, "", ""]
         Y, Y_h = outputs[:2]
-        key = self._put(node, node.output, inputs, layer=layer)
+        key = self._put(node, node.output, inputs, layer=layer, first=first)
         self.states |= {name for name in node.output[1:] if name}
         backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
         shape = len(backwards), layer.hidden_size

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, LSTM, Bidirectional
+from ..layers import GRU, LSTM, RNN, Bidirectional
 from ..optable import DTYPE_NAMES, DTYPES, Array
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
     "LSTM": "icfo",  # the default of blockcell's layer
+    "coupled LSTM": "cfo",
     "GRU": "ruc",
+    "RNN": "c",
     "TF1 LSTM": "icfo",
     "Keras LSTM": "ifco",
     "Keras GRU": "urc",  # Keras writes z for u and h for c
+    "Keras RNN": "c",
     "PyTorch LSTM": "ifco",
     "PyTorch GRU": "ruc",  # PyTorch writes z for u and n for c
+    "PyTorch RNN": "c",
     "ONNX LSTM": "iofc",
+    "ONNX coupled LSTM": "foc",  # once i has become f
     "ONNX GRU": "urc",  # likewise
+    "ONNX RNN": "c",
     "peepholes": "ifo",
     "ONNX peepholes": "iof",
 }
 
-KINDS = {4: "LSTM", 3: "GRU"}  # by the number of gates, the candidate among them
+KINDS = {4: "LSTM", 3: "GRU", 1: "RNN"}  # by the number of gates, the candidate among them
+SPLIT = {"w", "b", "w_ru", "w_c", "b_ru", "b_c", "b_hc", "reset_after", "forget_bias", "gate_order"}
+"""The arguments of cells that `split_cell` puts into its results."""
 
-Cell = LSTM | GRU
+Cell = LSTM | GRU | RNN
 
 
 class ConversionError(ValueError):
@@ -47,50 +56,59 @@ def make_cell(
     recurrent: Array,
     bias: Array,
     recurrent_bias: Array | None = None,
-    peepholes: Array | None = None,
     *,
+    peepholes: Array | None = None,
     reset_after: bool = False,
-    reverse: bool = False,
+    **options: Any,
 ) -> Cell:
     """A layer from weights [I,.], [H,.], [.] and [.], with the gates in the order of a source such as "ONNX LSTM".
 
-    Of the two biases, layers here have the sum; only the candidate of a GRU with reset_after has both.
+    Of the two biases, layers here have the sum; only the candidate of a GRU with reset_after has both. Peepholes are
+    those of i, f and o, without i if gates are coupled. The options are the layer's.
     """
-    kind, hidden = source.split()[1], len(recurrent)
+    kind = source.split(maxsplit=1)[1]
     w, b = (reorder(a, ORDERS[source], ORDERS[kind]) for a in (np.concatenate([kernel, recurrent]), bias))
     b_h = np.zeros_like(b) if recurrent_bias is None else reorder(recurrent_bias, ORDERS[source], ORDERS[kind])
     if kind == "GRU":
+        gates = 2 * len(recurrent)
         if reset_after:
-            b[: 2 * hidden] += b_h[: 2 * hidden]
+            b[:gates] += b_h[:gates]
         else:
             b += b_h
-        weights = w[:, : 2 * hidden], w[:, 2 * hidden :], b[: 2 * hidden], b[2 * hidden :]
-        b_hc = b_h[2 * hidden :] if reset_after else None
-        return GRU(*weights, reset_after=reset_after, b_hc=b_hc, reverse=reverse)
+        weights = w[:, :gates], w[:, gates:], b[:gates], b[gates:]
+        return GRU(*weights, reset_after=reset_after, b_hc=b_h[gates:] if reset_after else None, **options)
     b += b_h
-    if peepholes is None:
-        return LSTM(w, b, reverse=reverse)
-    wci, wcf, wco = np.split(reorder(peepholes, ORDERS["ONNX peepholes"], ORDERS["peepholes"]), 3)
-    return LSTM(w, b, wci=wci, wcf=wcf, wco=wco, reverse=reverse)
+    if kind == "RNN":
+        return RNN(w, b, **options)
+    coupled = kind == "coupled LSTM"
+    if peepholes is not None:
+        names = ("wcf", "wco") if coupled else ("wci", "wcf", "wco")
+        options |= dict(zip(names, np.split(peepholes, len(names)), strict=True))
+    return LSTM(w, b, coupled=coupled, **options)
 
 
-def split_cell(cell: Cell, target: str) -> tuple[Array, Array, Array, Array]:
+def split_cell(
+    caller: str, cell: Cell, target: str, source: str, takes: Collection[str]
+) -> tuple[Array, Array, Array, Array]:
     """The reverse of `make_cell`: kernel [I,.], recurrent kernel [H,.], bias with forget_bias, and recurrent bias.
 
-    The recurrent bias is zero but for the candidate of a GRU with reset_after, so that sums are exact.
+    The recurrent bias is zero but for the candidate of a GRU with reset_after, so that sums are exact. What the cell
+    has besides these, and the target, by its name in messages, does not take, is refused.
     """
+    refuse_others(caller, cell, target, {*SPLIT, *takes})
     weights = cell.weights
     if isinstance(cell, GRU):
         parts, order = (("w_ru", "w_c"), ("b_ru", "b_c")), ORDERS["GRU"]
         w, b = (np.concatenate([weights[name] for name in names], axis=-1) for names in parts)
     else:
-        w, b, order = weights["w"], weights["b"], cell.gate_order
-    w, b = (reorder(a, order, ORDERS[target]) for a in (w, b))
+        w, b = weights["w"], weights["b"]
+        order = ORDERS["RNN"] if isinstance(cell, RNN) else ORDERS["coupled LSTM"] if cell.coupled else cell.gate_order
+    w, b = (reorder(a, order, ORDERS[source]) for a in (w, b))
     b_h = np.zeros_like(b)
     if isinstance(cell, LSTM):
-        b[gate_slice(target, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
-    elif cell.reset_after:
-        b_h[gate_slice(target, "c", cell.hidden_size)] = weights["b_hc"]
+        b[gate_slice(source, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
+    elif isinstance(cell, GRU) and cell.reset_after:
+        b_h[gate_slice(source, "c", cell.hidden_size)] = weights["b_hc"]
     return w[: cell.input_size], w[cell.input_size :], b, b_h
 
 
@@ -103,46 +121,45 @@ def cells_of(caller: str, layer: Any) -> tuple[Cell, ...]:
     """The cell, or both cells of a bidirectional layer."""
     cells = []
     for cell in (layer.fw, layer.bw) if isinstance(layer, Bidirectional) else (layer,):
-        if not isinstance(cell, (LSTM, GRU)):
-            expected = "expected a blockcell.LSTM, GRU or Bidirectional of one of them"
+        if not isinstance(cell, (LSTM, GRU, RNN)):
+            expected = "expected a blockcell.LSTM, GRU, RNN or Bidirectional of one of them"
             raise TypeError(f"{caller}: the layer is of type {type(cell).__name__}; {expected}")
         cells.append(cell)
     return tuple(cells)
 
 
-def has_peepholes(cell: Cell) -> bool:
-    return "wci" in cell.weights
+def clips(limit: float) -> bool:
+    """Whether a limit limits anything."""
+    return limit > 0 and math.isfinite(limit)
 
 
-def clips(cell: Cell) -> bool:
-    return isinstance(cell, LSTM) and cell.cell_clip > 0 and math.isfinite(cell.cell_clip)
+_UNUSUAL = {  # what is said of arguments that are not the defaults
+    "wci": "the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)",
+    "w_p": "the LSTM has a projection, w_p, {target} has none; a torch.nn.LSTM has (to_torch)",
+    "coupled": "the LSTM has coupled=True, so its input gate is 1 - f; {target} has no such thing; an ONNX node has"
+    " (to_onnx)",
+    "cell_clip": "the LSTM clips its cell state at {value:g}; {target} does not. If the limit is never reached, make"
+    " the layer anew with cell_clip=0",
+    "proj_clip": "the LSTM clips its output at {value:g}; {target} does not. If the limit is never reached, make the"
+    " layer anew with proj_clip=0",
+    "reverse": "the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert that,"
+    " and turn {target}'s input and output around: y = layer(x[::-1])[::-1]",
+}
+_UNUSUAL |= dict.fromkeys(("wcf", "wco"), _UNUSUAL["wci"])
 
 
-def refuse_variants(caller: str, cell: Cell) -> None:
-    """Refuse LSTMs of another form than those of four gates whose output is h."""
-    if not isinstance(cell, LSTM):
-        return
-    if cell.coupled:
-        raise ConversionError(f"{caller}: the LSTM has coupled=True, so its input gate is 1 - f; expected four gates")
-    if "w_p" in cell.weights:
-        raise ConversionError(f"{caller}: the LSTM has a projection, w_p; expected one without")
-
-
-def refuse_extras(caller: str, cell: Cell, target: str) -> None:
-    """Refuse what layers of blockcell have and most others do not."""
-    refuse_variants(caller, cell)
-    if cell.reverse:
-        raise ConversionError(
-            f"{caller}: the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert"
-            f" that, and turn {target}'s input and output around: y = layer(x[::-1])[::-1]"
-        )
-    if has_peepholes(cell):
-        raise ConversionError(f"{caller}: the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)")
-    if isinstance(cell, LSTM) and clips(cell):
-        raise ConversionError(
-            f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; {target} does not. If the limit is never"
-            f" reached, make the layer anew with cell_clip=0"
-        )
+def refuse_others(caller: str, cell: Cell, target: str, takes: Collection[str]) -> None:
+    """Refuse what a cell has and the target does not take: arguments that are not the defaults, weights among them."""
+    parameters = inspect.signature(type(cell)).parameters
+    for name, value in cell._arguments().items():
+        is_weight = isinstance(value, np.ndarray)
+        if name in takes or (name.endswith("_clip") and not clips(value)):
+            continue
+        if not is_weight and name in parameters and value == parameters[name].default:
+            continue
+        shown = f"the weights {name}" if is_weight else f"{name}={value!r}"
+        text = _UNUSUAL.get(name, f"the {type(cell).__name__} has {shown}, {target} has no such thing")
+        raise ConversionError(f"{caller}: {text.format(value=value, target=target)}")
 
 
 def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:
@@ -178,22 +195,23 @@ def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def count_gates(caller: str, name: str, recurrent: Array, axis: int, known: Iterable[int] = (3, 4)) -> int:
-    """How many gates a recurrent kernel has: 4 for an LSTM, 3 for a GRU."""
+def count_gates(caller: str, name: str, recurrent: Array, axis: int) -> int:
+    """How many gates a recurrent kernel has: 4 for an LSTM, 3 for a GRU, 1 for an RNN."""
     if recurrent.ndim == 2:
-        for gates in known:
+        for gates in (3, 4, 1):
             if recurrent.shape[axis] == gates * recurrent.shape[1 - axis]:
                 return gates
-    forms = ("(H, 4H)", "(H, 3H)") if axis == 1 else ("(4H, H)", "(3H, H)")
-    form = "{} for an LSTM or {} for a GRU".format(*forms)
+    forms = ("(H, 4H)", "(H, 3H)", "(H, H)") if axis == 1 else ("(4H, H)", "(3H, H)", "(H, H)")
+    form = "{} for an LSTM, {} for a GRU or {} for an RNN".format(*forms)
     raise ValueError(f"{caller}: {name} has shape {recurrent.shape}; expected {form}")
 
 
-def check_shapes(caller: str, arrays: Mapping[str, tuple[Array, tuple[int | None, ...]]]) -> None:
+def check_shapes(caller: str, arrays: Mapping[str, tuple[Array, tuple[int | None, ...]]], letter: str = "I") -> None:
+    """Refuse other shapes; where None is expected, which messages call by the letter, any size will do."""
     for name, (array, expected) in arrays.items():
         fits = array.ndim == len(expected) and all(
             size in (None, found) for size, found in zip(expected, array.shape, strict=True)
         )
         if not fits:
-            form = str(expected).replace("None", "I")
+            form = str(expected).replace("None", letter)
             raise ValueError(f"{caller}: {name} has shape {array.shape}; expected {form}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 
-from ..layers import GRU, Bidirectional, Dense, Layer, Stack
+from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
+from .models import Step, assemble, state_of
 from .shared import (
     KINDS,
     Cell,
@@ -22,17 +23,28 @@ from .shared import (
     make_cell,
     read_arrays,
     read_names,
-    refuse_extras,
     split_cell,
 )
 
 
 @overload
-def from_torch(source: Any, *, prefix: str) -> Layer: ...
+def from_torch(
+    source: Any, *, prefix: str | None = None, nonlinearity: str | None = None, initial_state: Sequence[str]
+) -> tuple[Any, Any]: ...
 @overload
-def from_torch(source: Any, *, prefix: None = None) -> Any: ...
-def from_torch(source: Any, *, prefix: str | None = None) -> Any:
-    """A layer with the weights of a ``torch.nn.LSTM`` or ``GRU``, or of a whole model.
+def from_torch(source: Any, *, prefix: str, nonlinearity: str | None = None, initial_state: None = None) -> Layer: ...
+@overload
+def from_torch(
+    source: Any, *, prefix: None = None, nonlinearity: str | None = None, initial_state: None = None
+) -> Any: ...
+def from_torch(
+    source: Any,
+    *,
+    prefix: str | None = None,
+    nonlinearity: str | None = None,
+    initial_state: Sequence[str] | None = None,
+) -> Any:
+    """A layer with the weights of a ``torch.nn.LSTM``, ``GRU`` or ``RNN``, or of a whole model.
 
     .. code-block:: python
 
@@ -43,33 +55,41 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
     source : mapping of str to array_like, or module
         A state_dict, or anything like it (safetensors, numpy arrays), with PyTorch's names: ``weight_ih_l0``,
         ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on.
-        The names of ``torch.nn.LSTMCell`` and ``GRUCell``, without ``_l0``, are taken too.
+        The names of ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell``, without ``_l0``, are taken too.
     prefix : str, optional
-        What the names of one LSTM, GRU or Linear begin with. None converts all.
+        What the names of one LSTM, GRU, RNN or Linear begin with. None converts all.
+    nonlinearity : {"tanh", "relu"}, optional
+        That of plain RNNs, which a state_dict does not tell. None takes it from the module, and is "tanh" where there
+        is none, with a warning.
+    initial_state : sequence of str, optional
+        The names of the parameters that the one LSTM, GRU or RNN starts from, which PyTorch leaves to each model: first
+        h, then c of an LSTM, such as ``("h0", "c0")``. What is returned is then ``(layer, state)``, and calls take the
+        state for any batch: ``y, last = layer(x, state)``. Shapes are those of torch.nn, (num_layers * D, 1, H), or the
+        same without the batch.
 
     Returns
     -------
-    LSTM, GRU, Bidirectional, Stack, Dense, or dict of str to Layer
-        A `Stack` for more than one layer. A GRU has ``reset_after=True``.
+    LSTM, GRU, RNN, Bidirectional, Stack, Dense, or dict of str to Layer
+        A `Stack` for more than one layer. A GRU has ``reset_after=True``, an LSTM with ``proj_size`` has `w_p`.
 
-        If there are several LSTMs and GRUs, a dict of them by their prefixes: neither a state_dict nor a module tells
-        in which order its ``forward`` calls them. Only of a ``torch.nn.Sequential`` that is known. If there is nothing
-        between them but Dropout and Identity, it becomes a `Stack`, to which Linears before and behind them, and the
-        activations of these, belong.
+        If there are several LSTMs, GRUs and RNNs, a dict of them by their prefixes: neither a state_dict nor a module
+        tells in which order its ``forward`` calls them. Only of a ``torch.nn.Sequential`` that is known. If there is
+        nothing between them but Dropout and Identity, it becomes a `Stack`, to which Linears before and behind them,
+        and the activations of these, belong.
 
     Warns
     -----
     UserWarning
-        Without a prefix, what else there is and was left out.
+        Without a prefix, what else there is and was left out. Of plain RNNs, that their nonlinearity is not known.
 
     Raises
     ------
     TypeError
         The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
     ConversionError
-        A plain RNN; a projection (``proj_size``); weights that are normalized, in two parts.
+        Weights that are normalized, in two parts.
     ValueError
-        There is no LSTM and no GRU, or none with the prefix; weights are missing or left over, or shapes are wrong.
+        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or left over, or shapes are wrong.
 
     Notes
     -----
@@ -84,28 +104,74 @@ def from_torch(source: Any, *, prefix: str | None = None) -> Any:
     if not isinstance(source, Mapping):
         expected = "expected a module or a state_dict: names and tensors"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
+    if nonlinearity not in (None, "tanh", "relu"):
+        raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
+    found = _found(caller, module, source, prefix, nonlinearity, initial_state or ())
+    return found if initial_state is None else (found, _first_state(caller, source, found, initial_state))
+
+
+def _found(
+    caller: str,
+    module: Any,
+    source: Mapping[str, Any],
+    prefix: str | None,
+    nonlinearity: str | None,
+    initial_state: Sequence[str],
+) -> Layer | dict[str, Layer]:
     groups = _groups(caller, source)
+    activations = _nonlinearities(caller, module, source, groups if prefix is None else [prefix], nonlinearity)
     if prefix is not None:
         if prefix in groups:
-            return _recurrent(caller, source, prefix, groups[prefix])
+            return _recurrent(caller, source, prefix, groups[prefix], activations)
         if f"{prefix}weight" in source:
             return _dense(caller, source, prefix)
-        raise ValueError(f"{caller}: no LSTM or GRU has the prefix {prefix!r}; there are {[*groups]}")
+        raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}")
     if is_of(("torch",), type(module), "Linear"):
         return _dense(caller, source, "")
     if not groups:
         inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
         mend = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
         raise ValueError(
-            f"{caller}: expected the weights of an LSTM or a GRU, found none: no name ends in weight_hh_l0{mend}"
+            f"{caller}: expected the weights of an LSTM, a GRU or an RNN, found none: no name ends in weight_hh_l0"
+            f"{mend}"
         )
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
-        result = _add_modules(caller, steps, module, source, groups, "", None)
-        return assemble(caller, steps, [result], stacklevel=3)
-    _add_groups(caller, steps, source, groups)
-    _add_others(steps, source)
-    return assemble(caller, steps, None, stacklevel=3)
+        result = _add_modules(caller, steps, module, source, groups, activations, "", None)
+        return assemble(caller, steps, [result], stacklevel=4)[0]
+    _add_groups(caller, steps, source, groups, activations)
+    others = {name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)}
+    _add_others(steps, others, _like_states(source, groups, others))
+    return assemble(caller, steps, None, stacklevel=4)[0]
+
+
+def _first_state(caller: str, source: Mapping[str, Any], found: Layer | dict[str, Layer], names: Sequence[str]) -> Any:
+    """The state that these parameters are."""
+    if isinstance(found, (dict, Dense)):
+        prefixes = [f"{key}." if key else "" for key in found] if isinstance(found, dict) else []
+        expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM, a GRU or an RNN"
+        raise ValueError(f"{caller}: initial_state is given; expected {expected}")
+    parts = found.layers if isinstance(found, Stack) else (found,)
+    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(caller, part)]
+    sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
+    if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
+        expected = f"expected the names that {' and '.join(sizes)} have in the source, {('h0', 'c0')[: len(sizes)]} say"
+        raise ValueError(f"{caller}: initial_state is {names!r}; {expected}")
+    states: list[dict[str, Array]] = [{} for _ in cells]
+    for name, (field, size) in zip(names, sizes.items(), strict=True):
+        array = read_arrays(caller, {"its weights": np.empty(0, cells[0].dtype), name: source[name]})[name]
+        rows = array[:, None] if array.shape == (len(cells), size) else array
+        if rows.ndim != 3 or rows.shape[::2] != (len(cells), size) or not rows.size:
+            expected = f"expected ({len(cells)}, 1, {size}) or ({len(cells)}, {size})"
+            raise ValueError(f"{caller}: {name} has shape {array.shape}; {expected}")
+        for state, part in zip(states, rows, strict=True):
+            state[field] = part
+    left = iter(states)
+    first = [
+        [next(left), next(left)] if isinstance(part, Bidirectional) else None if isinstance(part, Dense) else next(left)
+        for part in parts
+    ]
+    return state_of(caller, found, first if isinstance(found, Stack) else first[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -115,7 +181,7 @@ _NOTHING = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Iden
 
 
 def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The names of the weights of LSTMs and GRUs, by prefix and without it."""
+    """The names of the weights of LSTMs, GRUs and RNNs, by prefix and without it."""
     groups: dict[str, set[str]] = {}
     for name in read_names(caller, source):
         if match := _NORMS.match(name):
@@ -142,6 +208,7 @@ def _add_modules(
     module: Any,
     source: Mapping[str, Any],
     groups: Mapping[str, set[str]],
+    activations: Mapping[str, str],
     prefix: str,
     last: str | None,
 ) -> str | None:
@@ -150,44 +217,84 @@ def _add_modules(
         key, kind = prefix + name, type(child).__name__
         known = is_of(("torch", "blockcell"), type(child), kind)
         if known and kind == "Sequential":
-            last = _add_modules(caller, steps, child, source, groups, f"{key}.", last)
+            last = _add_modules(caller, steps, child, source, groups, activations, f"{key}.", last)
             continue
         step = Step(f"{key} ({kind})", (last,))
         if known and f"{key}." in groups:
-            step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."]))
+            step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."], activations))
         elif known and kind == "Linear":
             step = step._replace(layer=_dense(caller, source, f"{key}."))
         elif known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
             step = step._replace(activation=kind.lower())
         else:  # perhaps a module of the user's own with layers in it
-            _add_groups(caller, steps, source, {p: n for p, n in groups.items() if p.startswith(f"{key}.")})
+            inner = {p: n for p, n in groups.items() if p.startswith(f"{key}.")}
+            _add_groups(caller, steps, source, inner, activations)
         steps[key] = step._replace(nothing=known and kind in _NOTHING)
         last = key
     return last
 
 
-def _add_groups(caller: str, steps: dict[str, Step], source: Mapping[str, Any], groups: Mapping[str, set[str]]) -> None:
-    """Add LSTMs and GRUs in an unknown order."""
+def _add_groups(
+    caller: str,
+    steps: dict[str, Step],
+    source: Mapping[str, Any],
+    groups: Mapping[str, set[str]],
+    activations: Mapping[str, str],
+) -> None:
+    """Add LSTMs, GRUs and RNNs in an unknown order."""
     for prefix, names in groups.items():
         key = prefix.removesuffix(".")
-        steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names))
+        steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names, activations))
 
 
-def _add_others(steps: dict[str, Step], source: Mapping[str, Any]) -> None:
-    """Add what has other weights."""
+def _nonlinearities(
+    caller: str, module: Any, source: Mapping[str, Any], prefixes: Iterable[str], given: str | None
+) -> dict[str, str]:
+    """The activations of plain RNNs by prefix."""
+    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
+    found, unknown = {}, []
+    for prefix in prefixes:
+        kernels = [np.shape(source[name]) for name in (f"{prefix}weight_hh_l0", f"{prefix}weight_hh") if name in source]
+        if [size[:1] for size in kernels] != [size[1:] for size in kernels] or not kernels:
+            continue
+        known = getattr(modules.get(prefix.removesuffix(".")), "nonlinearity", None)
+        if given is None and known not in ("tanh", "relu"):
+            unknown.append(prefix)
+        found[prefix] = str(given or (known if known in ("tanh", "relu") else "tanh"))
+    if unknown:
+        warnings.warn(
+            f"{caller}: weights do not tell the nonlinearity of plain RNNs; here it is tanh:"
+            f" {', '.join(map(repr, unknown))}. Pass nonlinearity='tanh' or 'relu'",
+            stacklevel=4,
+        )
+    return found
+
+
+def _like_states(source: Mapping[str, Any], groups: Mapping[str, set[str]], others: Mapping[str, Any]) -> list[str]:
+    """The names of what may be the states that the only module starts from."""
+    kernels = [prefix + name for prefix, names in groups.items() for name in names if name.startswith("weight_hh")]
+    shape = (len(kernels), 1, *np.shape(source[kernels[0]])[1:]) if kernels else ()
+    return [name for name, value in others.items() if len(groups) == 1 and np.shape(value) == shape]
+
+
+def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[str]) -> None:
+    """Add what has other weights; some may be states."""
     others: dict[str, list[str]] = {}
     for name in source:
-        if not _NAME.match(name):
-            module, _, leaf = name.rpartition(".")
-            others.setdefault(module, []).append(leaf)
+        module, _, leaf = name.rpartition(".")
+        others.setdefault(module, []).append(leaf)
     for module, leaves in others.items():
-        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None)
+        has_states = any(f"{module}.{leaf}".removeprefix(".") in states for leaf in leaves)
+        hint = f"if that is what it starts from, pass initial_state={tuple(states)}" if has_states else ""
+        steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)
 
 
-def _recurrent(caller: str, source: Mapping[str, Any], prefix: str, names: set[str]) -> Layer:
+def _recurrent(
+    caller: str, source: Mapping[str, Any], prefix: str, names: set[str], activations: Mapping[str, str]
+) -> Layer:
     layers: list[Layer] = []
     for suffixes in _suffixes(caller, prefix, names):
-        cells = [_cell(caller, source, prefix, suffix) for suffix in suffixes]
+        cells = [_cell(caller, source, prefix, suffix, activations) for suffix in suffixes]
         layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
 
@@ -203,16 +310,13 @@ def _dense(caller: str, source: Mapping[str, Any], prefix: str) -> Dense:
 
 def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
     """The endings of the names, by layer and direction; an error if a name is missing or one is left over."""
-    if projections := sorted(name for name in names if name.startswith("weight_hr")):
-        raise ConversionError(
-            f"{caller}: {prefix}{projections[0]} is a projection (proj_size), which the block cells do not have; train"
-            f" with proj_size=0"
-        )
     numbers = [int(match[1]) for name in names if (match := re.search(r"_l(\d+)(_reverse)?$", name))]
     directions = ["", "_reverse"] if any(name.endswith("_reverse") for name in names) else [""]
     kinds = ["weight_ih", "weight_hh"]
     if any(name.startswith("bias") for name in names):
         kinds += ["bias_ih", "bias_hh"]
+    if any(name.startswith("weight_hr") for name in names):
+        kinds.append("weight_hr")
     left, suffixes = set(names), []
     for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
         suffixes.append([layer + direction for direction in directions])
@@ -225,12 +329,12 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
             left.remove(name)
     if left:
         names_left = ", ".join(prefix + name for name in sorted(left))
-        raise ValueError(f"{caller}: {names_left} would be left over; remove what is none of the LSTM's weights")
+        raise ValueError(f"{caller}: {names_left} would be left over; remove what is none of its weights")
     return suffixes
 
 
 def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
-    """The weights under the names of a state_dict of ``torch.nn.LSTM``, ``GRU`` or ``Linear``.
+    """The weights under the names of a state_dict of ``torch.nn.LSTM``, ``GRU``, ``RNN`` or ``Linear``.
 
     .. code-block:: python
 
@@ -239,9 +343,11 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
 
     Parameters
     ----------
-    layer : LSTM, GRU, Bidirectional, Stack or Dense
-        A GRU has ``reset_after=True``. A stack's layers are LSTMs or GRUs, all bidirectional or none, and all have one
-        H, as in PyTorch. A Dense's activation is not among its weights.
+    layer : LSTM, GRU, RNN, Bidirectional, Stack or Dense
+        A GRU has ``reset_after=True``. An LSTM with a projection is for ``torch.nn.LSTM(..., proj_size=P)``, an RNN for
+        ``torch.nn.RNN`` with its activation as `nonlinearity`, which is not among the weights. A stack's layers are of
+        one kind, all bidirectional or none, and all have one H, as in PyTorch. A Dense's activation is not among its
+        weights.
     prefix : str
         What the names shall begin with.
 
@@ -253,7 +359,8 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
     Raises
     ------
     ConversionError
-        A GRU with ``reset_after=False``; peepholes; a clipped cell state; ``reverse=True``; a stack that is not a
+        A GRU with ``reset_after=False``; peepholes; coupled gates; a clipped cell state or output; activations other
+        than PyTorch's, which are tanh and sigmoid, and of an RNN tanh or relu; ``reverse=True``; a stack that is not a
         single module of PyTorch's.
     """
     caller = "to_torch"
@@ -261,14 +368,23 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         w, b = layer.weights.values()
         return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
-    if len({(type(part), part.hidden_size) for part in layers if isinstance(part, Layer)}) > 1:
+    if any(isinstance(part, Dense) for part in layers):
         raise ConversionError(
-            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM and GRU have one for all"
+            f"{caller}: the stack has a Dense, which is a torch.nn.Linear. Convert layer.layers one by one"
+        )
+    cells = [cells_of(caller, part) for part in layers]
+    if len({(len(each), type(cell), cell.hidden_size, cell.output_size) for each in cells for cell in each}) > 1:
+        raise ConversionError(
+            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have one for all"
             f" of them. Convert layer.layers one by one"
         )
+    if len(found := {cell.activation for each in cells for cell in each}) > 1:
+        raise ConversionError(
+            f"{caller}: the layers have the activations {' and '.join(map(str, found))}; a torch.nn.RNN has one"
+        )
     arrays: dict[str, Array] = {}
-    for k, part in enumerate(layers):
-        for cell, direction in zip(cells_of(caller, part), ("", "_reverse"), strict=False):
+    for k, each in enumerate(cells):
+        for cell, direction in zip(each, ("", "_reverse"), strict=False):
             kind = type(cell).__name__
             if isinstance(cell, GRU) and not cell.reset_after:
                 raise ConversionError(
@@ -276,29 +392,39 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
                     f" product with the recurrent weights, torch.nn.GRU after it: these are different functions, for"
                     f" which no weights are equal. Train with GRU.init(..., reset_after=True)"
                 )
-            refuse_extras(caller, cell, f"torch.nn.{kind}")
-            kernel, recurrent, bias, recurrent_bias = split_cell(cell, f"PyTorch {kind}")
+            takes = {"w_p"} | ({"activation"} if isinstance(cell, RNN) and cell.activation == "relu" else set())
+            split = split_cell(caller, cell, f"torch.nn.{kind}", f"PyTorch {kind}", takes)
+            kernel, recurrent, bias, recurrent_bias = split
             suffix = f"_l{k}{direction}"
             arrays[f"{prefix}weight_ih{suffix}"] = np.ascontiguousarray(kernel.T)
             arrays[f"{prefix}weight_hh{suffix}"] = np.ascontiguousarray(recurrent.T)
             arrays[f"{prefix}bias_ih{suffix}"] = bias
             arrays[f"{prefix}bias_hh{suffix}"] = recurrent_bias
+            if "w_p" in cell.weights:
+                arrays[f"{prefix}weight_hr{suffix}"] = np.ascontiguousarray(cell.weights["w_p"].T)
     return arrays
 
 
-def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str) -> Cell:
-    named = {name: prefix + name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str, activations: Mapping[str, str]) -> Cell:
+    parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    named = {name: prefix + name + suffix for name in parts}
     arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
     kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
-    gates = count_gates(caller, named["weight_hh"], recurrent, axis=0, known=(1, 3, 4))
-    if gates == 1:
-        raise ConversionError(
-            f"{caller}: {named['weight_hh']} has shape {recurrent.shape}, (H, H): a plain RNN, which has no gates;"
-            f" there is no such layer here"
-        )
-    columns = len(recurrent)
+    columns = recurrent.shape[0] if recurrent.ndim == 2 else 0
+    options: dict[str, Any] = {}
+    if (projection := arrays.get(named["weight_hr"])) is not None:
+        gates, size = 4, len(projection) if projection.ndim else 0
+        shapes = {"weight_hr": (projection, (size, columns // 4)), "weight_hh": (recurrent, (columns, size))}
+        check_shapes(caller, {named[name]: shape for name, shape in shapes.items()})
+        options["w_p"] = projection.T
+    else:
+        gates = count_gates(caller, named["weight_hh"], recurrent, axis=0)
     zeros = np.zeros(columns, kernel.dtype)
     biases = {named[name]: arrays.get(named[name], zeros) for name in ("bias_ih", "bias_hh")}
     check_shapes(caller, {named["weight_ih"]: (kernel, (columns, None))})
     check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
-    return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), reset_after=True)
+    if gates == 1:
+        options["activation"] = activations.get(prefix, "tanh")
+    elif gates == 3:
+        options["reset_after"] = True
+    return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), **options)

@@ -76,6 +76,13 @@ def read_array(
     return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
 
 
+def in_rows(value: Any, B: int) -> Any:
+    """An array of one row as one of B rows, all the same; anything else as it is."""
+    if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == 1:
+        return np.broadcast_to(value, (B, value.shape[1]))
+    return value
+
+
 def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
     if len(found) != len(shape):
         return False

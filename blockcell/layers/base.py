@@ -20,7 +20,16 @@ from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
 from .._threads import get_num_threads
 from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
-from .arguments import CallReader, checked_array, in_order, read_array, read_lengths, read_parts, read_switches
+from .arguments import (
+    CallReader,
+    checked_array,
+    in_order,
+    in_rows,
+    read_array,
+    read_lengths,
+    read_parts,
+    read_switches,
+)
 from .masks import CountedSteps, count
 from .packed import Packed, Parts
 from .shared import (
@@ -300,7 +309,7 @@ class Layer(ABC, Generic[S_co]):
             of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
             so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
             order: ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense`
-            may be left out.
+            may be left out. An array of one row, (1, H), is every row's.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. Steps past a row's end take next to no time, in
@@ -785,7 +794,7 @@ class Single(Layer[S_co]):
         if len(value) != len(names):
             raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names) or 'none'}")
         parts = zip(names, value, self._state_sizes, strict=True)
-        return [self._taken(name, array, (batch, size)) for name, array, size in parts]
+        return [self._taken(name, in_rows(array, batch), (batch, size)) for name, array, size in parts]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
@@ -818,6 +827,8 @@ class Single(Layer[S_co]):
             if value is None:
                 arrays.append(np.zeros((B, size), self.dtype))
                 continue
+            if not name.startswith("d_"):  # as a gradient has every row's own
+                value = in_rows(value, B)
             letter = "H" if size == self.hidden_size else "P"
             expected = f"(B, {letter}) = {(B, size)} with B from x, {letter} from the layer"
             arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import types
 
 import generate_layers
@@ -24,13 +25,15 @@ from convert_cases import (
     keras_bidirectional,
     lstm,
     rng,
+    rnn,
     sigmoid,
     stored,
     warned,
 )
 from generate_layers import weights_of
 
-from blockcell import convert
+from blockcell import convert, formulas
+from blockcell.activations import PARAMETERS
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Dense, Stack
 
@@ -52,38 +55,47 @@ def test_stored_keras(case, arrays):
     check_keras(case, arrays)
 
 
-def keras_lstm(x, kernel, recurrent, bias):
-    """keras.layers.LSTM, as its source computes it: gates i, f, c, o."""
+def keras_lstm(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
+    """keras.layers.LSTM, as its source computes it: gates i, f, c, o. `tanh` and `sigmoid` are its two activations."""
     h, c, ys = np.zeros((B, H)), np.zeros((B, H)), []
     for step in x:
         z = step @ kernel + h @ recurrent + bias
         z0, z1, z2, z3 = z[:, :H], z[:, H : 2 * H], z[:, 2 * H : 3 * H], z[:, 3 * H :]
-        c = sigmoid(z1) * c + sigmoid(z0) * np.tanh(z2)
-        h = sigmoid(z3) * np.tanh(c)
+        c = sigmoid(z1) * c + sigmoid(z0) * tanh(z2)
+        h = sigmoid(z3) * tanh(c)
         ys.append(h)
     return np.stack(ys)
 
 
-def keras_gru(x, kernel, recurrent, bias):
+def keras_gru(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
     """keras.layers.GRU with reset_after=False: gates z, r, h."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         m = step @ kernel + bias
         z = sigmoid(m[:, :H] + h @ recurrent[:, :H])
         r = sigmoid(m[:, H : 2 * H] + h @ recurrent[:, H : 2 * H])
-        h = z * h + (1 - z) * np.tanh(m[:, 2 * H :] + (r * h) @ recurrent[:, 2 * H :])
+        h = z * h + (1 - z) * tanh(m[:, 2 * H :] + (r * h) @ recurrent[:, 2 * H :])
         ys.append(h)
     return np.stack(ys)
 
 
-def keras_gru_reset_after(x, kernel, recurrent, bias):
+def keras_gru_reset_after(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
     """keras.layers.GRU with reset_after=True: gates z, r, h, and a bias for either product."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         x_z, x_r, x_h = np.split(step @ kernel + bias[0], 3, axis=-1)
         h_z, h_r, h_h = np.split(h @ recurrent + bias[1], 3, axis=-1)
         z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
-        h = z * h + (1 - z) * np.tanh(x_h + r * h_h)
+        h = z * h + (1 - z) * tanh(x_h + r * h_h)
+        ys.append(h)
+    return np.stack(ys)
+
+
+def keras_simple_rnn(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=None):
+    """keras.layers.SimpleRNN."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        h = tanh(step @ kernel + bias + h @ recurrent)
         ys.append(h)
     return np.stack(ys)
 
@@ -92,6 +104,7 @@ FORMULAS = {  # with the shape of the bias
     "LSTM": (keras_lstm, (4 * H,)),
     "GRU": (keras_gru, (3 * H,)),
     "GRU reset_after": (keras_gru_reset_after, (2, 3 * H)),
+    "SimpleRNN": (keras_simple_rnn, (H,)),
 }
 
 
@@ -124,6 +137,8 @@ def test_to_keras(gate_order):
     np.testing.assert_allclose(keras_lstm(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
     layer = gru(g)
     np.testing.assert_allclose(keras_gru(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
+    layer = rnn(g)
+    np.testing.assert_allclose(keras_simple_rnn(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
     layer = gru(g, reset_after=True)
     np.testing.assert_allclose(keras_gru_reset_after(x, *convert.to_keras(layer)), layer(x)[0], rtol=0, atol=1e-14)
     stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H), gru(g, inputs=H, reset_after=True)])
@@ -132,6 +147,82 @@ def test_to_keras(gate_order):
     assert_same(convert.from_keras(weights), stack)
 
 
+# -------------------------------------------------------------------------------------------------------- activations
+HARD = (("hard_sigmoid", 0.2, 0.5), lambda z: np.clip(0.2 * z + 0.5, 0, 1))  # Keras 2's
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("activation", PARAMETERS)
+def test_keras_activations(activation, name):
+    """By the name that the config has, of a layer; of arrays, by the name that layers here have."""
+    g = rng()
+    formula, bias = FORMULAS[name]
+    weights = [0.5 * g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)]
+    kind, ours = name.split()[0], HARD[0] if activation == "hard_sigmoid" else activation
+    options = {"reset_after": len(bias) == 2, "activation": activation, "recurrent_activation": "hard_sigmoid"}
+    layer = convert.from_keras(keras(kind, weights, **options))
+    assert layer.activation == ours and (kind == "SimpleRNN" or layer.recurrent_activation == HARD[0])
+    x = g.standard_normal((T, B, I))
+    expected = formula(x, *weights, lambda z: formulas.activated(z, ours), HARD[1])
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-13, atol=1e-14)
+    given = {"activation": ours, "recurrent_activation": HARD[0]}
+    assert_same(convert.from_keras(weights, **given), layer)
+    twice = convert.from_keras([weights, [*convert.to_keras(Bidirectional(layer, layer))]][1], **given)
+    assert_same(twice, Bidirectional(layer, layer))
+    if "reset_after" not in name:
+        np.testing.assert_array_equal(convert.to_keras(layer)[2], weights[2])
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("3.15.1", "hard_sigmoid"), ("2.15.0", HARD[0]), ("10.0", "hard_sigmoid")]
+)
+def test_keras_versions_of_hard_sigmoid(version, expected, monkeypatch):
+    """keras's own is relu6(z + 3) / 6 since version 3; tf_keras and the one in TensorFlow stay as they were."""
+    package, module = types.ModuleType("keras"), types.ModuleType("keras.stand_in")
+    package.__version__ = version
+    for each in (package, module):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    exec("def hard_sigmoid(z): ...", vars(module))
+    layer = keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid")
+    assert convert.from_keras(layer).recurrent_activation == HARD[0]
+    layer.recurrent_activation = module.hard_sigmoid
+    assert convert.from_keras(layer).recurrent_activation == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "expected"),
+    [
+        ("LeakyReLU", {"negative_slope": 0.25}, ("leaky_relu", 0.25)),
+        ("LeakyReLU", {"alpha": np.float32(0.5)}, ("leaky_relu", 0.5)),
+        ("ELU", {"alpha": 1.0}, "elu"),
+        ("ReLU", {"max_value": None, "negative_slope": 0.0, "threshold": 0.0}, "relu"),
+        ("ReLU", {"max_value": 6.0, "negative_slope": 0.0, "threshold": 0.0}, None),
+        ("ReLU", {"max_value": None, "negative_slope": 0.5, "threshold": 0.0}, None),
+        ("PReLU", {}, None),
+    ],
+)
+def test_keras_layers_as_activations(kind, config, expected):
+    layer = keras("SimpleRNN", arrays((I, H), (H, H), (H,)))
+    layer.config["activation"] = {"class_name": kind, "config": config}
+    layer.activation = keras(kind)
+    layer.activation.config = config
+    if expected is None:
+        with pytest.raises(
+            ConversionError, match=f"has activation={{'class_name': '{kind}'.* Keras's own tanh, sigmoid"
+        ):
+            convert.from_keras(layer)
+    else:
+        assert convert.from_keras(layer).activation == expected
+
+
+def test_keras_activations_are_those_of_arrays_alone():
+    with pytest.raises(ValueError, match="activation or recurrent_activation is given; expected arrays, as a layer"):
+        convert.from_keras(keras("LSTM", LSTM_ARRAYS), activation="relu")
+    with pytest.raises(ValueError, match="activation is 'gelu'"):
+        convert.from_keras(LSTM_ARRAYS, activation="gelu")
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
 def arrays(*shapes, dtype=np.float32):
     return [np.zeros(shape, dtype) for shape in shapes]
 
@@ -145,15 +236,17 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
     [
         (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
         (lambda: arrays((I, 3 * H), (H, 3 * H), (6 * H,)), "that of Keras 2's CuDNNLSTM and CuDNNGRU"),
-        (lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid"), "'hard_sigmoid'; only Keras"),
-        (lambda: keras("LSTM", LSTM_ARRAYS, activation="relu"), "activation='relu'; only Keras's own 'tanh'"),
+        (
+            lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="gelu"),
+            "recurrent_activation='gelu'; expected one of Keras's own tanh, .* from_keras.layer.get_wei.*, recurrent",
+        ),
         (
             lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
             r"go_backwards=True and return_sequences=True.*x\[::-1\]",
         ),
-        (lambda: keras("SimpleRNN"), "a tf_keras.stand_in.SimpleRNN; expected Keras's LSTM, GRU, Bid"),
+        (lambda: keras("SRU"), "a tf_keras.stand_in.SRU; expected Keras's LSTM, GRU, SimpleRNN, Bid"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
-        (lambda: keras_bidirectional(keras("SimpleRNN"), keras("LSTM")), "neither Keras's LSTM nor its GRU"),
+        (lambda: keras_bidirectional(keras("SRU"), keras("LSTM")), "none of Keras's LSTM, GRU and SimpleRNN"),
         (
             lambda: keras_bidirectional(keras("LSTM", LSTM_ARRAYS, go_backwards=True), keras("LSTM", LSTM_ARRAYS)),
             "a forward layer with go_backwards=True",
@@ -210,7 +303,7 @@ def test_keras_by_name_alone():
             function.__module__ = module
             setattr(layer, name, function)
             with pytest.raises(
-                ConversionError, match=f"has {name}='{own}'( of {module})?; only Keras's own '{own}' can"
+                ConversionError, match=f"has {name}='{own}' of {module}; expected one of Keras's own tanh"
             ):
                 convert.from_keras(layer)
     other = type("LSTM", (type(keras("LSTM")),), {"__module__": __name__})
@@ -218,12 +311,12 @@ def test_keras_by_name_alone():
         ConversionError, match=f"the source is a {__name__}.LSTM; expected Keras's LSTM.*its get_weights"
     ):
         convert.from_keras(other(LSTM_ARRAYS))
-    with pytest.raises(ConversionError, match="is neither Keras's LSTM nor its GRU"):
+    with pytest.raises(ConversionError, match="is none of Keras's LSTM, GRU and SimpleRNN"):
         convert.from_keras(keras_bidirectional(keras("LSTM", LSTM_ARRAYS), other(LSTM_ARRAYS)))
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("gates", [3, 4])
+@pytest.mark.parametrize("gates", [1, 3, 4])
 def test_keras_two_layers_or_two_directions(gates, count):
     """If I = H, the arrays of both have the same shapes."""
     half = arrays((H, gates * H), (H, gates * H), (gates * H,))[:count]
@@ -232,7 +325,8 @@ def test_keras_two_layers_or_two_directions(gates, count):
     ):
         convert.from_keras(half + half, reset_after=False)
     assert isinstance(convert.from_keras([half, half], reset_after=False), Stack)
-    both = keras_bidirectional(*(keras("LSTM" if gates == 4 else "GRU", half, reset_after=False) for _ in "fb"))
+    kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}[gates]
+    both = keras_bidirectional(*(keras(kind, half, reset_after=False) for _ in "fb"))
     assert isinstance(convert.from_keras(both), Bidirectional)
 
 
@@ -354,11 +448,10 @@ def test_keras_weights_of_a_model_itself(kind, form):
 def test_keras_itself_refused():
     layers = pytest.importorskip("keras").layers
     for layer, message in (
-        (layers.LSTM(H, activation="relu"), "activation='relu'"),
-        (layers.LSTM(H, recurrent_activation="hard_sigmoid"), "hard_sigmoid"),
+        (layers.LSTM(H, activation="gelu"), "activation='gelu'"),
+        (layers.LSTM(H, recurrent_activation=lambda z: z), "recurrent_activation="),
         (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),
         (layers.Bidirectional(layers.LSTM(H), merge_mode="sum"), "merge_mode"),
-        (layers.SimpleRNN(H), "SimpleRNN"),
     ):
         layer.build((B, T, I))
         with pytest.raises(ConversionError, match=message):

@@ -144,7 +144,9 @@ def test_keras_model_with_a_call_of_its_own():
     layers[1].name = "a"
     assert converted(convert.from_keras, model, r"c \(Dense\)").keys() == {"a", "a'"}
     model.layers = layers[2:]
-    with pytest.raises(ValueError, match=r"from_keras: expected a model with an LSTM or a GRU, found c \(Dense\)"):
+    with pytest.raises(
+        ValueError, match=r"from_keras: expected a model with an LSTM, a GRU or an RNN, found c \(Dense\)"
+    ):
         convert.from_keras(model)
     model.layers = []
     with pytest.raises(ValueError, match="found an empty one"):
@@ -509,7 +511,9 @@ def test_onnx_left_out_in_short():
     layer = converted(convert.from_onnx, model, f"{twelve}, and 8 more")
     assert_same(layer, convert.from_onnx(helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"]), weights))
     empty = helper.make_model(onnx_graph(nodes[:1], {}, ["X1"], inputs=["X0"]))
-    with pytest.raises(ValueError, match=r"from_onnx: expected a model with an LSTM or a GRU, found X1 \(Exp\)"):
+    with pytest.raises(
+        ValueError, match=r"from_onnx: expected a model with an LSTM, a GRU or an RNN, found X1 \(Exp\)"
+    ):
         convert.from_onnx(empty)
 
 
@@ -565,7 +569,7 @@ def test_keras_models_themselves():
                 np.testing.assert_array_equal(again, expected)
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, I))
-    with pytest.raises(ValueError, match="expected a model with an LSTM or a GRU, found dense"):
+    with pytest.raises(ValueError, match="expected a model with an LSTM, a GRU or an RNN, found dense"):
         convert.from_keras(model)
 
 

@@ -7,12 +7,12 @@ import importlib
 import numpy as np
 import onnx
 import pytest
-from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_weights, rng, warned
+from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_graph, onnx_weights, rng, rnn, warned
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnx_export
-from blockcell import convert
+from blockcell import convert, formulas
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Stack
 
@@ -55,6 +55,23 @@ LAYERS = {
     "reverse lstm": lambda g, dtype: lstm(g, dtype, reverse=True),
     "reverse gru": lambda g, dtype: gru(g, dtype, reverse=True),
     "reverse gru reset after": lambda g, dtype: gru(g, dtype, reset_after=True, reverse=True),
+    "rnn": rnn,
+    "reverse rnn": lambda g, dtype: rnn(g, dtype, reverse=True),
+    "bidirectional rnn": lambda g, dtype: Bidirectional(rnn(g, dtype), rnn(g, dtype)),
+}
+OTHERS = {  # those that onnx.reference does not compute
+    "coupled lstm": lambda g, dtype: lstm(g, dtype, coupled=True, forget_bias=0.5),
+    "coupled lstm peephole": lambda g, dtype: lstm(g, dtype, coupled=True, peephole=True),
+    "coupled lstm hard_sigmoid": lambda g, dtype: lstm(
+        g, dtype, coupled=True, recurrent_activation=("hard_sigmoid", 0.25, 0.375)
+    ),
+    "bidirectional coupled lstm": lambda g, dtype: Bidirectional(*(lstm(g, dtype, coupled=True) for _ in "fb")),
+    "bidirectional rnn, two activations": lambda g, dtype: Bidirectional(
+        rnn(g, dtype, activation="relu"), rnn(g, dtype, activation=("leaky_relu", 0.125))
+    ),
+    "lstm softsign": lambda g, dtype: lstm(g, dtype, activation="softsign", recurrent_activation="softplus"),
+    "reverse gru elu": lambda g, dtype: gru(g, dtype, reverse=True, activation=("elu", 0.5)),
+    "gru linear": lambda g, dtype: gru(g, dtype, reset_after=True, activation="linear"),
 }
 
 
@@ -69,12 +86,12 @@ def test_onnx_reference(name):
     np.testing.assert_allclose(onnx_y(y), layer(x)[0], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *OTHERS])
 def test_onnxruntime(name):
     """With initial states; Y_h and Y_c are compared too."""
     onnxruntime = pytest.importorskip("onnxruntime")
     g = rng()
-    layer = LAYERS[name](g, np.float32)
+    layer = (LAYERS | OTHERS)[name](g, np.float32)
     node, initializers = convert.to_onnx(layer, name="a")
     directions = 2 if isinstance(layer, Bidirectional) else 1
     places = ["h", "c"][: len(node.output) - 1]
@@ -95,9 +112,9 @@ def test_onnxruntime(name):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *OTHERS])
 def test_onnx_round_trip(name, dtype):
-    layer = LAYERS[name](rng(), dtype)
+    layer = (LAYERS | OTHERS)[name](rng(), dtype)
     once = convert.from_onnx(*convert.to_onnx(layer))
     assert_same(once, convert.from_onnx(onnx_model(*convert.to_onnx(once), dtype)))
     x = rng().standard_normal((T, B, I)).astype(dtype)
@@ -126,20 +143,13 @@ def onnx_cases():
 
 
 ONNX_CASES = onnx_cases()
-REFUSED = {  # those that cannot be expressed, and why
-    "test_rnn_seq_length": "the node is a ::RNN",
-    "test_simple_rnn_batchwise": "the node is a ::RNN",
-    "test_simple_rnn_bidirectional": "the node is a ::RNN",
-    "test_simple_rnn_defaults": "the node is a ::RNN",
-    "test_simple_rnn_reverse": "the node is a ::RNN",
-    "test_simple_rnn_with_initial_bias": "the node is a ::RNN",
-}
 
 
 def test_onnx_cases_are_there():
     forms = ["batchwise", "bidirectional", "defaults", "reverse", "with_initial_bias"]
-    expected = {f"test_{kind}_{form}" for kind in ("lstm", "gru") for form in forms}
-    assert expected | {"test_lstm_with_peepholes", "test_gru_seq_length"} <= ONNX_CASES.keys() - REFUSED.keys()
+    expected = {f"test_{kind}_{form}" for kind in ("lstm", "gru", "simple_rnn") for form in forms}
+    expected |= {"test_lstm_with_peepholes", "test_gru_seq_length", "test_rnn_seq_length"}
+    assert expected <= ONNX_CASES.keys()
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -147,10 +157,6 @@ def test_onnx_cases_are_there():
 def test_onnx_case(name, again):
     """Also from what to_onnx makes of the layer again."""
     node, given, expected = ONNX_CASES[name]
-    if name in REFUSED:
-        with pytest.raises(ConversionError, match=f"^from_onnx: {REFUSED[name]}"):
-            convert.from_onnx(node, given)
-        return
     weights = {key: value for key, value in given.items() if key in "WRBP"}
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     batchwise = attributes.get("layout") == 1
@@ -180,11 +186,23 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (onnx_node(clip=3.0), "clip=3, which limits what goes into the gates"),
-        (onnx_node(input_forget=1), "input_forget=1, which couples"),
-        (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*only Sigmoid for the gates"),
-        (onnx_node("GRU", activations=["HardSigmoid", "Tanh"]), "'HardSigmoid'"),
-        (onnx_node("RNN"), "the node is a ::RNN; expected an ONNX LSTM or GRU"),
+        (onnx_node(clip=3.0), r"clip=3, which limits what goes into the activations, and only from 745.1 on that"),
+        (onnx_node("RNN", clip=19.0), r"clip=19, .* and only from 19.06 on that changes nothing"),
+        (onnx_node("RNN", clip=1e38, activations=["Relu"]), r"clip=1e\+38, which limits .* activations; the cell_clip"),
+        (onnx_node("RNN", clip=float("nan")), "clip=nan, which limits"),
+        (onnx_node(input_forget=1, activations=["Relu", "Tanh", "Tanh"]), "input_forget=1 and the activation 'relu'"),
+        (onnx_node("GRU", input_forget=1), "input_forget=1, which only an LSTM has"),
+        (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*here both are the layer's activation"),
+        (onnx_node("GRU", activations=["Sigmoid", "Gelu"]), "has the activation 'Gelu'; expected one of Affine, Elu"),
+        (onnx_node("RNN", activations=["Affine"]), "has the activation Affine with no alpha"),
+        (
+            onnx_node("RNN", activations=["Affine"], activation_alpha=[2.0], activation_beta=[0.5]),
+            "Affine with alpha=2, beta=0.5, and layers have none that is equal",
+        ),
+        (onnx_node("RNN", activations=["LeakyRelu"], activation_alpha=[-1.0]), "LeakyRelu with alpha=-1"),
+        (onnx_node("RNN", activations=["Elu"], activation_alpha=[float("inf")]), "Elu with alpha=inf"),
+        (onnx_node("RNN", activations=["ThresholdedRelu"]), "ThresholdedRelu with alpha=1"),
+        (onnx_node("RNN", activations=["ScaledTanh"], activation_alpha=[1.0]), "ScaledTanh with alpha=1"),
         (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
         (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(input\[1\]\) is not among the initializers"),
         (
@@ -212,7 +230,7 @@ def onnx_with_states(makers, initializers, inputs=(), kind="LSTM", places=("", "
     return model
 
 
-NOUGHT, ONE = (numpy_helper.from_array(np.array([value])) for value in (0.0, 1.0))
+NOUGHT = numpy_helper.from_array(np.zeros(1))
 SHAPE = {"shape": np.array([1, B, H])}
 
 
@@ -223,12 +241,9 @@ C0 = "initial_c 'c' (input[6])"
 @pytest.mark.parametrize(
     ("makers", "initializers", "places"),
     [
-        ([made("Add", ["h0", "h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
-        ([made("Identity", ["h0"], "h")], {"h0": np.ones((1, B, H))}, f"{H0} and {C0}"),
-        ([], {"h": np.ones((1, B, H)), "c": np.ones((1, B, H))}, f"{H0} and {C0}"),
+        ([], {}, f"{H0} and {C0}"),
         ([], {"c": np.zeros((1, B, H))}, H0),
         ([], {"h": np.zeros((1, B, H))}, C0),
-        ([made("ConstantOfShape", ["shape"], "h", value=ONE)], SHAPE | {"c": np.zeros((1, B, H))}, H0),
         ([made("ConstantOfShape", ["shape"], "h"), made("Exp", ["h"], "c")], SHAPE, C0),
         (
             [made("ConstantOfShape", ["shape"], "z"), made("Concat", ["z", "X"], "h", axis=0)],
@@ -270,12 +285,10 @@ def test_onnx_lengths_that_are_the_callers():
         )
 
 
-@pytest.mark.parametrize("place", [4, 5, 6])
-def test_onnx_constant_lengths_and_states_of_a_node(place):
-    inputs = ["X", "W", "R", "B", *[""] * (place - 4), "P"]
-    layer, text = warned(convert.from_onnx, onnx_node(inputs=inputs), onnx_weights())
+def test_onnx_constant_lengths_of_a_node():
+    layer, text = warned(convert.from_onnx, onnx_node(inputs=["X", "W", "R", "B", "P"]), onnx_weights())
     assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
-    assert f"'P' (input[{place}]). Here" in text
+    assert "'P' (input[4]). Here" in text
 
 
 def test_the_calls_that_warnings_show():
@@ -315,8 +328,9 @@ def test_the_calls_that_warnings_show():
 )
 def test_the_states_that_warnings_show(layer, expected):
     node, initializers = convert.to_onnx(layer(rng()))
-    node.input.extend(["", "rnn_B"])
-    assert warned(convert.from_onnx, node, initializers)[1].endswith(f"y, state = layer(x, state={expected})")
+    node.input.extend(["", "h"])
+    model = helper.make_model(onnx_graph([node], initializers, ["rnn_Y"], inputs=["rnn_X"]))
+    assert warned(convert.from_onnx, model)[1].endswith(f"y, state = layer(x, state={expected})")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +383,7 @@ def test_onnx_model():
     assert_same(halved, convert.from_onnx(second, weights | {"W2": weights["W"] / 2}))
     assert_same(convert.from_onnx(model, name="a"), convert.from_onnx(onnx_node(), weights))
     assert [*convert.from_onnx(model)] == ["a", "Z"]
-    with pytest.raises(ValueError, match=r"expected one LSTM or GRU node 'b', found \['a', 'Z'\]"):
+    with pytest.raises(ValueError, match=r"expected one LSTM, GRU or RNN node 'b', found \['a', 'Z'\]"):
         convert.from_onnx(model, name="b")
     with pytest.raises(TypeError, match="a model has its own"):
         convert.from_onnx(model, weights)
@@ -412,7 +426,7 @@ def test_onnx_model():
         ),
         (lambda: convert.to_onnx(lstm(rng(), cell_clip=3)), ConversionError, "clips its cell state at 3"),
         (lambda: convert.to_onnx(Stack([lstm(rng())])), ConversionError, "Convert layer.layers one by one"),
-        (lambda: convert.to_onnx(Bidirectional(lstm(rng()), gru(rng()))), ConversionError, "an LSTM and a GRU"),
+        (lambda: convert.to_onnx(Bidirectional(lstm(rng()), gru(rng()))), ConversionError, "an LSTM and a GRU; a node"),
         (
             lambda: convert.to_onnx(Bidirectional(gru(rng(), reset_after=True), gru(rng()))),
             ConversionError,
@@ -423,6 +437,138 @@ def test_onnx_model():
 def test_onnx_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("names", "alpha", "beta", "expected"),
+    [
+        (["HardSigmoid", "tanh", "TANH"], [], [], ("tanh", ("hard_sigmoid", 0.2, 0.5))),
+        (["HardSigmoid", "Elu", "Elu"], [0.25, 2.0, 2.0], [0.75], (("elu", 2.0), ("hard_sigmoid", 0.25, 0.75))),
+        (["Sigmoid", "LeakyRelu", "LeakyRelu"], [], [], (("leaky_relu", 0.01), "sigmoid")),
+        (["Softplus", "LeakyRelu", "LeakyRelu"], [0.2, 0.2], [9.0], ("leaky_relu", "softplus")),
+        (["HardSigmoid", "Relu", "Relu"], [1 / 6], [0.5], ("relu", "hard_sigmoid")),
+        (["Softsign", "Affine", "Affine"], [1.0, 1.0], [0.0, 0.0], ("linear", "softsign")),
+        (["Relu", "ThresholdedRelu", "Elu"], [0.0, 0.0], [], ("relu", "relu")),
+        (["LeakyRelu", "ScaledTanh", "Tanh"], [0.0, 1.0], [1.0], ("tanh", "relu")),
+    ],
+)
+def test_onnx_activations(names, alpha, beta, expected):
+    """Each takes of alpha and beta what it has, in order; without them it has ONNX's defaults."""
+    given = {"activation_alpha": alpha, "activation_beta": beta}
+    node = onnx_node(activations=names, **{name: values for name, values in given.items() if values})
+    weights = {name: array.astype(np.float32) for name, array in onnx_weights().items()}
+    layer = convert.from_onnx(node, weights)
+    assert (layer.activation, layer.recurrent_activation) == expected
+    x = rng().standard_normal((T, B, I)).astype(np.float32)
+    options = {"cs_prev": np.zeros((B, H)), "h_prev": np.zeros((B, H)), "recurrent_activation": expected[1]}
+    y = formulas.lstm_layer(x=x, **layer.weights, **options, activation=expected[0]).h
+    np.testing.assert_allclose(layer(x)[0], y, rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_activations_of_both_directions():
+    """One list, forward first, which takes of alpha and beta in order, too."""
+    node = onnx_node(
+        "GRU",
+        direction="bidirectional",
+        activations=["Sigmoid", "Elu", "HardSigmoid", "LeakyRelu"],
+        activation_alpha=[0.5, 0.25, 0.125],
+        activation_beta=[0.375],
+    )
+    layer = convert.from_onnx(node, onnx_weights("GRU", 2))
+    assert (layer.fw.activation, layer.fw.recurrent_activation) == (("elu", 0.5), "sigmoid")
+    assert layer.bw.activation == ("leaky_relu", 0.125)
+    assert layer.bw.recurrent_activation == ("hard_sigmoid", 0.25, 0.375)
+    node = onnx_node("GRU", direction="bidirectional", activations=["Sigmoid", "Tanh"])
+    with pytest.raises(ValueError, match="has 2 activations; expected 4"):
+        convert.from_onnx(node, onnx_weights("GRU", 2))
+
+
+def test_onnx_parameters_of_float64():
+    """ONNX has them in float32; a layer of float64 gets that number, and one that is not exact in it is refused."""
+    node = onnx_node("RNN", activations=["LeakyRelu"])
+    layer = convert.from_onnx(node, onnx_weights("RNN"))
+    assert layer.activation == ("leaky_relu", 0.01)  # the default
+    node = onnx_node("RNN", activations=["LeakyRelu"], activation_alpha=[0.01])
+    assert convert.from_onnx(node, onnx_weights("RNN")).activation == ("leaky_relu", float(np.float32(0.01)))
+    with pytest.raises(ConversionError, match=r"\('leaky_relu', 0.01\) has parameters that are not exact in float32"):
+        convert.to_onnx(layer)
+    for name in ("selu", "exponential"):
+        with pytest.raises(ConversionError, match=f"the activation '{name}' is none that ONNX's nodes have"):
+            convert.to_onnx(rnn(rng(), activation=name))
+
+
+@pytest.mark.parametrize("activation", ["Tanh", "Sigmoid", "HardSigmoid"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_where_a_clip_changes_nothing(dtype, activation):
+    """From there on, an activation has one value on each side; a tenth before there it has not."""
+    node = onnx_node("RNN", clip=0.001, activations=[activation])
+    weights = {name: array.astype(dtype) for name, array in onnx_weights("RNN").items()}
+    with pytest.raises(ConversionError, match="and only from") as error:
+        convert.from_onnx(node, weights)
+    limit = float(str(error.value).split("only from ")[1].split()[0])
+    name = {"Tanh": "tanh", "Sigmoid": "sigmoid"}.get(activation, ("hard_sigmoid", 0.2, 0.5))
+    with np.errstate(under="ignore", over="ignore"):
+        for sign in (-1, 1):
+            at, beyond, before = formulas.activated(sign * limit * np.array([1.001, 5, 0.9]), name).astype(dtype)
+            assert at == beyond and (at != before or activation == "Sigmoid")
+        assert formulas.activated(-0.9 * limit, name).astype(dtype) != at or activation != "Sigmoid" or sign > 0
+    layer = convert.from_onnx(onnx_node("RNN", clip=limit * 1.001, activations=[activation]), weights)
+    assert_same(layer, convert.from_onnx(onnx_node("RNN", activations=[activation]), weights))
+
+
+CLIPPED = {  # a clip that changes results, and one that does not
+    "LSTM": {"activations": ["HardSigmoid", "Tanh", "Tanh"], "clip": 9.1},
+    "GRU": {"activations": ["HardSigmoid", "HardSigmoid"], "clip": 2.5},
+    "RNN": {"clip": 9.1},
+}
+
+
+@pytest.mark.parametrize("kind", CLIPPED)
+def test_clip_beside_onnxruntime(kind):
+    """A clip that is taken changes nothing there, either, with weights that reach it."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    weights = {name: (8 * array).astype(np.float32) for name, array in onnx_weights(kind).items() if name != "P"}
+    node = onnx_node(kind, hidden_size=H, **CLIPPED[kind])
+    model = onnx_model(node, weights, np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = 4 * rng().standard_normal((T, B, I)).astype(np.float32)
+    layer = convert.from_onnx(node, weights)
+    np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), layer(x)[0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("peephole", [False, True])
+@pytest.mark.parametrize("gates", [[], [0.2, 0.5], [0.25, 0.125]])
+def test_input_forget_beside_onnxruntime(gates, peephole):
+    """f is 1 - i, and f's own weights count for nothing."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = {"activations": ["HardSigmoid", "Tanh", "Tanh"] * 2} if gates else {}
+    options |= dict(zip(("activation_alpha", "activation_beta"), ([value] * 2 for value in gates), strict=False))
+    inputs = ["X", "W", "R", "B", "", "", "", "P"][: None if peephole else 4]
+    node = onnx_node(inputs=inputs, input_forget=1, hidden_size=H, direction="bidirectional", **options)
+    weights = {name: array.astype(np.float32) for name, array in onnx_weights(directions=2).items() if name in inputs}
+    model = onnx_model(node, weights, np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = rng().standard_normal((T, B, I)).astype(np.float32)
+    expected = onnx_y(session.run(None, {"X": x})[0])
+    layer = convert.from_onnx(node, weights)
+    assert layer.fw.coupled and layer.bw.coupled
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=2e-6)
+    for name in weights:  # those of f, which are the third part of each
+        array = weights[name].reshape(2, -1, *weights[name].shape[2:])
+        parts = {"W": 4, "R": 4, "B": 8, "P": 3}[name]
+        for each in np.split(array, parts, axis=1)[2::4]:
+            each[:] = 9
+    assert_same(convert.from_onnx(node, weights), layer)
+    again = convert.from_onnx(*convert.to_onnx(layer))
+    np.testing.assert_allclose(again(x)[0], expected, rtol=0, atol=2e-6)
+
+
+def test_input_forget_to_onnx_refused():
+    g = rng()
+    with pytest.raises(ConversionError, match="one LSTM has coupled=True and the other has not"):
+        convert.to_onnx(Bidirectional(lstm(g), lstm(g, coupled=True)))
+    with pytest.raises(ConversionError, match="the activation 'relu' for its gates"):
+        convert.to_onnx(lstm(g, coupled=True, recurrent_activation="relu"))
 
 
 def test_exported_layers():

@@ -312,11 +312,11 @@ def test_what_onnxruntime_quantizes(tmp_path):
 def test_kinds_of_cells_come_first():
     """In the list of what is left out, however long it is."""
     nodes = [made("Exp", [f"X{k or ''}"], f"X{k + 1}") for k in range(20)]
-    nodes.append(helper.make_node("RNN", ["X20", "W", "R"], ["V"], name="plain"))
+    nodes.append(helper.make_node("QuasiRNN", ["X20", "W", "R"], ["V"], name="plain"))
     nodes.append(helper.make_node("LSTM", ["V", "W", "R", "B"], ["Y"], name="a"))
     model = model_of(nodes, WEIGHTS, inputs=("X",))
     names = ", ".join(rf"X{k} \(Exp\)" for k in range(1, 12))
-    assert_same(converted(convert.from_onnx, model, rf"plain \(RNN\), {names}, and 9 more"), EXPECTED)
+    assert_same(converted(convert.from_onnx, model, rf"plain \(QuasiRNN\), {names}, and 9 more"), EXPECTED)
 
 
 # --------------------------------------------------------------------------------------------------------------- heads

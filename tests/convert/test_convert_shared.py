@@ -7,21 +7,22 @@ Each source has a file of its own: `test_convert_keras.py`, `test_convert_torch.
 from __future__ import annotations
 
 import functools
+import inspect
 
 import numpy as np
 import pytest
-from convert_cases import SEED, assert_same, gru, lstm, rng
+from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, rnn
 
 from blockcell import convert
 from blockcell.convert import ConversionError
 from blockcell.convert.shared import ORDERS, cells_of, reorder
-from blockcell.layers import LSTM, Bidirectional, Stack
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Stack
 
 
 def random_layer(g):
-    """An LSTM or a GRU of either kind, in one or two directions, one or two upon each other, perhaps without a bias."""
+    """An LSTM, a GRU or an RNN, in one or two directions, one or two upon each other, perhaps without a bias."""
     dtype = g.choice([np.float16, np.float32, np.float64])
-    kind = [lstm, gru, functools.partial(gru, reset_after=True)][g.integers(3)]
+    kind = [lstm, gru, functools.partial(gru, reset_after=True), rnn][g.integers(4)]
     inputs, hidden = g.permutation(np.arange(1, 9))[:2]  # with I = H, Keras' arrays may be those of two layers
     directions, bias = g.integers(1, 3), g.random() < 0.7
     layers = []
@@ -40,10 +41,12 @@ def test_round_trips(seed):
     g = np.random.default_rng([SEED, seed])
     layer = random_layer(g)
     print(f"seed {SEED}, {layer!r}")
-    assert_same(convert.from_keras(convert.to_keras(layer)), layer)
+    arrays = convert.to_keras(layer)
+    assert_same(convert.from_keras(arrays), layer)
     cells = [cell for part in getattr(layer, "layers", [layer]) for cell in cells_of("test", part)]
-    if all(isinstance(cell, LSTM) or cell.reset_after for cell in cells):
-        assert_same(convert.from_torch(convert.to_torch(layer, prefix="a.b.")), layer)
+    if not any(isinstance(cell, GRU) and not cell.reset_after for cell in cells):
+        options = {"nonlinearity": "tanh"} if isinstance(cells[0], RNN) else {}
+        assert_same(convert.from_torch(convert.to_torch(layer, prefix="a.b."), **options), layer)
     for part in getattr(layer, "layers", [layer]):
         assert_same(convert.from_onnx(*convert.to_onnx(part, name="n")), part)
 
@@ -57,8 +60,80 @@ def test_reorder():
 
 def test_orders_are_permutations():
     for name, order in ORDERS.items():
-        letters = "ifo" if "peepholes" in name else "cru" if "GRU" in name else "cfio"
+        letters = {"peepholes": "ifo", "GRU": "cru", "RNN": "c", "LSTM": "cfo" if "coupled" in name else "cfio"}
+        letters = letters[name.split()[-1]]
         assert sorted(order) == sorted(letters), name
+
+
+CELLS = {LSTM: lstm, GRU: gru, RNN: rnn}
+UNUSUAL = {  # for each argument of a layer that is not in all of them: options with which a cell has it
+    "wci": {"peephole": True},
+    "wcf": {"peephole": True, "coupled": True},
+    "wco": {"peephole": True},
+    "w_p": {"projection": 2},
+    "forget_bias": {"forget_bias": 0.75},
+    "cell_clip": {"cell_clip": 0.25},
+    "proj_clip": {"projection": 2, "proj_clip": 0.125},
+    "coupled": {"coupled": True},
+    "gate_order": {"gate_order": "ifco"},
+    "activation": {"activation": "relu"},
+    "recurrent_activation": {"recurrent_activation": "hard_sigmoid"},
+    "reset_after": {"reset_after": True},
+    "b_hc": {"reset_after": True},
+    "reverse": {"reverse": True},
+}
+TARGETS = {  # back and forth; what a target does not tell is given
+    "Keras": (convert.to_keras, convert.from_keras, ("activation", "recurrent_activation")),
+    "PyTorch": (convert.to_torch, convert.from_torch, ("activation",)),
+    "ONNX": (lambda cell: convert.to_onnx(cell), lambda found, **options: convert.from_onnx(*found, **options), ()),
+}
+REFUSED = {
+    "Keras": {"wci", "wcf", "wco", "w_p", "cell_clip", "proj_clip", "coupled", "reverse"},
+    "PyTorch": {"wci", "wcf", "wco", "cell_clip", "proj_clip", "coupled", "reverse", "recurrent_activation"},
+    "ONNX": {"w_p", "cell_clip", "proj_clip"},
+}
+
+
+def arguments_of():
+    for cell in CELLS:
+        for name, parameter in inspect.signature(cell).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                yield cell, name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("cell", "name"), [*arguments_of()], ids=lambda each: getattr(each, "__name__", each))
+def test_every_argument_is_converted_or_refused(cell, name, target):
+    """Nothing that a layer has is dropped: either what comes back has the same results, or there is an error."""
+    g = rng()
+    layer = CELLS[cell](g, np.float32, **UNUSUAL[name])
+    assert name in layer.weights or layer._arguments()[name] != inspect.signature(cell).parameters[name].default
+    there, back, told = TARGETS[target]
+    refused = name in REFUSED[target] or (target == "PyTorch" and name == "activation" and cell is not RNN)
+    if refused or (target == "PyTorch" and cell is GRU and not layer.reset_after):
+        with pytest.raises(ConversionError, match=f"^to_{'torch' if target == 'PyTorch' else target.lower()}: "):
+            there(layer)
+        return
+    given = {each: layer._arguments()[each] for each in told if each in layer._arguments()}
+    if target == "PyTorch":
+        given = {"nonlinearity": given["activation"]} if cell is RNN else {}
+    again = back(there(layer), **given)
+    x = g.standard_normal((T, B, I)).astype(np.float32)
+    np.testing.assert_allclose(again(x)[0], layer(x)[0], rtol=0, atol=4 * np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize("function", [convert.to_keras, convert.to_torch, convert.to_onnx])
+def test_what_is_not_known_is_refused(function, monkeypatch):
+    """A weight or an attribute of a later version."""
+    cell = lstm(rng())
+    arguments = cell._arguments()
+    for name, value, message in (
+        ("w_new", np.ones(H), "the LSTM has the weights w_new, .* has no such thing"),
+        ("slope", 0.5, "the LSTM has slope=0.5, .* has no such thing"),
+    ):
+        monkeypatch.setattr(LSTM, "_arguments", lambda self, more={name: value}: arguments | more)
+        with pytest.raises(ConversionError, match=message):
+            function(cell)
 
 
 @pytest.mark.parametrize("function", [convert.to_keras, convert.to_torch])

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import generate_layers
 import numpy as np
 import pytest
-from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, sigmoid, stored, torch_weights
+from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, rnn, sigmoid, stored, torch_weights, warned
 from generate_layers import weights_of
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.layers import Bidirectional, Stack
+from blockcell.layers import Bidirectional, Dense, Stack
 
 
 def check_torch(arrays):
@@ -42,14 +43,24 @@ def test_stored_torch(case, arrays):
     check_torch(arrays)
 
 
-def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh):
+def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr=None):
     """torch.nn.LSTM as its documentation writes it: gates i, f, g, o."""
-    h, c, ys = np.zeros((B, H)), np.zeros((B, H)), []
+    h, c, ys = np.zeros((B, weight_hh.shape[1])), np.zeros((B, H)), []
     rows = [slice(k * H, (k + 1) * H) for k in range(4)]
     for step in x:
         i, f, g, o = (step @ weight_ih[r].T + bias_ih[r] + h @ weight_hh[r].T + bias_hh[r] for r in rows)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
+        h = h if weight_hr is None else h @ weight_hr.T
+        ys.append(h)
+    return np.stack(ys)
+
+
+def torch_rnn(x, weight_ih, weight_hh, bias_ih, bias_hh, nonlinearity=np.tanh):
+    """torch.nn.RNN as its documentation writes it."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        h = nonlinearity(step @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh)
         ys.append(h)
     return np.stack(ys)
 
@@ -86,8 +97,62 @@ def test_torch_formula(suffix, gates):
     np.testing.assert_allclose(formula(x, *convert.to_torch(layer).values()), layer(x)[0], rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("suffix", ["_l0", ""])
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_torch_rnn(nonlinearity, suffix):
+    """A module tells its nonlinearity; weights do not, and without the argument it is tanh, with a warning."""
+    weights = torch_weights(prefix="rnn.", suffix=suffix, gates=1)
+    x = rng().standard_normal((T, B, I))
+    formulas = {"tanh": np.tanh, "relu": lambda z: np.maximum(z, 0)}
+    expected = torch_rnn(x, *weights.values(), formulas[nonlinearity])
+    layer = convert.from_torch(weights, nonlinearity=nonlinearity)
+    assert layer.activation == nonlinearity
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-14)
+    plain, text = warned(convert.from_torch, weights)
+    assert plain.activation == "tanh"
+    assert text == (
+        "from_torch: weights do not tell the nonlinearity of plain RNNs; here it is tanh: 'rnn.'. Pass"
+        " nonlinearity='tanh' or 'relu'"
+    )
+    inner = types.SimpleNamespace(nonlinearity=nonlinearity)
+    module = types.SimpleNamespace(state_dict=lambda: weights, named_modules=lambda: [("", None), ("rnn", inner)])
+    assert_same(convert.from_torch(module), layer)
+    assert_same(convert.from_torch(module, prefix="rnn."), layer)
+    back = convert.to_torch(layer)
+    np.testing.assert_allclose(torch_rnn(x, *back.values(), formulas[nonlinearity]), expected, rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match="nonlinearity is 'sigmoid'; expected 'tanh', 'relu' or None"):
+        convert.from_torch(weights, nonlinearity="sigmoid")
+
+
+def test_torch_projection():
+    """weight_hr, and h of another size than the cell."""
+    g = rng()
+    weights = torch_weights() | {"weight_hr_l0": g.uniform(-1, 1, (2, H))}
+    weights["weight_hh_l0"] = weights["weight_hh_l0"][:, :2]
+    x = g.standard_normal((T, B, I))
+    layer = convert.from_torch(weights)
+    assert (layer.hidden_size, layer.output_size) == (H, 2)
+    np.testing.assert_allclose(layer(x)[0], torch_lstm(x, *weights.values()), rtol=0, atol=1e-14)
+    back = convert.to_torch(layer)
+    assert back.keys() == weights.keys() and back["weight_hr_l0"].flags.c_contiguous
+    np.testing.assert_allclose(torch_lstm(x, *back.values()), layer(x)[0], rtol=0, atol=1e-14)
+    both = Bidirectional(*(lstm(g, projection=2) for _ in "fb"))
+    stack = Stack([both, Bidirectional(*(lstm(g, inputs=4, projection=2) for _ in "fb"))])
+    assert_same(convert.from_torch(convert.to_torch(stack, prefix="a.")), stack)
+    left = {name: value for name, value in weights.items() if name != "weight_hr_l0"}
+    with pytest.raises(ValueError, match=r"weight_hh_l0 has shape \(16, 2\); expected"):
+        convert.from_torch(left)
+    two = {name.replace("l0", f"l{k}"): value for k in (0, 1) for name, value in weights.items()}
+    del two["weight_hr_l1"]
+    with pytest.raises(ValueError, match="weight_hr_l1 is missing"):
+        convert.from_torch(two)
+    for shape in ((2, H + 1), (3, H), (H,), ()):
+        with pytest.raises(ValueError, match=r"weight_h[rh]_l0 has shape"):
+            convert.from_torch(weights | {"weight_hr_l0": np.ones(shape)})
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("kind", [lstm, functools.partial(gru, reset_after=True)], ids=["lstm", "gru"])
+@pytest.mark.parametrize("kind", [lstm, functools.partial(gru, reset_after=True), rnn], ids=["lstm", "gru", "rnn"])
 def test_torch_round_trips(kind, dtype):
     """Bit for bit, for stacks and both directions. PyTorch has two biases, of which one is zero."""
     g = rng()
@@ -95,9 +160,11 @@ def test_torch_round_trips(kind, dtype):
     for layer in (kind(g, dtype), both[0], Stack([kind(g, dtype), kind(g, dtype, inputs=H)]), Stack(both)):
         arrays = convert.to_torch(layer)
         assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}
-        assert_same(convert.from_torch(arrays), layer)
+        assert_same(convert.from_torch(arrays, nonlinearity="tanh"), layer)
         zeros = [
-            array[: len(array) // 3 * 2 if kind is not lstm else None] for n, array in arrays.items() if "bias_hh" in n
+            array if kind in (lstm, rnn) else array[: len(array) // 3 * 2]
+            for n, array in arrays.items()
+            if "bias_hh" in n
         ]
         assert zeros and not np.any(zeros)
 
@@ -105,8 +172,7 @@ def test_torch_round_trips(kind, dtype):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda w: torch_weights(gates=1), ConversionError, "a plain RNN"),
-        (lambda w: w | {"weight_hr_l0": np.ones((2, H))}, ConversionError, "is a projection .proj_size."),
+        (lambda w: w | {"weight_hr_l0": np.ones((2, H))}, ValueError, r"hh_l0 has shape \(16, 4\); expected \(16, 2\)"),
         (lambda w: {}, ValueError, "no name ends in weight_hh_l0"),
         (lambda w: {k: v for k, v in w.items() if k != "weight_ih_l0"}, ValueError, "weight_ih_l0 is missing"),
         (lambda w: {k: v for k, v in w.items() if k != "weight_hh_l0"}, ValueError, "weight_hh_l0 is missing"),
@@ -124,7 +190,7 @@ def test_torch_round_trips(kind, dtype):
         (
             lambda w: w | {"weight_hh_l0": np.ones((9, H))},
             ValueError,
-            r"weight_hh_l0 has shape \(9, 4\); expected \(4H, H\) for an LSTM or \(3H, H\) for a GRU",
+            r"weight_hh_l0 has shape \(9, 4\); expected \(4H, H\) for an LSTM, \(3H, H\) for a GRU or \(H, H\)",
         ),
         (
             lambda w: w | {"bias_hh_l0": np.ones(16, np.float32)},
@@ -169,7 +235,7 @@ def test_torch_unreadable_tensor():
 
     with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array: .*Tensor.cpu"):
         convert.from_torch(torch_weights() | {"weight_ih_l0": Elsewhere()})
-    with pytest.raises(ValueError, match=r"no LSTM or GRU has the prefix 'b.'; there are"):
+    with pytest.raises(ValueError, match=r"no LSTM, GRU or RNN has the prefix 'b.'; there are"):
         convert.from_torch(torch_weights("a."), prefix="b.")
 
 
@@ -180,9 +246,15 @@ def test_to_torch_refused():
     for stack in (
         Stack([lstm(g), lstm(g, inputs=H, hidden=2)]),
         Stack([lstm(g), Bidirectional(*[lstm(g, inputs=H)] * 2)]),
+        Stack([lstm(g), Dense.init(H, 2, dtype=np.float64)]),
+        Stack([lstm(g, projection=2), lstm(g, inputs=2, projection=3)]),
     ):
         with pytest.raises(ConversionError, match=r"Convert layer.layers one by one"):
             convert.to_torch(stack)
+    with pytest.raises(ConversionError, match=r"the layers have the activations .*; a torch.nn.RNN has one"):
+        convert.to_torch(Stack([rnn(g), rnn(g, inputs=H, activation="relu")]))
+    with pytest.raises(ConversionError, match=r"the RNN has activation='elu', torch.nn.RNN has no such thing"):
+        convert.to_torch(rnn(g, activation="elu"))
 
 
 # ------------------------------------------------------------------------------------------------------ PyTorch itself
@@ -199,15 +271,22 @@ def test_torch_itself():
         with torch.no_grad():
             y = again(torch.from_numpy(found["x"]))[0].numpy()
         np.testing.assert_allclose(y, found["y"], rtol=0, atol=1e-14, err_msg=name)
-    for module, message in (
-        (torch.nn.RNN(I, H), "a plain RNN"),
-        (torch.nn.LSTM(I, H, proj_size=2), "proj_size"),
+    for module in (
+        torch.nn.RNN(I, H, 2, nonlinearity="relu", bidirectional=True),
+        torch.nn.RNN(I, H),
+        torch.nn.LSTM(I, H, 2, proj_size=2, bidirectional=True),
     ):
-        with pytest.raises(ConversionError, match=message):
-            convert.from_torch(module)
+        layer, x = convert.from_torch(module), rng().standard_normal((T, B, I)).astype(np.float32)
+        with torch.no_grad():
+            y = module(torch.from_numpy(x))[0].numpy()
+            module.load_state_dict({key: torch.from_numpy(a) for key, a in convert.to_torch(layer).items()})
+            again = module(torch.from_numpy(x))[0].numpy()
+        np.testing.assert_allclose(layer(x)[0], y, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(again, y, rtol=0, atol=2e-6)
     with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array|dtype"):
         convert.from_torch(torch.nn.LSTM(I, H, dtype=torch.bfloat16))
-    for cell in (torch.nn.LSTMCell(I, H), torch.nn.GRUCell(I, H), torch.nn.GRUCell(I, H, bias=False)):
+    for cell in (torch.nn.LSTMCell(I, H), torch.nn.GRUCell(I, H), torch.nn.GRUCell(I, H, bias=False),
+                 torch.nn.RNNCell(I, H, nonlinearity="relu")):  # fmt: skip
         x = rng().standard_normal((1, B, I)).astype(np.float32)
         with torch.no_grad():
             h = cell(torch.from_numpy(x[0]))

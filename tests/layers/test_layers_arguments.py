@@ -107,6 +107,29 @@ def test_states_by_name():
         assert same(stream.state, value)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_states_of_one_row(dtype):
+    """They are every row's, in calls and streams; of other arrays each row counts, and of gradients."""
+    layer = Stack([LSTM.init(3, 4, seed=0, dtype=dtype), GRU.init(4, 4, seed=1, dtype=dtype)])
+    x, (lstm, gru), _, _ = draw(layer, 5, 6)
+    x = x.astype(dtype)
+    one = LSTMState(*(array[:1].astype(dtype) for array in lstm)), gru.h[:1].astype(dtype)
+    many = [LSTMState(*(array.repeat(6, 0) for array in one[0])), {"h": one[1].repeat(6, 0)}]
+    y, last, tape = layer.forward(x, many)
+    for given in ((one[0], [one[1]]), {0: {"cs": one[0].cs, "h": many[0].h}, 1: {"h": np.asfortranarray(one[1])}}):
+        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
+        assert same((y, last), layer.packed()(x, given))
+        assert same(layer.backward(tape, y, last), layer.backward(layer.forward(x, given)[2], y, last))
+        stream = layer.stream(6)
+        stream.state = given
+        assert same(stream.state, tuple(map(tuple, (many[0], many[1].values()))))
+        assert same(stream.run(x), y)
+    with pytest.raises(ValueError, match=r"state.0.h has shape \(2, 4\); expected \(B, H\) = \(6, 4\)"):
+        layer(x, {0: {"h": many[0].h[:2], "cs": None}, 1: None})
+    with pytest.raises(ValueError, match=r"d_state.1.h has shape \(1, 4\)"):
+        layer.backward(tape, y, (None, (one[1],)))
+
+
 def test_states_by_name_without_those_that_have_none():
     """A `Dense` has no state, so nobody has to name one."""
     heads = Stack([Dense.init(4, 4, seed=3), Dense.init(4, 4, seed=4)])

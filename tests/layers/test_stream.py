@@ -221,7 +221,7 @@ def test_errors():
     with pytest.raises(ValueError, match="rows"):
         stream.reset([3])
     with pytest.raises(ValueError, match="h has shape"):
-        stream.state = before.cs, before.h[:1]
+        stream.state = before.cs, before.h[:2]
     with pytest.raises(TypeError, match=r"LSTM.stream: state is of type ndarray; expected LSTMState\(cs, h\)"):
         stream.state = before.h
     with pytest.raises(ValueError, match=r"LSTM.stream: state has 1 arrays; expected cs, h"):
@@ -243,7 +243,7 @@ def test_a_state_that_does_not_fit_a_stack_changes_nothing():
     for value, error, message in (
         (1, TypeError, "Stack.stream: state is 1; expected 2, one for each layer"),
         (other[:1], ValueError, "Stack.stream: state has 1 parts; expected 2, one for each layer"),
-        ((other[0], (other[1].h[:1],)), ValueError, r"h has shape \(1, 19\)"),
+        ((other[0], (other[1].h[:2],)), ValueError, r"h has shape \(2, 19\)"),
         ((other[0], other[0]), ValueError, "GRU.stream: state has 2 arrays; expected h"),
     ):
         with pytest.raises(error, match=message):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from blockcell.layers import GRU, LSTM, Dense, Stack
+from blockcell.activations import PARAMETERS
+from blockcell.layers import GRU, LSTM, RNN, Dense, Stack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
@@ -21,16 +22,23 @@ def rng():
     return np.random.default_rng(SEED)
 
 
-def lstm(g, dtype=np.float64, inputs=I, hidden=H, peephole=False, **options):
-    shapes = {"w": (inputs + hidden, 4 * hidden), "b": (4 * hidden,)}
-    shapes |= dict.fromkeys(("wci", "wcf", "wco"), (hidden,)) if peephole else {}
-    return LSTM(**{name: g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}, **options)
+def lstm(g, dtype=np.float64, inputs=I, hidden=H, peephole=False, projection=0, coupled=False, **options):
+    gates = 3 if coupled else 4
+    shapes = {"w": (inputs + (projection or hidden), gates * hidden), "b": (gates * hidden,)}
+    shapes |= dict.fromkeys(("wci", "wcf", "wco")[coupled:], (hidden,)) if peephole else {}
+    shapes |= {"w_p": (hidden, projection)} if projection else {}
+    weights = {name: g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}
+    return LSTM(**weights, coupled=coupled, **options)
 
 
 def gru(g, dtype=np.float64, inputs=I, hidden=H, reset_after=False, **options):
     shapes = (inputs + hidden, 2 * hidden), (inputs + hidden, hidden), (2 * hidden,), (hidden,), (hidden,)
     *weights, b_hc = (g.uniform(-1, 1, shape).astype(dtype) for shape in shapes)
     return GRU(*weights, **({"reset_after": True, "b_hc": b_hc} if reset_after else {}), **options)
+
+
+def rnn(g, dtype=np.float64, inputs=I, hidden=H, **options):
+    return RNN(*(g.uniform(-1, 1, shape).astype(dtype) for shape in ((inputs + hidden, hidden), (hidden,))), **options)
 
 
 def assert_same(first, second):
@@ -56,8 +64,8 @@ def sigmoid(z):
 
 
 KERAS = types.ModuleType("tf_keras.stand_in")
-exec("def tanh(x): ...\ndef sigmoid(x): ...\ndef relu(x): ...", vars(KERAS))
-exec("def hard_sigmoid(x): ...\ndef gelu(x): ...\ndef linear(x): ...\ndef softmax(x): ...", vars(KERAS))
+for _name in (*PARAMETERS, "gelu", "softmax"):
+    exec(f"def {_name}(x): ...", vars(KERAS))
 
 
 class KerasLayer:
@@ -93,7 +101,7 @@ def keras_bidirectional(fw, bw, merge_mode="concat"):
 
 
 def onnx_weights(kind="LSTM", directions=1):
-    g, gates = rng(), 4 if kind == "LSTM" else 3
+    g, gates = rng(), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
     shapes = {"W": (gates * H, I), "R": (gates * H, H), "B": (2 * gates * H,), "P": (3 * H,)}
     return {name: g.uniform(-1, 1, (directions, *shape)) for name, shape in shapes.items()}
 
