@@ -7,7 +7,7 @@ has no row is in no cell, and makes its value itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from ..graphs import Node
 
 NORMALIZES = "it has layer normalization, which the block cells do not have"
 RANDOM = "it changes its state at random"
-ACTIVATION = "it has another activation than sigmoid and tanh"
-CLIP = "it clips what the block cells do not clip, as a hard sigmoid does"
+ACTIVATION = "it has an activation that layers do not have"
+CLIP = "it clips what layers do not clip"
 SHOWN = (NORMALIZES, RANDOM, ACTIVATION, CLIP)
 """What a node may show a recurrence to be, the surest first."""
 _VALUE = ("",)
+_SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha
 
 
 class Op(NamedTuple):
@@ -40,6 +41,10 @@ class Op(NamedTuple):
     """Their names, where these count; None is not known."""
     compute: Callable[..., Array] | None = None
     """In numpy, entry by entry."""
+    options: Mapping[str, float] = {}
+    """The attributes that this takes, and their defaults."""
+    activation: str = ""
+    """The activation that it is, by the name that layers have for it."""
     view: Literal["", "columns", "axis"] = ""
     """Whether it takes a part of an array: of a size, which may be gates, or along an axis, which it drops."""
     calls: tuple[str, ...] = ()
@@ -68,8 +73,17 @@ def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str
     return Op(name, inputs=inputs, outputs=_VALUE, compute=compute, known=True, shows=shows)
 
 
+def _activation(name: str, activation: str, compute: Callable[..., Array], **options: float) -> Op:
+    more: dict[str, Any] = {"compute": compute, "options": options, "activation": activation}
+    return Op(name, inputs=1, outputs=_VALUE, known=True, **more)
+
+
 def _clipped(a: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(a, low), high)
+
+
+def _leaky_relu(a: Array, alpha: float) -> Array:
+    return np.where(a > 0, a, alpha * a)
 
 
 _TABLE = (
@@ -88,11 +102,20 @@ _TABLE = (
     _computing("BiasAdd", 2, np.add),
     _computing("Sub", 2, np.subtract),
     _computing("Mul", 2, np.multiply),
-    _computing("Sigmoid", 1, sigmoid),
-    _computing("Tanh", 1, np.tanh),
+    _computing("RealDiv", 2, np.divide),
     _computing("Maximum", 2, np.maximum, CLIP),
     _computing("Minimum", 2, np.minimum, CLIP),
     _computing("ClipByValue", 3, _clipped, CLIP),
+    _activation("Sigmoid", "sigmoid", sigmoid),
+    _activation("Tanh", "tanh", np.tanh),
+    _activation("Relu", "relu", lambda a: np.maximum(a, 0)),
+    _activation("LeakyRelu", "leaky_relu", _leaky_relu, alpha=0.2),
+    _activation("Elu", "elu", lambda a: np.where(a > 0, a, np.expm1(np.minimum(a, 0)))),
+    _activation("Selu", "selu", lambda a: _SELU[0] * np.where(a > 0, a, _SELU[1] * np.expm1(np.minimum(a, 0)))),
+    _activation("Softplus", "softplus", lambda a: np.logaddexp(a, 0)),
+    _activation("Softsign", "softsign", lambda a: a / (1 + np.abs(a))),
+    _activation("Exp", "exponential", np.exp),
+    _computing("Relu6", 1, lambda a: np.clip(a, 0, 6), ACTIVATION),
     Op("MatMul", inputs=2, outputs=_VALUE, known=True),
     Op("ConcatV2", arrays=slice(-1), outputs=_VALUE, known=True),
     # a part of an array
@@ -124,8 +147,7 @@ _TABLE = (
     *(Op(name, shows=RANDOM) for name in (
         "RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2")),
     *(Op(name, shows=ACTIVATION) for name in (
-        "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Softsign", "Softplus", "Softmax", "Erf", "Erfc", "Exp", "Sin",
-        "Abs")),
+        "Softmax", "Erf", "Erfc", "Sin", "Abs")),
     *(Op(name, outputs=tuple(each.name for each in op.outputs)) for name, op in BLOCK_OPS.items()),
 )  # fmt: skip
 OPS = {op.name: op for op in _TABLE}
