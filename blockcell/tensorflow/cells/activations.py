@@ -8,11 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .ops import op_of
+from ...activations import Activation, canonical
 from .reader import Place, Reader, Unknown
-
-Activation = str | tuple[str, float] | tuple[str, float, float]
-"""As layers take it: a name, or a name and parameters."""
 
 LINEAR = "linear"
 _NEAR = 1e-6  # of the numbers of a hard sigmoid: a sixth may have been computed in float32
@@ -37,6 +34,8 @@ def activated(reader: Reader, place: Place) -> Activated | None:
     with suppress(Unknown):
         if op.activation and len(inputs) == 1:
             return Activated(_with_options(node.attrs, op.activation), inputs[0])
+        if op.name == "Select" and len(inputs) == 3:
+            return _elu(reader, inputs)
         if op.name in ("RealDiv", "Mul"):
             return _hard_sigmoid(reader, op.name, inputs)
         if op.name in ("Maximum", "Minimum", "ClipByValue"):
@@ -85,7 +84,17 @@ def _with_options(attrs: dict[str, object], activation: str) -> Activation:
     alpha = attrs.get("alpha", 0.2)
     if not isinstance(alpha, float):
         raise Unknown(f"the attribute alpha is {alpha!r}; expected a float")
-    return activation, alpha if attrs.get("T") == "float64" else _shortest(alpha)
+    return _made(activation, alpha if attrs.get("T") == "float64" else _shortest(alpha))
+
+
+def _made(name: str, *values: float) -> Activation:
+    """In the form that layers have."""
+    if name == "leaky_relu" and values == (0,):
+        return "relu"
+    try:
+        return canonical(name, (name, *values))
+    except ValueError as error:
+        raise Unknown(str(error)) from None
 
 
 def _hard_sigmoid(reader: Reader, op: str, inputs: tuple[Place, ...]) -> Activated | None:
@@ -121,7 +130,7 @@ def _clipped_line(reader: Reader, place: Place) -> Activated | None:
                 alpha = 1 / alpha
             if _near(alpha, 1 / 6) and _near(beta, 0.5):
                 return Activated("hard_sigmoid", value)
-            return Activated(("hard_sigmoid", _shortest(alpha), _shortest(beta)), value)
+            return Activated(_made("hard_sigmoid", _shortest(alpha), _shortest(beta)), value)
     return None
 
 
@@ -134,7 +143,21 @@ def _leaky(reader: Reader, op: str, inputs: tuple[Place, ...]) -> Activated | No
         if reader.op(scaled).name == "Mul":
             for x, alpha in _with_number(reader, reader.given(scaled)):
                 if reader.same(x, value) and 0 <= alpha <= 1:
-                    return Activated(("leaky_relu", _shortest(alpha)), value)
+                    return Activated(_made("leaky_relu", _shortest(alpha)), value)
+    return None
+
+
+def _elu(reader: Reader, inputs: tuple[Place, ...]) -> Activated | None:
+    """elu(x) where x > 0, else alpha * elu(x), as Keras has it for an alpha other than 1."""
+    condition, above, below = map(reader.past, inputs)
+    compared, elu = reader.given(condition), reader.given(above)
+    if reader.op(condition).name != "Greater" or reader.op(above).name != "Elu" or len(compared) != 2 or not elu:
+        return None
+    if not reader.same(compared[0], elu[0]) or reader.value(compared[1]) != 0 or reader.op(below).name != "Mul":
+        return None
+    for scaled, alpha in _with_number(reader, reader.given(below)):
+        if reader.same(scaled, above):
+            return Activated(_made("elu", _shortest(alpha)), elu[0])
     return None
 
 

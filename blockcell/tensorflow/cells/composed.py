@@ -7,7 +7,7 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -98,8 +98,12 @@ class _Search:
         found: list[Match] = []
         inside: set[Place | None] = set()
         gated = {place for place, each in self.looped.items() if each.gated}
-        for group in groups.values():
-            numbers = self._told_apart([each for each in group if each.end not in inside])
+        states = {key: self._states(group) for key, group in groups.items()}
+        named = self._named(groups, states)
+        for key, group in groups.items():
+            if not (group[0].sure or states[key] or group in named):
+                continue
+            numbers = self._told_apart([each for each in group if each.end not in inside], states[key])
             kernels = group[0].kernels
             steps = [each.step(number) for each, number in numbers.items()]
             reasons = misused(self.reader, steps, kernels, self.readers, gated) if steps else {}
@@ -114,17 +118,35 @@ class _Search:
                 self.wrong[each.end] = reasons[each.end], kernels
         return found
 
-    def _told_apart(self, group: Sequence[Candidate]) -> dict[Candidate, int]:
-        """Of steps with the same kernels, which operand is the state."""
+    def _states(self, group: Sequence[Candidate]) -> set[tuple[object, ...]]:
+        """Of steps with the same kernels, the operands that are what one of them gave."""
         ends = {each.end for each in group}
-        states = {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+        return {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+
+    def _named(
+        self, groups: Mapping[tuple[object, ...], list[Candidate]], states: Mapping[tuple[object, ...], object]
+    ) -> list[list[Candidate]]:
+        """What nothing but the names of its kernels shows to be a cell: steps that do not follow each other."""
+        shown = {kernel for key, group in groups.items() if states[key] for kernel in group[0].kernels}
+        found: dict[tuple[str, ...], list[Candidate]] = {}
+        for group in groups.values():
+            first, kernels = group[0], tuple(group[0].kernels)
+            if not first.sure and shown.isdisjoint(kernels) and first.by_itself() is not None:
+                if kernels not in found or found[kernels][0].bare:
+                    found[kernels] = group
+        return [*found.values()]
+
+    def _told_apart(
+        self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]
+    ) -> dict[Candidate, int]:
+        """Of steps with the same kernels, which operand is the state; `states` are those that are."""
         found = {}
         for each in group:
             fits = [k for k, operand in enumerate(each.operands) if operand.key in states]
             number = fits[0] if len(fits) == 1 else each.by_itself()
             if number is not None:
                 found[each] = number
-            elif each.sure or fits:
+            else:
                 reason = f"it cannot be told which of its kernels, {' and '.join(each.kernels)}, is for its state"
                 self.wrong[each.end] = reason, each.kernels
         return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from ...activations import Activation
 from ...optable import COUPLED_GATES, GATE_ORDERS
-from .activations import LINEAR, Activation, activated, clipped, described
+from .activations import LINEAR, activated, clipped, described
 from .match import (
     Candidate,
     Match,
@@ -86,7 +86,7 @@ class Lstm(Candidate):
         self.kernels[kernel.source.name] = kernel.source
         self.key = *self.key, kernel.key, clip
         self._projection, self._proj_clip, self._output = {"w_p": kernel}, clip, kernel.shape[1]
-        self.sure = False  # it may be a dense layer
+        self.sure, self.bare = False, not clip  # it may be a dense layer
 
     def by_itself(self) -> int | None:
         named = self._projection and self._projection["w_p"].source.name.endswith("/projection/kernel")
@@ -170,7 +170,7 @@ def projected(sums: Sums, end: Place) -> Lstm:
 def _cell(sums: Sums, co: Place) -> _Cell | None:
     """The cell state that a value is the activation of, if its form is that of one."""
     found = activated(sums.reader, co)
-    for activation, cs in [] if found is None else [(found.activation, found.inner)], [(LINEAR, co)]:
+    for activation, cs in [*([] if found is None else [(found.activation, found.inner)]), (LINEAR, co)]:
         with suppress(Other, Unknown):
             clip = clipped(sums.reader, cs)
             terms = sums.pair(cs if clip is None else clip[0], "Add")
@@ -210,9 +210,7 @@ def _is_rest(sums: Sums, place: Place, gate: Place) -> bool:
         return False
 
 
-def _changed(
-    sums: Sums, cell: _Cell, factors: list[Place], gates: dict[Place, Gate | None]
-) -> Variant | Other:
+def _changed(sums: Sums, cell: _Cell, factors: list[Place], gates: dict[Place, Gate | None]) -> Variant | Other:
     """Why what is added up to the cell state is not r(f) * cs + r(i) * a(ci)."""
     known = [gates[place] for place in factors]
     if not any(gate is not None and gate.activation != LINEAR for gate in known) or cell.activation == LINEAR:
@@ -228,9 +226,7 @@ def _changed(
     return vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
 
 
-def _lstm_of(
-    sums: Sums, end: Place, gates: dict[str, Sum], cell: _Cell, cs_prev: Place, recurrent: Activation
-) -> Lstm:
+def _lstm_of(sums: Sums, end: Place, gates: dict[str, Sum], cell: _Cell, cs_prev: Place, recurrent: Activation) -> Lstm:
     diagonals: dict[str, Piece] = {}
     for name, gate in gates.items():
         if gate.others and name != "ci":

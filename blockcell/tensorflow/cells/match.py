@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ...activations import Activation, unusual
 from ..graphs import Node
-from .activations import Activation
 from .pieces import Piece, added, joined, zeros
 from .reader import Place, Unknown
 from .sources import Source
@@ -89,6 +89,8 @@ class Candidate:
 
     sure = True
     """Whether the nodes alone tell that it is a cell; else it is one only where it reads what it gave before."""
+    bare = False
+    """Whether there may be more behind its last node that belongs to it, an activation or a clip."""
     inside: Place | None = None
     """The last node of another candidate that this one has in it."""
 
@@ -173,12 +175,13 @@ def gates_of(found: Mapping[str, Gate]) -> dict[str, Sum]:
 
 def with_activations(activation: Activation, recurrent: Activation) -> dict[str, Any]:
     """Those of a layer that are not its defaults."""
-    given = {"activation": (activation, "tanh"), "recurrent_activation": (recurrent, "sigmoid")}
-    return {name: value for name, (value, default) in given.items() if value != default}
+    return dict(unusual({"activation": activation, "recurrent_activation": recurrent}))
 
 
 def shown(activation: Activation) -> str:
-    return activation if isinstance(activation, str) else f"{activation[0]}({', '.join(f'{a:g}' for a in activation[1:])})"
+    return (
+        activation if isinstance(activation, str) else f"{activation[0]}({', '.join(f'{a:g}' for a in activation[1:])})"
+    )
 
 
 def both(pair: tuple[Place, Place]) -> Iterator[tuple[Place, Place]]:

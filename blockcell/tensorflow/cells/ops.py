@@ -7,11 +7,11 @@ has no row is in no cell, and makes its value itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ...formulas import sigmoid
+from ...formulas import activated
 from ...optable import OPS as BLOCK_OPS
 from ...optable import Array
 from ..graphs import Node
@@ -23,7 +23,6 @@ CLIP = "it clips what layers do not clip"
 SHOWN = (NORMALIZES, RANDOM, ACTIVATION, CLIP)
 """What a node may show a recurrence to be, the surest first."""
 _VALUE = ("",)
-_SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha
 
 
 class Op(NamedTuple):
@@ -73,17 +72,15 @@ def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str
     return Op(name, inputs=inputs, outputs=_VALUE, compute=compute, known=True, shows=shows)
 
 
-def _activation(name: str, activation: str, compute: Callable[..., Array], **options: float) -> Op:
-    more: dict[str, Any] = {"compute": compute, "options": options, "activation": activation}
-    return Op(name, inputs=1, outputs=_VALUE, known=True, **more)
+def _activation(name: str, activation: str, **options: float) -> Op:
+    def compute(z: Array, **values: float) -> Array:
+        return activated(z, (activation, *values.values()) if values else activation)
+
+    return Op(name, inputs=1, outputs=_VALUE, compute=compute, options=options, activation=activation, known=True)
 
 
 def _clipped(a: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(a, low), high)
-
-
-def _leaky_relu(a: Array, alpha: float) -> Array:
-    return np.where(a > 0, a, alpha * a)
 
 
 _TABLE = (
@@ -95,7 +92,6 @@ _TABLE = (
     Op("IdentityN", known=True),
     Op("Merge", outputs=("output", "value_index"), known=True),
     Op("Cast", outputs=_VALUE, known=True),
-    Op("Select", inputs=3, outputs=_VALUE, known=True),
     Op("LoopCond", known=True),
     # values are computed
     _computing("Add", 2, np.add),
@@ -103,18 +99,15 @@ _TABLE = (
     _computing("Sub", 2, np.subtract),
     _computing("Mul", 2, np.multiply),
     _computing("RealDiv", 2, np.divide),
+    _computing("Greater", 2, np.greater),
+    _computing("Select", 3, np.where),
     _computing("Maximum", 2, np.maximum, CLIP),
     _computing("Minimum", 2, np.minimum, CLIP),
     _computing("ClipByValue", 3, _clipped, CLIP),
-    _activation("Sigmoid", "sigmoid", sigmoid),
-    _activation("Tanh", "tanh", np.tanh),
-    _activation("Relu", "relu", lambda a: np.maximum(a, 0)),
-    _activation("LeakyRelu", "leaky_relu", _leaky_relu, alpha=0.2),
-    _activation("Elu", "elu", lambda a: np.where(a > 0, a, np.expm1(np.minimum(a, 0)))),
-    _activation("Selu", "selu", lambda a: _SELU[0] * np.where(a > 0, a, _SELU[1] * np.expm1(np.minimum(a, 0)))),
-    _activation("Softplus", "softplus", lambda a: np.logaddexp(a, 0)),
-    _activation("Softsign", "softsign", lambda a: a / (1 + np.abs(a))),
-    _activation("Exp", "exponential", np.exp),
+    *(_activation(name, activation) for name, activation in {
+        "Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu", "Elu": "elu", "Selu": "selu", "Softplus": "softplus",
+        "Softsign": "softsign", "Exp": "exponential"}.items()),
+    _activation("LeakyRelu", "leaky_relu", alpha=0.2),
     _computing("Relu6", 1, lambda a: np.clip(a, 0, 6), ACTIVATION),
     Op("MatMul", inputs=2, outputs=_VALUE, known=True),
     Op("ConcatV2", arrays=slice(-1), outputs=_VALUE, known=True),

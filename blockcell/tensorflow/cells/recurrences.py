@@ -12,7 +12,6 @@ from .reader import Place, Reader, Unknown
 from .sources import Source
 from .sums import Other, Sums
 
-
 _GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6"}  # what goes from one number to another
 
 

@@ -14,7 +14,9 @@ from .recurrences import Product, Recurrence
 from .sources import Source
 
 _CELL = re.compile(r"\A(lstm|gru)|(lstm|gru|rnn|sru|nas|cfn)\w*_cell(_\d+)?\Z", re.IGNORECASE)
-_OTHER = re.compile(r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z")
+_OTHER = re.compile(
+    r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z"
+)
 _NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight

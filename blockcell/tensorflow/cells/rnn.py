@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from .activations import described
-from .match import Candidate, Match, Step, Variant, biases, operands_of, kernels_of, shown
+from .activations import LINEAR, described
+from .match import Candidate, Match, Step, Variant, biases, kernels_of, operands_of, shown
 from .pieces import joined
 from .reader import Place
 from .sums import Gate, Other, Sums
@@ -32,6 +32,7 @@ class Rnn(Candidate):
         super().__init__(end, kernels_of([operands]), operands, form)
         self._hidden = operands[0].kernel.shape[1]
         self._joined = operands[0].rows != "all"
+        self.bare = gate.activation == LINEAR
 
     def by_itself(self) -> int | None:
         names = [each.kernel.source.name for each in self.operands]

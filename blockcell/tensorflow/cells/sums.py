@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...activations import Activation
 from ..graphs import Node
-from .activations import LINEAR, Activation, activated
+from .activations import LINEAR, activated
 from .ops import op_of
 from .pieces import Piece, Pieces, Range
 from .reader import Place, Unknown
