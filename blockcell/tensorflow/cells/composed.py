@@ -7,7 +7,7 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -127,7 +127,7 @@ class _Search:
         self, groups: Mapping[tuple[object, ...], list[Candidate]], states: Mapping[tuple[object, ...], object]
     ) -> list[list[Candidate]]:
         """What nothing but the names of its kernels shows to be a cell: steps that do not follow each other."""
-        shown = {kernel for key, group in groups.items() if states[key] for kernel in group[0].kernels}
+        shown = {kernel for key, group in groups.items() if group[0].sure or states[key] for kernel in group[0].kernels}
         found: dict[tuple[str, ...], list[Candidate]] = {}
         for group in groups.values():
             first, kernels = group[0], tuple(group[0].kernels)
@@ -136,9 +136,7 @@ class _Search:
                     found[kernels] = group
         return [*found.values()]
 
-    def _told_apart(
-        self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]
-    ) -> dict[Candidate, int]:
+    def _told_apart(self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]) -> dict[Candidate, int]:
         """Of steps with the same kernels, which operand is the state; `states` are those that are."""
         found = {}
         for each in group:

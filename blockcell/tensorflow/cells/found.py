@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...activations import unusual
+from ...activations import Activation, canonical, unusual
 from ...errors import plain
 from ...formulas import error_in_eps
 from ...layers import GRU, LSTM, RNN
@@ -225,6 +225,7 @@ class Found:
         forget_bias: float | None = None,
         cell_clip: float | None = None,
         proj_clip: float | None = None,
+        activation: Activation | None = None,
         average: bool = False,
         reverse: bool | None = None,
     ) -> LSTM | GRU | RNN:
@@ -242,6 +243,8 @@ class Found:
         forget_bias, cell_clip, proj_clip : float, optional
             What the file does not say: a checkpoint without graph has none of them. A clip of 0 means that there is
             none.
+        activation : str or tuple, optional
+            Likewise, of an RNN.
         average : bool
             Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
         reverse : bool, optional
@@ -254,30 +257,43 @@ class Found:
             does not compute what the graph's nodes do.
         """
         backward = bool(self.reverse if reverse is None else reverse)
-        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip), self._arrays(average)
+        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
         if self.nodes and (off := self._error(arrays, attributes, average, np.float64)) > _MOST_OFF:
             found = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
             raise ValueError(f"the cell {self.name!r}: {found}")
         return self._made(arrays, attributes, backward)
 
-    def _completed(self, forget_bias: float | None, cell_clip: float | None, proj_clip: float | None) -> dict[str, Any]:
+    def _completed(
+        self,
+        forget_bias: float | None,
+        cell_clip: float | None,
+        proj_clip: float | None,
+        activation: Activation | None,
+    ) -> dict[str, Any]:
         """The attributes, with those that the file does not say."""
         what = f"the cell {self.name!r}"
         if self.refused is not None:
             raise ValueError(f"{what} is refused: {self.refused}")
-        given = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+        given: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+        given["activation"] = None if activation is None else canonical(f"{what}: activation", activation)
         found = dict(self.attributes)
         for name, value in given.items():
             if value is None:
                 continue
             if name not in found:
-                raise ValueError(f"{what} has no {name}; leave {name} out")
-            if found[name] is not None and np.float32(found[name]) != np.float32(value):
-                raise ValueError(f"{name} is {value}, but the graph has {found[name]:g} for {what}; leave {name} out")
+                kind = "a GRU" if self._cell == "GRU" else f"an {self._cell}"
+                raise ValueError(f"{what} is {kind}, which has no {name} to be given; leave {name} out")
+            known = found[name]
+            same = known == value if name == "activation" else np.float32(known or 0) == np.float32(value)
+            if known is not None and not same:
+                raise ValueError(
+                    f"{name} is {said(value)}, but the graph has {said(known)} for {what}; leave {name} out"
+                )
             found[name] = value
         for name, value in found.items():
             if value is None:
-                hint = "TensorFlow's cells have 1.0 by default" if name == "forget_bias" else "0 if it had none"
+                hints = {"forget_bias": "TensorFlow's cells have 1.0 by default", "activation": "tanh by default"}
+                hint = hints.get(name, "0 if it had none")
                 raise ValueError(f"{what}: the file does not say its {name}; pass {name}= ({hint})")
         return found
 
@@ -323,6 +339,7 @@ class Found:
         forget_bias: float | None = None,
         cell_clip: float | None = None,
         proj_clip: float | None = None,
+        activation: Activation | None = None,
         average: bool = False,
     ) -> float:
         """The largest error of the layer, in eps of the largest entry, against the cell as the graph has it.
@@ -333,14 +350,14 @@ class Found:
 
         Parameters
         ----------
-        forget_bias, cell_clip, proj_clip, average
+        forget_bias, cell_clip, proj_clip, activation, average
             As in `layer`.
 
         Returns
         -------
         float
         """
-        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip), self._arrays(average)
+        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
         return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._kind.main].dtype).eps)
 
     def _error(

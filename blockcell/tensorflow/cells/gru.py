@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from .activations import LINEAR
 from .match import (
     Match,
@@ -109,11 +111,12 @@ def _reset_after(sums: Sums, place: Place, h_prev: Place) -> tuple[Gate, Sum]:
     """The reset gate, and the sum that it is applied to."""
     if sums.op(place) == "Mul":
         for r, inner in both(sums.pair(place, "Mul")):
-            if (gate := sums.gate(r)) is not None:
-                found = sums.sum(inner)
+            with suppress(Other):
+                found, gate = sums.sum(inner), sums.gate(r)
                 operands = operands_of(sums, found)
-                if len(operands) == 1 and not found.others and sums.reader.same(operands[0].place, h_prev):
-                    return gate, found
+                if gate is not None and len(operands) == 1 and not found.others:
+                    if sums.reader.same(operands[0].place, h_prev):
+                        return gate, found
     raise stranger(sums, place, "the candidate")
 
 

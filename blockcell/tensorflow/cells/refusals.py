@@ -94,7 +94,7 @@ def _drawn(reader: Reader, state: Place) -> Node | None:
 
     def computed(here: Place) -> Sequence[Place]:
         with suppress(Unknown):
-            return reader.given(here)
+            return () if reader.op(here).shape_only else reader.given(here)
         return ()
 
     reader.walk([state], chosen)

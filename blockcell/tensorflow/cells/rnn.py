@@ -36,6 +36,8 @@ class Rnn(Candidate):
 
     def by_itself(self) -> int | None:
         names = [each.kernel.source.name for each in self.operands]
+        if any(each.kernel.shape != each.kernel.source.shape for each in self.operands):
+            return None
         if self._joined:
             return 1 if _NAMED.search(names[0]) else None
         fits = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS]
