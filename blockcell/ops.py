@@ -11,7 +11,6 @@ from typing import SupportsIndex
 from numpy.typing import ArrayLike
 
 from ._bind import bind
-from ._kernels import KERNELS
 from .activations import Activation
 from .optable import (
     OPS,
@@ -41,9 +40,8 @@ _block_gru = bind(OPS["block_gru"]).run
 _block_gru_grad = bind(OPS["block_gru_grad"]).run
 _block_gru_reset_after = bind(OPS["block_gru_reset_after"]).run
 _block_gru_reset_after_grad = bind(OPS["block_gru_reset_after_grad"]).run
-if "block_rnn" in KERNELS:  # until the kernels are there
-    _block_rnn = bind(OPS["block_rnn"]).run
-    _block_rnn_grad = bind(OPS["block_rnn_grad"]).run
+_block_rnn = bind(OPS["block_rnn"]).run
+_block_rnn_grad = bind(OPS["block_rnn_grad"]).run
 _gru_block_cell_vjp = bind(OPS["gru_block_cell_vjp"]).run
 _lstm_block_cell_vjp = bind(OPS["lstm_block_cell_vjp"]).run
 
