@@ -66,16 +66,25 @@ def described(reader: Reader, place: Place) -> str:
     node, op = reader.node(place), reader.op(place)
     if node is None:
         return ""
+    if op.name == "IdentityN":  # around what has a gradient of its own
+        inputs = reader.given(place)
+        return described(reader, inputs[place.output]) if place.output < len(inputs) else ""
     name = f"the node {node.name!r} is a {node.op}"
     if op.name == "Mul":
-        inputs = reader.given(place)
-        for value, gate in [inputs, inputs[::-1]] if len(inputs) == 2 else []:
-            with suppress(Unknown):
-                found = activated(reader, gate)
-                if found is not None and found.activation == "sigmoid" and reader.same(found.inner, value):
-                    return f"{name} that makes a swish"
-        return ""
+        return f"{name} that makes a swish" if _is_swish(reader, reader.given(place)) else ""
     return name if op.shows else ""
+
+
+def _is_swish(reader: Reader, inputs: tuple[Place, ...]) -> bool:
+    """Whether it is x * sigmoid(x), or x * sigmoid(beta * x)."""
+    for value, gate in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
+        with suppress(Unknown):
+            found = activated(reader, gate)
+            if found is not None and found.activation == "sigmoid":
+                inner = reader.past(found.inner)
+                scaled = reader.given(inner) if reader.op(inner).name == "Mul" else ()
+                return any(reader.same(each, value) for each in (inner, *scaled))
+    return False
 
 
 def _with_options(attrs: dict[str, object], activation: str) -> Activation:

@@ -177,7 +177,7 @@ class _Search:
                 continue
             kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
             if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
-                self.wrong[each.product.place] = why(each), kernels
+                self.wrong[each.product.place] = why(self.reader, each), kernels
 
 
 def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:

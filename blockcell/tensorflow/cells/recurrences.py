@@ -12,7 +12,7 @@ from .reader import Place, Reader, Unknown
 from .sources import Source
 from .sums import Other, Sums
 
-_GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6"}  # what goes from one number to another
+_GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6", "Erf", "Erfc"}  # what goes from one number to another
 
 
 class Product(NamedTuple):

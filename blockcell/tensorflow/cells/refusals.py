@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ..graphs import Node
+from .activations import described
 from .match import Step
 from .ops import SHOWN, op_of
 from .reader import Place, Reader, Unknown
@@ -116,10 +117,13 @@ def shows(recurrence: Recurrence) -> str | None:
     return None
 
 
-def why(recurrence: Recurrence) -> str:
+def why(reader: Reader, recurrence: Recurrence) -> str:
     """Why a recurrence is none of the cells."""
     if shown := shows(recurrence):
         return shown
+    for node in recurrence.nodes:
+        if what := described(reader, Place(recurrence.product.body, node.name)):
+            return f"{what}, which is no activation of layers"
     for node in recurrence.nodes:
         if not op_of(node).known:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
