@@ -130,11 +130,22 @@ class _Search:
         shown = {kernel for key, group in groups.items() if group[0].sure or states[key] for kernel in group[0].kernels}
         found: dict[tuple[str, ...], list[Candidate]] = {}
         for group in groups.values():
-            first, kernels = group[0], tuple(group[0].kernels)
-            if not first.sure and shown.isdisjoint(kernels) and first.by_itself() is not None:
+            kernels = tuple(group[0].kernels)
+            if not group[0].sure and shown.isdisjoint(kernels) and all(map(self._begins, group)):
                 if kernels not in found or found[kernels][0].bare:
                     found[kernels] = group
         return [*found.values()]
+
+    def _begins(self, step: Candidate) -> bool:
+        """Whether the names tell which operand is the state, and this is nothing that goes around."""
+        number = step.by_itself()
+        if number is None:
+            return False
+        try:
+            places, looped = self.reader.state(step.operands[number].place)
+        except Unknown:
+            return False
+        return not looped and not any(place._replace(output=0) in self.looped for place in places)
 
     def _told_apart(self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]) -> dict[Candidate, int]:
         """Of steps with the same kernels, which operand is the state; `states` are those that are."""
@@ -158,12 +169,13 @@ class _Search:
     def refuse_variants(self, understood: set[str]) -> None:
         """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
         by_place = {product.place: product for product in self.products}
+        found = {end: kernels_before(self.reader, end, by_place) for end in self.variants}
         for end, variant in self.variants.items():
-            kernels = kernels_before(self.reader, end, by_place)
-            kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+            kernels = {name: kernel for name, kernel in found[end].items() if name not in understood}
             loop = self.looped.get(end)
             if variant.states:
-                meant = any(self._is_state(state, {end}) for state in variant.states)
+                ends = {each for each in found if found[each].keys() == found[end].keys()}
+                meant = any(self._is_state(state, ends) for state in variant.states)
             else:
                 meant = loop is not None or any(map(is_named, [*kernels][:1]))
             if kernels and meant:

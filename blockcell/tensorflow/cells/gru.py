@@ -63,7 +63,7 @@ def _gru_of(sums: Sums, end: Place, u: Place, candidate: Place, c: Gate, h_prev:
     update = sums.gate(u)
     if len(operands) != 2 or len(new.others) > 1 or update is None:
         raise _other_operands(sums, candidate)
-    gates = gates_of({"r": r, "u": update})
+    gates = gates_of({"r": r, "u": update}, end)
     hidden = operands[0].kernel.shape[1]
     pairs = [_told_apart(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
     w_ru = [[pair[k].piece(hidden, k == 1) for pair in pairs] for k in (0, 1)]

@@ -148,7 +148,7 @@ def lstm(sums: Sums, end: Place) -> Lstm:
         if cell is not None and (o := sums.gate(out)) is not None:
             terms = _terms(sums, cell, o.activation)
             every = {"i": terms.i, "f": terms.f, "o": o}
-            gates = gates_of({name: gate for name, gate in every.items() if gate is not None})
+            gates = gates_of({name: gate for name, gate in every.items() if gate is not None}, end)
             return _lstm_of(sums, end, gates | {"ci": terms.ci.sum}, cell, terms.cs_prev, o.activation)
     raise Other
 
@@ -221,7 +221,8 @@ def _changed(sums: Sums, cell: _Cell, factors: list[Place], gates: dict[Place, G
     others = {shown(gate.activation) for gate in known if gate is not None}
     if len([gate for gate in known if gate is not None]) >= 3:
         several = " and ".join(sorted(others))
-        said = f"the cell state goes through a {shown(cell.activation)}, and what is added up to it through {several}"
+        state = f"the cell state, the node {cell.cs.name!r},"
+        said = f"{state} goes through a {shown(cell.activation)}, and what is added up to it through {several}"
         return Variant(f"{said}; layers have one activation for the candidate and the cell state")
     return vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
 

@@ -164,12 +164,13 @@ def biases(gates: Sequence[Sum], hidden: int, dtype: str) -> Source:
     return added([joined([row]) for row in rows])
 
 
-def gates_of(found: Mapping[str, Gate]) -> dict[str, Sum]:
-    """The sums of gates, which must have one activation."""
+def gates_of(found: Mapping[str, Gate], end: Place) -> dict[str, Sum]:
+    """The sums of a cell's gates, which must have one activation."""
     activations = {name: shown(gate.activation) for name, gate in found.items()}
     if len({*activations.values()}) > 1:
         several = ", ".join(f"{name} a {activation}" for name, activation in activations.items())
-        raise Variant(f"its gates have different activations, {several}; layers have one for all of them")
+        said = f"the gates of the node {end.name!r} have different activations, {several}"
+        raise Variant(f"{said}; layers have one for all of them")
     return {name: gate.sum for name, gate in found.items()}
 
 

@@ -40,7 +40,8 @@ class Rnn(Candidate):
             return None
         if self._joined:
             return 1 if _NAMED.search(names[0]) else None
-        fits = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS]
+        square = [each.kernel.shape == (self._hidden, self._hidden) for each in self.operands]
+        fits = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS and square[k]]
         return fits[0] if len(fits) == 1 else None
 
     def step(self, state: int) -> Step:
