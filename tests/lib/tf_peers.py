@@ -121,7 +121,7 @@ class Cell:
         self.attributes = {name: value for name, value in drawn.items() if not gated or value != DEFAULTS[name]}
         self.size = 2.5 * max(self.H, self.units, self.I) ** 0.5  # so that none of them grows without end
         self.peephole, self.forget = bool(g.integers(2)), float(g.choice([0, 0.5, 1]))
-        self.clip, self.proj_clip = (float(g.choice([0, size])) for size in (0.3, 0.2))
+        self.clip, self.proj_clip = (float(g.choice([0, size])) for size in (0.25, 0.125))
 
     def start(self, fed):
         """Its first state: zeros, constants, variables or what is fed, as `begins` says; `fed` gets that."""

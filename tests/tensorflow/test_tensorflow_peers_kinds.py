@@ -78,17 +78,18 @@ def attributes_of(cell):
         found |= {"coupled": True} if cell.kind == "coupled_lstm" else {"gate_order": "icfo"}
     if cell.kind == "projected":
         found["proj_clip"] = cell.proj_clip
-    return pytest.approx(found)
+    return found
 
 
 def check_state(cell, one):
     """What a cell begins with; the state for its layer."""
     known = {name: rows for name, rows, _ in cell.begins if rows is not None}
-    given = one.initial_state or {}
+    given = {name: rows for name, rows in (one.initial_state or {}).items() if rows is not None}
     assert given.keys() == known.keys() and (one.state_from is not None) == bool(cell.begins)
     for name, rows in known.items():
         np.testing.assert_array_equal(given[name], rows)
-    return {name: np.repeat(rows, B // len(rows), 0) for name, _, rows in cell.begins}
+    names = ("cs", "h")[-cell.states :]
+    return dict.fromkeys(names) | {name: np.repeat(rows, B // len(rows), 0) for name, _, rows in cell.begins}
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -110,7 +111,7 @@ def test_random_kinds(tf, case, tmp_path):
             bias = {"other_lstm": 0.5, "coupled": 1, "projection": 1}
             assert one.attributes.get("forget_bias", 0) == bias.get(cell.kind, 0)
         assert one.check() <= one.bound
-        result, _ = one.layer()(x, check_state(cell, one) or None)
+        result, _ = one.layer()(x, check_state(cell, one))
         assert error_in_eps(result, y.astype(np.float64), EPS) <= 16
 
 
@@ -186,4 +187,6 @@ def test_random_models_of_keras(tf, case, tmp_path):
         assert one.refused is not None or one.check() <= one.bound
     if all(understood) and not masked:
         result, _ = found.layer()(x, batch_first=True)
-        assert error_in_eps(result, model(x).numpy().astype(np.float64), EPS) <= 16
+        exact = model(x).numpy().astype(np.float64)
+        scale = max(float(np.abs(exact).max()), 0.125)  # sums of larger numbers may cancel
+        assert np.abs(result - exact).max() <= 16 * EPS * scale

@@ -183,16 +183,16 @@ class Found:
         return sum(tensor.kind == "state" for tensor in self._kind.op.inputs)
 
     @property
-    def initial_state(self) -> dict[str, Array] | None:
+    def initial_state(self) -> dict[str, Array | None] | None:
         """What the graph begins with, by the names that layers have for it: "h", and "cs" of an LSTM.
 
-        Each array has a row for each row of a batch, or one for all of them; what is zero is left out. None if all of
-        it is zero, which is what layers begin with; if it is fed or computed, as `state_from` says; and if there is no
-        graph. A layer does not keep it: pass it, with as many rows as x has, as ``state=``.
+        Each array has a row for each row of a batch, or one for all of them; None for zeros. It is None as a whole if
+        all of it is zero, which is what layers begin with; if it is fed or computed, as `state_from` says; and if there
+        is no graph. A layer does not keep it: pass it, with as many rows as x has, as ``state=``.
         """
         names = ("cs", "h")[-self._count_of_states :]
         read = {name: start.read() for name, start in zip(names, self.starts, strict=False)}
-        return {name: array for name, array in read.items() if array is not None} or None
+        return None if all(array is None for array in read.values()) else read
 
     @property
     def state_from(self) -> str | None:

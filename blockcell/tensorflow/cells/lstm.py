@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...activations import Activation
 from ...optable import COUPLED_GATES, GATE_ORDERS
-from .activations import LINEAR, activated, clipped, described
+from .activations import LINEAR, Activated, activated, clipped, described
 from .match import (
     Candidate,
     Match,
@@ -170,13 +170,24 @@ def projected(sums: Sums, end: Place) -> Lstm:
 def _cell(sums: Sums, co: Place) -> _Cell | None:
     """The cell state that a value is the activation of, if its form is that of one."""
     found = activated(sums.reader, co)
-    for activation, cs in [*([] if found is None else [(found.activation, found.inner)]), (LINEAR, co)]:
+    for activation, cs in [*([] if found is None else [(found.activation, _inner(sums, found))]), (LINEAR, co)]:
         with suppress(Other, Unknown):
             clip = clipped(sums.reader, cs)
             terms = sums.pair(cs if clip is None else clip[0], "Add")
             if all(sums.op(each) == "Mul" for each in terms):
                 return _Cell(cs, activation, _bound(sums, cs, clip), terms)
     return None
+
+
+def _inner(sums: Sums, found: Activated) -> Place:
+    """What an activation is applied to, without the number that it adds itself."""
+    if found.added:
+        with suppress(Other, Unknown):
+            for value, number in both(sums.pair(found.inner, "Add")):
+                with suppress(Unknown):
+                    if sums.reader.value(number) == found.added:
+                        return value
+    return found.inner
 
 
 def _terms(sums: Sums, cell: _Cell, recurrent: Activation) -> _Terms:
