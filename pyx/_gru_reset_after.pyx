@@ -196,7 +196,7 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 def gru_reset_after_layer(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
-    tuple activation, tuple recurrent_activation
+    activation, recurrent_activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
@@ -226,8 +226,8 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 
 def gru_reset_after_layer_grad(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, tuple activation,
-    tuple recurrent_activation
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation,
+    recurrent_activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s

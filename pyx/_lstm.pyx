@@ -370,7 +370,7 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 def lstm_layer(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
     double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled,
-    tuple activation, tuple recurrent_activation
+    activation, recurrent_activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
@@ -402,7 +402,7 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 def lstm_layer_grad(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, double proj_clip,
-    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled, tuple activation, tuple recurrent_activation
+    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled, activation, recurrent_activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s

@@ -55,7 +55,7 @@ def block_rnn_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, 
 
 def block_rnn(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w, const store[::1] b,
-    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, tuple activation, int num_threads, int ready
+    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int num_threads, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -75,7 +75,7 @@ def block_rnn(
 def block_rnn_grad(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w, const store[:, :, ::1] h,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_grad,
-    store[::1] b_grad, unsigned char[::1] work, Py_ssize_t seq_len_max, tuple activation, int num_threads, int ready
+    store[::1] b_grad, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int num_threads, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -169,7 +169,7 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 def rnn_layer(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
-    tuple activation
+    activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
@@ -196,7 +196,7 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 
 def rnn_layer_grad(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, tuple activation
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s
@@ -208,7 +208,7 @@ def rnn_layer_grad(
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
-cdef Rnn torch_cell(tuple activation):
+cdef Rnn torch_cell(activation):
     """w_ih [H,I] and w_hh [H,H]."""
     cdef Rnn c = rnn_of()
     c.transposed, c.activation = True, activation_of(activation)
@@ -223,7 +223,7 @@ def rnn_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ss
 
 
 def rnn_torch(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, tuple activation
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
@@ -244,7 +244,7 @@ def rnn_torch_grad(
     const store[:, :, :] x, const store[:, ::1] h, const store[:, ::1] w_ih, const store[:, ::1] w_hh,
     const store[:, :, :] y, const store[:, :, :] y_grad, const store[:, ::1] h_last_grad, store[:, :, :] x_grad,
     bint adds, store[:, ::1] h_grad, store[:, ::1] w_ih_grad, store[:, ::1] w_hh_grad, store[::1] b_grad,
-    const unsigned char[:, ::1] marks, bint reverse, tuple activation, unsigned char[::1] work, int num_threads,
+    const unsigned char[:, ::1] marks, bint reverse, activation, unsigned char[::1] work, int num_threads,
     int ready
 ):
     """The gradients of that, without those that are None: x_grad; the weights' and the bias'.  With `adds`, x_grad is

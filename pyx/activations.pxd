@@ -207,7 +207,7 @@ cdef inline Activation plain(int number) noexcept nogil:
     return f
 
 
-cdef inline Activation activation_of(tuple numbers):
+cdef inline Activation activation_of(numbers):
     """From the `Numbers` of blockcell/activations.py."""
     cdef Activation f
     f.number, f.a, f.b = numbers

@@ -74,7 +74,7 @@ ctypedef fused gated:
     ResetAfter
 
 
-cdef inline void use_activations(gated *c, tuple activation, tuple recurrent):
+cdef inline void use_activations(gated *c, activation, recurrent):
     """Those of a layer, as `Numbers` of blockcell/activations.py."""
     c.activation, c.recurrent = activation_of(activation), activation_of(recurrent)
     c.usual = c.activation.number == TANH and c.recurrent.number == SIGMOID
