@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from .. import __version__, build_info
+from ..activations import Activation, canonical
 from ..errors import plain
 from ..installing import how_to_install
 from ..layers import Layer
@@ -215,7 +216,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def inspect_file(options: argparse.Namespace) -> int:
-    """Show the LSTMs and GRUs in a file of TensorFlow's, and check each.
+    """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's, and check each.
 
     PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
     needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
@@ -243,7 +244,7 @@ def inspect_file(options: argparse.Namespace) -> int:
         print_json({"path": options.path, "cells": described, "one_layer": not apart, "ok": ok})
         return 0 if ok else 1
     if not cells:
-        say(f"There is no LSTM and no GRU in {options.path}, by what blockcell knows of them. Its variables are in")
+        say(f"There is no RNN, LSTM or GRU in {options.path}, by what blockcell knows of them. Its variables are in")
         say(f"blockcell.tensorflow.open({options.path!r}).variables")
         return 0
     rows: list[list[Any]] = []
@@ -266,12 +267,21 @@ def inspect_file(options: argparse.Namespace) -> int:
             say(f"  its input is {reads}{', reversed' * bool(found.reverse)}")
         for role, name in found.weights.items():
             say(f"  {role} is {name}")
+        if found.state_from is not None:
+            say(f"  it begins with {_state_said(found)}")
         if found.unsaid:
             say(f"  not in the file: {', '.join(found.unsaid)}")
     if len(rows) > 1:
         say("")
         say(f"They are not one layer: {apart}." if apart else "Together they are one layer.")
     return 0 if ok else 1
+
+
+def _state_said(found: Found) -> str:
+    """What a cell begins with, if not with zeros, and how its layer gets that."""
+    if found.initial_state is None:
+        return f"a state that comes from {found.state_from}: pass it to calls as state="
+    return f"the state {found.state_from}: pass the cell's initial_state to calls as state="
 
 
 def _apart(cells: Cells) -> str:
@@ -284,12 +294,13 @@ def _apart(cells: Cells) -> str:
 
 
 def extract(options: argparse.Namespace) -> int:
-    """Write the LSTMs and GRUs of a file of TensorFlow's as a layer, or one of them.
+    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's as a layer, or one of them.
 
     OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. Cells that
     the graph has on top of each other, or as two directions, are one layer; --cell takes one of them. What the file
-    does not say is asked for: --forget-bias and --cell-clip. Each cell is checked first, as by `blockcell inspect`;
-    nothing is written if its error is above the bound.
+    does not say is asked for: --forget-bias, --cell-clip and so on. Each cell is checked first, as by `blockcell
+    inspect`; nothing is written if its error is above the bound. A layer begins with zeros: if the graph does not, a
+    line says so.
     """
     if options.out.suffix == ".onnx":
         require("onnx", "onnx")
@@ -303,7 +314,8 @@ def extract(options: argparse.Namespace) -> int:
         cells = tensorflow.open(options.path).cells
         tell("reading", 1, 1)
         chosen = _chosen(options, cells)
-        given = {"forget_bias": options.forget_bias, "cell_clip": options.cell_clip, "average": options.average}
+        names = ("forget_bias", "cell_clip", "proj_clip", "activation", "average")
+        given = {name: getattr(options, name) for name in names}
         errors = []
         for k, found in enumerate(chosen):
             tell("checking cells", k, len(chosen))
@@ -330,6 +342,9 @@ def extract(options: argparse.Namespace) -> int:
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
         say(f"{options.out} is {layer!r}, off by {max(errors):.2f} eps")
+        for found in chosen:
+            if found.state_from is not None:
+                say(f"{found.name} begins with {_state_said(found)}, which is not in {options.out}")
     return 0
 
 
@@ -357,6 +372,7 @@ def _described(found: Found, error: float | None) -> dict[str, Any]:
         "kind": found.kind,
         "input_size": found.input_size,
         "hidden_size": found.hidden_size,
+        "output_size": found.output_size,
         "dtype": found.dtype,
         "attributes": found.attributes,
         "weights": found.weights,
@@ -364,6 +380,7 @@ def _described(found: Found, error: float | None) -> dict[str, Any]:
         "reverse": found.reverse,
         "input_from": list(found.input_from),
         "input": found.input,
+        "state_from": found.state_from,
         "refused": found.refused,
         "error_eps": error if error is not None and math.isfinite(error) else None,
         "bound_eps": found.bound,
@@ -419,6 +436,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--cell", metavar="NAME", help="one cell, as `blockcell inspect` names it")
     command.add_argument("--forget-bias", type=_number, metavar="X", help="where the file does not say it")
     command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
+    command.add_argument("--proj-clip", type=_number, metavar="X", help="likewise, of a projection")
+    command.add_argument("--activation", type=_activation, metavar="NAME", help="likewise, of an RNN: tanh, relu, ...")
     command.add_argument("--streaming", action="store_true", help="an .onnx of one step, with its state")
     command.add_argument("--average", action="store_true", help="the moving averages of the weights")
     return parser
@@ -441,6 +460,15 @@ def _number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a number")
     return value
+
+
+def _activation(text: str) -> Activation:
+    """A name, or a name and parameters: ``leaky_relu,0.01``."""
+    name, *numbers = text.split(",")
+    try:
+        return canonical("the activation", (name, *map(float, numbers)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _op(text: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, LSTM
+from ..activations import Activation
+from ..layers import GRU, LSTM, RNN
 from ..optable import Array
 from .shared import ORDERS, Cell, ConversionError, check_shapes, read_arrays, read_names
 
@@ -19,12 +20,15 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "BasicLSTMCell": 1.0,
     "LSTMCell": 1.0,
     "CudnnCompatibleLSTMCell": 0.0,
+    "CoupledInputForgetGateLSTMCell": 1.0,
 }
-TF1_CELLS = (*FORGET_BIAS, "GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
+_GRUS = ("GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
+TF1_CELLS = (*FORGET_BIAS, *_GRUS, "BasicRNNCell")
 REQUIRED = {
     "GRU": {"w_ru", "w_c", "b_ru", "b_c"},
     "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
     "LSTM": {"w", "b"},
+    "RNN": {"w", "b"},
 }
 _ALIASES = {"CudnnCompatibleLSTM": "CudnnCompatibleLSTMCell"}
 SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
@@ -33,7 +37,9 @@ SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "lstm_block_wrapper": "LSTMBlockFusedCell",
     "basic_lstm_cell": "BasicLSTMCell",
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
+    "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
 }
+_RNN = re.compile(r"(\A|/)(basic_rnn_cell(_\d+)?|BasicRNNCell)\Z")
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' names, also those of older versions
     "GRU": {
         "w_ru": ("w_ru", "gates/kernel", "gates/weights", "Gates/Linear/Matrix"),
@@ -46,6 +52,8 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' n
         "b_hc": ("candidate/hidden_projection/bias",),
     },
     "LSTM": {
+        "w_p": ("projection/kernel", "projection/weights", "W_P_0"),
+        "b_p": ("projection/bias", "projection/biases"),  # of another layer: LSTMCell has none
         "w": ("kernel", "weights", "W_0", "Linear/Matrix"),
         "b": ("bias", "biases", "B", "Linear/Bias"),
         "wci": ("w_i_diag", "W_I_diag"),
@@ -62,6 +70,8 @@ def from_tf1(
     scope: str | None = None,
     forget_bias: float | None = None,
     cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    activation: Activation = "tanh",
 ) -> Cell:
     """A layer with the weights of a TensorFlow 1 cell, as a checkpoint holds them.
 
@@ -71,8 +81,8 @@ def from_tf1(
         variables = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
         layer = convert.from_tf1(variables, scope="rnn/lstm_cell", forget_bias=1.0)
 
-    A CHECKPOINT DOES NOT SAY WHICH forget_bias AND cell_clip THE CELL HAD. They are arguments of the cell in the
-    program that made it, and attributes of its nodes in the graph (``.meta``, ``.pb``). A wrong forget_bias gives wrong
+    A CHECKPOINT DOES NOT SAY WHICH forget_bias, cell_clip, proj_clip AND activation THE CELL HAD. They are arguments of
+    the cell in the program that made it, and are in the graph (``.meta``, ``.pb``). A wrong forget_bias gives wrong
     results without any error, so pass it. Without it, the default of the class is taken with a warning.
 
     Parameters
@@ -80,21 +90,25 @@ def from_tf1(
     variables : mapping of str to array_like
         Names and values. Variables that belong to no cell, such as ``.../Adam`` or ``global_step``, are ignored.
     cell : str, optional
-        The class: LSTMBlockCell, LSTMBlockFusedCell, BasicLSTMCell, LSTMCell, CudnnCompatibleLSTMCell, GRUBlockCell,
-        GRUBlockCellV2, GRUCell or CudnnCompatibleGRUCell. None infers it from the names of the variables.
+        The class: LSTMBlockCell, LSTMBlockFusedCell, BasicLSTMCell, LSTMCell, CudnnCompatibleLSTMCell,
+        CoupledInputForgetGateLSTMCell, GRUBlockCell, GRUBlockCellV2, GRUCell, CudnnCompatibleGRUCell or BasicRNNCell.
+        None infers it from the names of the variables.
     scope : str, optional
         What the names of the cell's variables begin with, such as ``"rnn/multi_rnn_cell/cell_0/lstm_cell"``. Needed
         if there is more than one cell.
     forget_bias : float, optional
         For an LSTM. None warns and takes the default of the class: 0.0 for CudnnCompatibleLSTMCell, else 1.0.
-    cell_clip : float
-        For an LSTM; 0 means no clip. TensorFlow 1's classes do not clip by default.
+    cell_clip, proj_clip : float
+        For an LSTM, and for one with a projection; 0 means no clip. TensorFlow 1's classes do not clip by default.
+    activation : str or tuple
+        What the class was given as ``activation``: a name, or a name and parameters, as layers take it.
 
     Returns
     -------
-    LSTM or GRU
-        With peepholes if the cell has them. forget_bias is not added into the bias, as in TensorFlow. A
-        CudnnCompatibleGRUCell is a GRU with reset_after=True.
+    LSTM, GRU or RNN
+        With peepholes and a projection if the cell has them. forget_bias is not added into the bias, as in TensorFlow.
+        A CudnnCompatibleGRUCell is a GRU with reset_after=True, a CoupledInputForgetGateLSTMCell an LSTM with
+        coupled=True.
 
     Warns
     -----
@@ -106,7 +120,7 @@ def from_tf1(
     TypeError
         variables is no mapping, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        Projections; coupled gates; layer normalization.
+        Layer normalization; a projection with a bias.
     ValueError
         No cell or several are found, or shapes are wrong.
 
@@ -129,13 +143,22 @@ def from_tf1(
     arrays = read_arrays(caller, {name: variables[name] for name in named.values()})
     values: dict[str, Any] = {key: arrays[name] for key, name in named.items()}
     what = f"{caller}: the cell {found_scope!r}"
+    given = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
     if kind != "LSTM":
-        if forget_bias is not None or cell_clip:
-            raise ValueError(f"{what} is a GRU, which has no forget_bias and no cell_clip")
-        return _gru(what, values)
-    _refuse(what, found_scope, variables, values)
+        if extra := [name for name, is_given in given.items() if is_given]:
+            raise ValueError(
+                f"{what} is {'an RNN' if kind == 'RNN' else 'a GRU'}, which has no {' and no '.join(extra)}"
+            )
+        return _rnn(what, values, activation) if kind == "RNN" else _gru(what, values, activation)
+    coupled = _is_coupled(found_scope, cell, values)
+    _check_lstm(what, values, coupled)
+    if proj_clip and "w_p" not in values:
+        raise ValueError(f"{what} has no projection, which proj_clip is for")
     bias = _forget_bias(what, found_scope, cell, forget_bias)
-    return LSTM(**values, forget_bias=bias, cell_clip=cell_clip, gate_order=ORDERS["TF1 LSTM"])
+    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip}
+    return LSTM(
+        **values, forget_bias=bias, **clips, coupled=coupled, gate_order=ORDERS["TF1 LSTM"], activation=activation
+    )
 
 
 def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
@@ -154,6 +177,8 @@ def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
     for scope_found, kind in [key for key in cells if key[1] == "GRU"]:
         if "w_ch" in cells[scope_found, kind]:
             cells[scope_found, "CudnnCompatibleGRU"] = cells.pop((scope_found, kind))
+    for scope_found, kind in [key for key in cells if key[1] == "LSTM" and _RNN.search(key[0])]:
+        cells[scope_found, "RNN"] = cells.pop((scope_found, kind))
     return cells
 
 
@@ -162,6 +187,8 @@ def _find(
 ) -> tuple[str, str, dict[str, str]]:
     """A cell's scope, its kind among those in REQUIRED, and the names of its variables."""
     cells = by_scope(variables)
+    if cell == "BasicRNNCell":
+        cells |= {(scope, "RNN"): named for (scope, kind), named in cells.items() if kind == "LSTM"}
     wanted = None if scope is None else scope.strip("/")
     kinds = [kind for kind in REQUIRED if cell is None or kind == _kind_of(cell)]
     full = [
@@ -169,14 +196,16 @@ def _find(
         if REQUIRED[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
     ]  # fmt: skip
     if len(full) > 1:  # dense layers too have a kernel and a bias
-        full = [key for key in full if re.search("lstm|gru", key[0].split("/")[-1], re.IGNORECASE)] or full
+        full = [key for key in full if re.search("lstm|gru|rnn", key[0].split("/")[-1], re.IGNORECASE)] or full
     if len(full) != 1:
         _not_found(caller, variables, cells, full, wanted)
     return *full[0], cells[full[0]]
 
 
 def _kind_of(cell: str) -> str:
-    return "CudnnCompatibleGRU" if cell == "CudnnCompatibleGRUCell" else "GRU" if cell.startswith("GRU") else "LSTM"
+    if cell == "CudnnCompatibleGRUCell":
+        return "CudnnCompatibleGRU"
+    return "GRU" if cell in _GRUS else "RNN" if cell == "BasicRNNCell" else "LSTM"
 
 
 def _not_found(
@@ -200,14 +229,21 @@ def _not_found(
         raise ValueError(f"{caller}: expected one cell{where}, found {scopes}; say which with scope=")
     partly = sorted({name for named in cells.values() for name in named.values() if name in inside})
     raise ValueError(
-        f"{caller}: expected one cell{where}: kernel and bias of an LSTM, or w_ru, w_c, b_ru and b_c (gates/kernel"
-        f" and so on) of a GRU. Of these there are {partly or 'none'}"
+        f"{caller}: expected one cell{where}: kernel and bias of an LSTM or RNN, or w_ru, w_c, b_ru and b_c"
+        f" (gates/kernel and so on) of a GRU. Of these there are {partly or 'none'}"
     )
 
 
-def _gru(what: str, values: Mapping[str, Array]) -> GRU:
+def _rnn(what: str, values: Mapping[str, Array], activation: Activation) -> RNN:
+    w, b = values["w"], values["b"]
+    hidden = w.shape[-1] if w.ndim == 2 else 0
+    check_shapes(what, {"w": (w, (max(len(w), hidden), hidden)), "b": (b, (hidden,))})
+    return RNN(w, b, activation=activation)
+
+
+def _gru(what: str, values: Mapping[str, Array], activation: Activation) -> GRU:
     if "w_ch" in values:
-        return _gru_reset_after(what, values)
+        return _gru_reset_after(what, values, activation)
     w_ru, w_c = (values[name] for name in ("w_ru", "w_c"))
     b_ru, b_c = (values[name] for name in ("b_ru", "b_c"))
     if w_ru.ndim == w_c.ndim == 2 and w_c.shape[1] == 2 * w_ru.shape[1]:
@@ -218,10 +254,10 @@ def _gru(what: str, values: Mapping[str, Array]) -> GRU:
     rows = len(w_c) if w_c.ndim == 2 else 0
     expected = {"w_c": (w_c, (rows, hidden)), "w_ru": (w_ru, (rows, 2 * hidden))}
     check_shapes(what, expected | {"b_ru": (b_ru, (2 * hidden,)), "b_c": (b_c, (hidden,))})
-    return GRU(w_ru, w_c, b_ru, b_c)
+    return GRU(w_ru, w_c, b_ru, b_c, activation=activation)
 
 
-def _gru_reset_after(what: str, values: Mapping[str, Array]) -> GRU:
+def _gru_reset_after(what: str, values: Mapping[str, Array], activation: Activation) -> GRU:
     w_ru, w_cx, w_ch = (values[name] for name in ("w_ru", "w_cx", "w_ch"))
     hidden = w_ch.shape[-1] if w_ch.ndim == 2 else 0
     inputs = len(w_cx) if w_cx.ndim == 2 else 0
@@ -235,27 +271,41 @@ def _gru_reset_after(what: str, values: Mapping[str, Array]) -> GRU:
     }
     check_shapes(what, {name: (values[name], shape) for name, shape in shapes.items()})
     w_c = np.concatenate([w_cx, w_ch])
-    return GRU(w_ru, w_c, values["b_ru"], values["b_cx"], reset_after=True, b_hc=values["b_hc"])
+    biases = values["b_ru"], values["b_cx"]
+    return GRU(w_ru, w_c, *biases, reset_after=True, b_hc=values["b_hc"], activation=activation)
 
 
-def _refuse(what: str, scope: str, variables: Mapping[str, Any], values: Mapping[str, Array]) -> None:
+def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bool:
+    named = SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))
+    return (cell or named) == "CoupledInputForgetGateLSTMCell" or {"wcf", "wco"} == {
+        "wci",
+        "wcf",
+        "wco",
+    } & values.keys()
+
+
+def _check_lstm(what: str, values: Mapping[str, Array], coupled: bool) -> None:
     w, b = values["w"], values["b"]
-    peepholes = {"wci", "wcf", "wco"} & values.keys()
-    if scope.endswith("coupled_input_forget_gate_lstm_cell") or peepholes == {"wcf", "wco"}:
-        raise ConversionError(
-            f"{what} couples its input gate to the forget gate; the gates of the block cells are independent"
-        )
-    if any(name.startswith(f"{scope}/projection/") for name in variables):
-        raise ConversionError(f"{what} has a projection (num_proj), which the block cells do not have")
-    if w.ndim != 2 or b.shape != w.shape[1:] or w.shape[1] % 4:
-        raise ValueError(f"{what} has weights of shape {w.shape} and a bias of {b.shape}; expected (I+H, 4H) and (4H,)")
-    if len(w) < w.shape[1] // 4:
+    gates, every = (3, ("wcf", "wco")) if coupled else (4, ("wci", "wcf", "wco"))
+    peepholes = [name for name in ("wci", "wcf", "wco") if name in values]
+    if "b_p" in values:
+        raise ConversionError(f"{what} has a projection with a bias; that of LSTMCell (num_proj) has none")
+    size = "P" if "w_p" in values else "H"
+    form = f"(I+{size}, {gates}H)"
+    if w.ndim != 2 or b.shape != w.shape[1:] or w.shape[1] % gates:
         raise ValueError(
-            f"{what} has weights of shape {w.shape}; expected (I+H, 4H), so at least {w.shape[1] // 4} rows"
+            f"{what} has weights of shape {w.shape} and a bias of {b.shape}; expected {form} and ({gates}H,)"
         )
-    if peepholes and len(peepholes) < 3:
-        raise ValueError(f"{what} has only {sorted(peepholes)} of the peephole weights wci, wcf and wco")
-    check_shapes(what, {name: (values[name], (w.shape[1] // 4,)) for name in sorted(peepholes)})
+    hidden = w.shape[1] // gates
+    least = hidden
+    if "w_p" in values:
+        check_shapes(what, {"w_p": (values["w_p"], (hidden, values["w_p"].shape[-1] if values["w_p"].ndim else 0))})
+        least = values["w_p"].shape[1]
+    if len(w) < least:
+        raise ValueError(f"{what} has weights of shape {w.shape}; expected {form}, so at least {least} rows")
+    if peepholes and (*peepholes,) != every:
+        raise ValueError(f"{what} has only {peepholes} of the peephole weights {', '.join(every)}")
+    check_shapes(what, {name: (values[name], (hidden,)) for name in peepholes})
 
 
 def _forget_bias(what: str, scope: str, cell: str | None, forget_bias: float | None) -> float:

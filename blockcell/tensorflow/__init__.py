@@ -15,7 +15,7 @@ a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 
     model = blockcell.tensorflow.open("model.ckpt")
     model.variables["rnn/lstm_cell/kernel"]
-    print(model.cells)                                 # LSTMs and GRUs, or why something is none
+    print(model.cells)                                 # RNNs, LSTMs and GRUs, or why something is none
     layer = model.cells["rnn/lstm_cell"].layer()
 
 Found are the block ops (LSTMBlockCell, BlockLSTM, BlockLSTMV2, GRUBlockCell) and cells of many nodes: BasicLSTMCell,

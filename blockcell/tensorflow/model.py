@@ -66,7 +66,7 @@ class Model:
 
     @cached_property
     def cells(self) -> Cells:
-        """The LSTMs and GRUs that were found, by names."""
+        """The RNNs, LSTMs and GRUs that were found, by names."""
         return find(self.graphs, self._variables)
 
     def __repr__(self) -> str:

@@ -51,10 +51,36 @@ def frozen(tf, session, names, folder):
     return path
 
 
+def activations(tf):
+    """Each as TensorFlow and Keras write it, by what layers have for it."""
+    return {
+        "tanh": tf.tanh,
+        "sigmoid": tf.sigmoid,
+        "relu": tf.nn.relu,
+        "leaky_relu": tf.nn.leaky_relu,
+        ("leaky_relu", 0.01): lambda z: tf.nn.leaky_relu(z, 0.01),
+        ("leaky_relu", 0.3): lambda z: tf.maximum(0.3 * z, z),
+        "elu": tf.nn.elu,
+        ("elu", 0.5): lambda z: tf.where(z > 0, tf.nn.elu(z), 0.5 * tf.nn.elu(z)),
+        "selu": tf.nn.selu,
+        "softplus": tf.math.softplus,
+        "softsign": tf.nn.softsign,
+        "exponential": tf.exp,
+        "hard_sigmoid": lambda z: tf.nn.relu6(z + 3.0) / 6.0,
+        ("hard_sigmoid", 0.2, 0.5): lambda z: tf.clip_by_value(z * 0.2 + 0.5, 0.0, 1.0),
+        "linear": tf.identity,
+    }
+
+
+GATES = ["sigmoid", "sigmoid", "hard_sigmoid", ("hard_sigmoid", 0.2, 0.5), "softsign", "tanh"]
+"""Activations of gates."""
+
+
 class Cell:
     """A random cell of a kind, as a function of x and its state."""
 
     dtype = "float32"
+    begins = ()
 
     def __init__(self, tf, g, scope, inputs, kind):
         self.tf, self.g, self.scope, self.I, self.kind = tf, g, scope, inputs, kind
@@ -62,7 +88,12 @@ class Cell:
         self.weights = {}
         self.implementation, self.biased = int(g.integers(1, 3)), bool(g.integers(4))
         self.order = g.permutation(4)
-        self.units = self.H + 1 if kind == "projection" else self.H
+        self.units = self.H + 1 if kind in ("projection", "projected") else self.H
+        self.attributes = {}
+        """What is found of it, beside what every cell of its kind has."""
+        self.size = 2.0
+        if kind in DRAWN:
+            self._draw()
         self.made = False
         self.function = getattr(self, kind)
         self.state_sizes = [self.units, self.H] if self.function(None, None, None) == 2 else [self.H]
@@ -71,13 +102,54 @@ class Cell:
 
     def w(self, name, *shape):
         if name not in self.weights:
-            values = (self.g.standard_normal(shape) / 2).astype(np.float32)
+            values = (self.g.standard_normal(shape) / self.size).astype(np.float32)
             options = {"initializer": values, "use_resource": bool(self.g.integers(2))}
             self.weights[name] = self.tf.compat.v1.get_variable(f"{self.scope}/{name}", **options)
         return self.weights[name]
 
     def zeros(self):
         return [self.tf.zeros((B, size)) for size in self.state_sizes]
+
+    def _draw(self):
+        """Its activations and options."""
+        g, known = self.g, [*activations(self.tf)]
+        gated = "rnn" not in self.kind
+        drawn = {"activation": known[g.integers(len(known))]}
+        if gated:
+            drawn["recurrent_activation"] = GATES[g.integers(len(GATES))]
+        self.activate, self.gate = (activations(self.tf)[drawn.get(name, "sigmoid")] for name in DEFAULTS)
+        self.attributes = {name: value for name, value in drawn.items() if not gated or value != DEFAULTS[name]}
+        self.size = 2.5 * max(self.H, self.units, self.I) ** 0.5  # so that none of them grows without end
+        self.peephole, self.forget = bool(g.integers(2)), float(g.choice([0, 0.5, 1]))
+        self.clip, self.proj_clip = (float(g.choice([0, size])) for size in (0.25, 0.125))
+
+    def start(self, fed):
+        """Its first state: zeros, constants, variables or what is fed, as `begins` says; `fed` gets that."""
+        tf, g, begun, made = self.tf, self.g, [], []
+        for name, size in zip(("cs", "h")[-self.states :], self.state_sizes, strict=True):
+            form = str(g.choice(["zeros", "zeros", "constant", "number", "variable", "tiled", "added", "fed"]))
+            one = form in ("tiled", "added")
+            rows = g.uniform(-0.5, 0.5, (1 if one else B, size)).astype(np.float32)
+            if form == "zeros":
+                made.append(tf.zeros((tf.shape(fed)[1], size)))
+                continue
+            if form == "number":
+                rows = np.full((1, size), 0.25, np.float32)
+                made.append(tf.fill((tf.shape(fed)[1], size), 0.25))
+            elif form == "constant":
+                made.append(tf.constant(rows))
+            elif form == "fed":
+                made.append(tf.compat.v1.placeholder_with_default(rows, (None, size)))
+            else:
+                shape = rows if form != "added" else rows[0]
+                variable = self.tf.compat.v1.get_variable(f"{self.scope}/first_{name}", initializer=shape)
+                if form == "tiled":
+                    made.append(tf.tile(variable, (tf.shape(fed)[1], 1)))
+                else:
+                    made.append(tf.zeros((tf.shape(fed)[1], size)) + variable if one else tf.identity(variable))
+            begun.append((name, None if form == "fed" else rows, rows))
+        self.begins = begun
+        return made
 
     def __call__(self, x, *state):
         with self.tf.compat.v1.name_scope(f"{self.scope.replace('/', '_')}_step"):
@@ -139,6 +211,65 @@ class Cell:
         cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.tanh(c)
         return cs, tf.sigmoid(o) * tf.tanh(cs)
 
+    def plain_rnn(self, x, _, h):
+        if not self.made:
+            return self._joined(1, 1)
+        return self.activate(self.affine("", self.tf.concat([x, h], 1), self.H))
+
+    def keras_rnn(self, x, _, h):
+        if not self.made:
+            bias = {"bias": (self.H,)} if self.biased else {}
+            return self._variables({"kernel": (self.I, self.H), "recurrent_kernel": (self.H, self.H)} | bias, 1)
+        w = self.weights
+        z = x @ w["kernel"]
+        z = (self.tf.nn.bias_add(z, w["bias"]) if self.biased else z) + h @ w["recurrent_kernel"]
+        return self.activate(z)
+
+    def active_lstm(self, x, cs, h):
+        """LSTMCell with whatever it may be given, but a projection."""
+        if not self.made:
+            diagonals = {f"w_{gate}_diag": (self.H,) for gate in "ifo"} if self.peephole else {}
+            return self._joined(4, 2, **diagonals)
+        return self._any_lstm(x, cs, h, self.gates(x, h, 4))
+
+    def coupled_lstm(self, x, cs, h):
+        if not self.made:
+            diagonals = {f"w_{gate}_diag": (self.H,) for gate in "fo"} if self.peephole else {}
+            return self._joined(3, 2, **diagonals)
+        return self._any_lstm(x, cs, h, [None, *self.gates(x, h, 3)])
+
+    def projected(self, x, cs, h):
+        if not self.made:
+            diagonals = {f"w_{gate}_diag": (self.units,) for gate in "ifo"} if self.peephole else {}
+            return self._joined(4, 2, units=self.units, **diagonals, **{"projection/kernel": (self.units, self.H)})
+        z = self.tf.split(self.affine("", self.tf.concat([x, h], 1), 4 * self.units), 4, 1)
+        cs, h = self._any_lstm(x, cs, h, z)
+        h = h @ self.weights["projection/kernel"]
+        return cs, self.tf.clip_by_value(h, -self.proj_clip, self.proj_clip) if self.proj_clip else h
+
+    def _any_lstm(self, x, cs, h, gates):
+        tf, w = self.tf, self.weights
+        i, j, f, o = gates
+        if self.peephole:
+            f = f + self.forget + w["w_f_diag"] * cs
+            i = None if i is None else i + w["w_i_diag"] * cs
+        else:
+            f = f + self.forget
+        f = self.gate(f)
+        cs = f * cs + (1 - f if i is None else self.gate(i)) * self.activate(j)
+        cs = tf.clip_by_value(cs, -self.clip, self.clip) if self.clip else cs
+        o = o + w["w_o_diag"] * cs if self.peephole else o
+        return cs, self.gate(o) * self.activate(cs)
+
+    def active_gru(self, x, _, h):
+        """GRUCell, or one that resets after the product."""
+        if not self.made:
+            shapes = {"gates/kernel": (self.I + self.H, 2 * self.H), "gates/bias": (2 * self.H,)}
+            return self._variables(shapes | {"c/kernel": (self.I + self.H, self.H), "c/bias": (self.H,)}, 1)
+        tf = self.tf
+        r, u = tf.split(self.gate(self.affine("gates/", tf.concat([x, h], 1), 2 * self.H)), 2, 1)
+        return u * h + (1 - u) * self.activate(self.affine("c/", tf.concat([x, r * h], 1), self.H))
+
     # --------------------------------------------------------------------------------------------------- those without
     def gates(self, x, h, count, name=""):
         return self.tf.split(self.affine(name, self.tf.concat([x, h], 1), count * self.H), count, 1)
@@ -189,6 +320,45 @@ class Cell:
         i, f, o = (tf.clip_by_value(0.2 * a + 0.5, 0.0, 1.0) for a in (i, f, o))
         cs = f * cs + i * tf.tanh(j)
         return cs, o * tf.tanh(cs)
+
+    def swish(self, x, cs, h):
+        if not self.made:
+            return self._joined(4, 2)
+        tf = self.tf
+        i, j, f, o = self.gates(x, h, 4)
+        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * (j * tf.sigmoid(j))
+        return cs, tf.sigmoid(o) * (cs * tf.sigmoid(cs))
+
+    def swish_rnn(self, x, _, h):
+        if not self.made:
+            return self._joined(1, 1)
+        z = self.affine("", self.tf.concat([x, h], 1), self.H)
+        return z * self.tf.sigmoid(z)
+
+    def mixed(self, x, cs, h):
+        if not self.made:
+            return self._joined(4, 2)
+        tf = self.tf
+        i, j, f, o = self.gates(x, h, 4)
+        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.nn.softsign(j)
+        return cs, tf.sigmoid(o) * tf.tanh(cs)
+
+    def mixed_gates(self, x, cs, h):
+        if not self.made:
+            return self._joined(4, 2)
+        tf = self.tf
+        i, j, f, o = self.gates(x, h, 4)
+        cs = tf.nn.softsign(f) * cs + tf.sigmoid(i) * tf.tanh(j)
+        return cs, tf.sigmoid(o) * tf.tanh(cs)
+
+    def sru(self, x, _, c):
+        """Its state is c; what it gives beside that is not looked at."""
+        if not self.made:
+            return self._variables({"kernel": (self.I, 3 * self.H), "bias": (2 * self.H,)}, 1)
+        tf = self.tf
+        z, f, r = tf.split(x @ self.weights["kernel"], 3, 1)
+        f, r = tf.split(tf.sigmoid(tf.nn.bias_add(tf.concat([f, r], 1), self.weights["bias"])), 2, 1)
+        return f * c + (1.0 - f) * z
 
     def ugrnn(self, x, _, h):
         if not self.made:
@@ -281,15 +451,29 @@ GOOD = {
     "keras_gru_before": "Keras GRU",
     "other_lstm": "",
     "apart_lstm": "",
+    "coupled": "LSTM",
+    "projection": "LSTM",
+    "relu": "LSTM",
+    "hard_sigmoid": "LSTM",
+    "plain_rnn": "RNN",
+    "keras_rnn": "Keras SimpleRNN",
+    "active_lstm": "LSTM",
+    "coupled_lstm": "LSTM",
+    "projected": "LSTM",
+    "active_gru": "GRU",
 }
+DEFAULTS = {"activation": "tanh", "recurrent_activation": "sigmoid"}
+DRAWN = ("plain_rnn", "keras_rnn", "active_lstm", "coupled_lstm", "projected", "active_gru")
+"""Those that draw their activations."""
 BAD = {
     "layer_norm": "layer normalization",
-    "coupled": "its input gate is coupled to its forget gate by the node",
-    "projection": "its state is not its output of the step before|it has a projection",
-    "relu": "is a Relu",
-    "hard_sigmoid": "clips what the block cells do not clip",
+    "swish": "makes a swish, which is no activation of layers",
+    "swish_rnn": "makes a swish, which is no activation of layers",
+    "mixed": "goes through a tanh, and what is added up to it through",
+    "mixed_gates": "have different activations",
+    "sru": "it is an SRU or one like it, whose state goes into no product",
     "ugrnn": "it has no reset gate",
     "zoneout": "its (cell )?state is not (its output|that) of the step before",
     "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
-    "minimal": "is neither an LSTM nor a GRU",
+    "minimal": "is no RNN, LSTM or GRU",
 }

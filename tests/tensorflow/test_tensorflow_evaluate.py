@@ -32,7 +32,7 @@ def body(tmp_path, lines, inputs=I, hidden=H):
     }
     (read,) = write(tmp_path, *given, *weights, *made("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    return Body(Sums(Sources(Reader(read), None)), x, [h], [y], inputs, hidden)
+    return Body(Sums(Sources(Reader(read), None)), x, [h], [y], [inputs, hidden])
 
 
 def ints(*numbers):
@@ -136,7 +136,7 @@ def test_weights_in_pieces_that_steps_share(tmp_path):
     }
     (read,) = write(tmp_path, *parts, *made("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    found = Body(Sums(Sources(Reader(read), None)), x, [h], [y], I, H)
+    found = Body(Sums(Sources(Reader(read), None)), x, [h], [y], [I, H])
     (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
     np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
 
@@ -159,7 +159,7 @@ def test_huge_sizes_take_no_memory(tmp_path, size):
 
         def read_it(read=read, places=places):
             with pytest.raises(Unknown):
-                Body(Sums(Sources(Reader(read), None)), places[0], places[1:2], places[2:], I, H)
+                Body(Sums(Sources(Reader(read), None)), places[0], places[1:2], places[2:], [I, H])
 
         assert peak(read_it)[1] < 2**20
 

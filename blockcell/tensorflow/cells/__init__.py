@@ -1,4 +1,4 @@
-"""Finding LSTMs and GRUs in graphs and checkpoints of TensorFlow's.
+"""Finding RNNs, LSTMs and GRUs in graphs and checkpoints of TensorFlow's.
 
 From the graph up, each file uses those before it:
 
@@ -6,12 +6,14 @@ From the graph up, each file uses those before it:
 ``ops``, ``reader``                                  what ops do; a graph, read backwards
 ``sources``, ``savers``                              variables and constants, and their names in checkpoints
 ``views``, ``pieces``                                parts of them, and weights put together of such
-``sums``, ``match``, ``lstm``, ``gru``               the patterns of cells
+``activations``, ``sums``                            what goes into a gate, and the activation behind it
+``match``, ``lstm``, ``gru``, ``rnn``                the patterns of cells
 ``found``, ``evaluate``                              a cell that was found, and the check against its nodes
-``blocks``, ``named``                                cells of one node, and those without a graph
+``blocks``                                           cells of one node
 ``recurrences``, ``refusals``                        what is meant as a cell and is none, and why
-``composed``                                         cells of many nodes
-``loops``, ``steps``, ``directions``, ``sequences``  what a cell runs over, and in which direction
+``named``, ``composed``                              cells without a graph, and cells of many nodes
+``loops``, ``states``                                what states are before the first step
+``steps``, ``directions``, ``sequences``             what a cell runs over, and in which direction
 ``find``, ``cells``                                  all cells of a model, and the layer that they are together
 ===================================================  ==========================================================
 """

@@ -36,7 +36,8 @@ def found_block(given: Sources, body: str, node: Node) -> Found:
             role = tensor.name
             sources[role] = given.source(inputs[roles.index(role)])
         h = Place(body, node.name, [tensor.name for tensor in op.outputs].index("h"))
-        at = At(body, inputs[roles.index("x")], None if op.sequence else inputs[roles.index("h_prev")], h)
+        states = tuple(inputs[roles.index(tensor.name)] for tensor in op.inputs if tensor.kind == "state")
+        at = At(body, inputs[roles.index("x")], states, h, op.sequence)
     except Unknown as unknown:
         refused = f"{role} comes from {unknown}" if role else str(unknown)
     if cell == "LSTM":

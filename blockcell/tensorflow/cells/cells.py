@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...activations import Activation
 from ...errors import plain
-from ...layers import GRU, LSTM, Bidirectional, Stack
+from ...layers import GRU, LSTM, RNN, Bidirectional, Stack
 from .found import Found
 
 _SHOWN = 60
@@ -30,16 +31,23 @@ class Cells(Mapping[str, Found]):
         return len(self._found)
 
     def layer(
-        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
-    ) -> LSTM | GRU | Bidirectional | Stack:
+        self,
+        *,
+        forget_bias: float | None = None,
+        cell_clip: float | None = None,
+        proj_clip: float | None = None,
+        activation: Activation | None = None,
+        average: bool = False,
+    ) -> LSTM | GRU | RNN | Bidirectional | Stack:
         """The layer of all cells that are not refused, as the graph has them on top of each other and side by side.
 
         A cell is its own layer, a forward and a reversed one of the same x are a `Bidirectional`, and what is on top of
-        each other is a `Stack`. y is in the order of x. States are zero unless given, whatever the graph begins with.
+        each other is a `Stack`. y is in the order of x. States are zero unless given; `initial_state` is what the graph
+        begins with.
 
         Parameters
         ----------
-        forget_bias, cell_clip, average
+        forget_bias, cell_clip, proj_clip, activation, average
             As in `Found.layer`, for each cell.
 
         Raises
@@ -49,7 +57,8 @@ class Cells(Mapping[str, Found]):
             `Found.layer` raises it.
         """
         levels = self.levels()
-        given: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "average": average}
+        given: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+        given |= {"activation": activation, "average": average}
         layers: list[Any] = []
         for level in levels:
             if len(level) == 1:
@@ -58,6 +67,28 @@ class Cells(Mapping[str, Found]):
                 halves = [[each.layer(reverse=False, **given) for each in chain] for chain in level]
                 layers.append(Bidirectional(*(half[0] if len(half) == 1 else Stack(half) for half in halves)))
         return layers[0] if len(layers) == 1 else Stack(layers)
+
+    @property
+    def initial_state(self) -> dict[Any, Any] | None:
+        """The state that the graph begins with, in the form that a call of `layer` takes as ``state=``.
+
+        That is `Found.initial_state` of each cell, in a `Bidirectional` by "fw" and "bw", and in a `Stack` by the
+        number of the layer. What is zero is left out; None if all of it is.
+
+        Raises
+        ------
+        ValueError
+            As in `layer`: the cells are not one layer.
+        """
+        states: list[Any] = []
+        for level in self.levels():
+            if len(level) == 1:
+                states += [each.initial_state for each in level[0]]
+            else:
+                halves = [_stacked([each.initial_state for each in chain]) for chain in level]
+                both = {name: half for name, half in zip(("fw", "bw"), halves, strict=True) if half is not None}
+                states.append(both or None)
+        return _stacked(states)
 
     def levels(self) -> list[tuple[list[Found], ...]]:
         """What `layer` puts on top of each other: cells, or those of the forward and of the backward direction."""
@@ -106,6 +137,14 @@ class Cells(Mapping[str, Found]):
         left = len(lines) - _SHOWN
         lines[_SHOWN:] = [f"... {left} more"] if left > 0 else []
         return "\n    ".join([f"<{len(self)} cells>", *lines])
+
+
+def _stacked(states: list[Any]) -> dict[Any, Any] | None:
+    """The state of a stack, of those of its layers; that of a layer, if it is one."""
+    if len(states) == 1:
+        one: dict[Any, Any] | None = states[0]
+        return one
+    return {k: state for k, state in enumerate(states) if state is not None} or None
 
 
 def _inputs(cells: Iterable[Found]) -> str:

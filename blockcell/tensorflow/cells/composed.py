@@ -1,4 +1,4 @@
-"""Cells of many nodes: BasicLSTMCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell, Keras' LSTM and GRU, and their like.
+"""Cells of many nodes: BasicRNNCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell, Keras' layers, and their like.
 
 Each is found backwards from its last node, and only if every node on the way is one of the cell's own. What looks like
 a cell and is none of these is refused.
@@ -7,36 +7,46 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from .evaluate import Body
 from .found import At, Found
 from .gru import gru
-from .lstm import lstm
+from .lstm import lstm, projected
 from .match import Candidate, Match, Variant
-from .ops import op_of
+from .ops import ACTIVATION, OPS, op_of
 from .reader import Place, Reader, Unknown
 from .recurrences import Product, products_of, recurrences
 from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, why
+from .rnn import rnn
 from .sources import Source, Sources
 from .sums import Other, Sums
 
 _CLASSES = {
+    "basic_rnn_cell": "BasicRNNCell",
     "basic_lstm_cell": "BasicLSTMCell",
     "lstm_cell": "LSTMCell",
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
+    "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
     "gru_cell": "GRUCell",
 }
-_PATTERNS: dict[str, Callable[[Sums, Place], Candidate]] = {"Mul": lstm, "Add": gru}
-"""By the last op of a step."""
+_CLIPS = ("Maximum", "Minimum", "ClipByValue")
+_ACTIVATIONS = [name for name, op in OPS.items() if op.activation or op.shows == ACTIVATION]
+_PATTERNS: tuple[tuple[Callable[[Sums, Place], Candidate], frozenset[str]], ...] = (
+    (projected, frozenset({"MatMul", *_CLIPS})),
+    (lstm, frozenset({"Mul"})),
+    (gru, frozenset({"Add"})),
+    (rnn, frozenset({"Add", "MatMul", "Mul", "RealDiv", *_CLIPS, *_ACTIVATIONS})),
+)
+"""With the last ops of a step, the patterns that tell most first: an LSTM's cs has the form of a GRU's h, nearly."""
 
 
 def found_composed(sources: Sources, known: set[str]) -> list[Found]:
     """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
     search = _Search(Sums(sources))
-    matches = [match for candidates in search.candidates.values() for match in search.matches(candidates)]
+    matches = search.matches()
     understood = {name for match in matches for name in match.kernels}
     search.refuse_variants(understood)
     search.refuse_recurrences(known | understood)
@@ -57,17 +67,18 @@ class _Search:
 
     def __init__(self, sums: Sums) -> None:
         self.sums, self.reader = sums, sums.reader
-        self.candidates: dict[str, list[Candidate]] = {op: [] for op in _PATTERNS}
+        self.candidates: list[Candidate] = []
         self.variants: dict[Place, Variant] = {}
-        for body, node in self.reader.all_nodes():
-            op, end = op_of(node).name, Place(body, node.name)
-            if op in _PATTERNS:
-                try:
-                    self.candidates[op].append(_PATTERNS[op](sums, end))
-                except Variant as variant:
-                    self.variants[end] = variant
-                except (Other, Unknown):
-                    continue
+        nodes = [(op_of(node).name, Place(body, node.name)) for body, node in self.reader.all_nodes()]
+        for pattern, ops in _PATTERNS:
+            for op, end in nodes:
+                if op in ops:
+                    try:
+                        self.candidates.append(pattern(sums, end))
+                    except Variant as variant:
+                        self.variants.setdefault(end, variant)
+                    except (Other, Unknown):
+                        continue
         self.products = products_of(sums)
         self.readers: dict[Place, list[Product]] = {}
         """Products by what they multiply with a weight."""
@@ -79,39 +90,74 @@ class _Search:
         self.wrong: dict[Place, tuple[str, dict[str, Source]]] = {}
         """What is none of the cells: by its last node why, and its kernels."""
 
-    def matches(self, candidates: Iterable[Candidate]) -> list[Match]:
+    def matches(self) -> list[Match]:
         """Candidates whose operands can be told apart, the input and the state, and that pass their states on."""
-        groups: dict[tuple[str, ...], list[Candidate]] = {}
-        for each in candidates:
-            groups.setdefault(tuple(each.kernels), []).append(each)
-        found = []
-        for kernels, group in groups.items():
-            numbers = self._told_apart(group)
+        groups: dict[tuple[object, ...], list[Candidate]] = {}
+        for each in self.candidates:
+            groups.setdefault(each.key, []).append(each)
+        found: list[Match] = []
+        inside: set[Place | None] = set()
+        gated = {place for place, each in self.looped.items() if each.gated}
+        states = {key: self._states(group) for key, group in groups.items()}
+        named = self._named(groups, states)
+        for key, group in groups.items():
+            if not (group[0].sure or states[key] or group in named):
+                continue
+            numbers = self._told_apart([each for each in group if each.end not in inside], states[key])
+            kernels = group[0].kernels
             steps = [each.step(number) for each, number in numbers.items()]
-            reasons = misused(self.reader, steps, kernels, self.readers, self.looped) if steps else {}
+            reasons = misused(self.reader, steps, kernels, self.readers, gated) if steps else {}
             for each, number in numbers.items():
                 try:
                     if each.end not in reasons:
                         found.append(each.match(number))
+                        inside.add(each.inside)
                         continue
                 except (Variant, Unknown) as error:
                     reasons[each.end] = str(error)
-                self.wrong[each.end] = reasons[each.end], each.kernels
+                self.wrong[each.end] = reasons[each.end], kernels
         return found
 
-    def _told_apart(self, group: Sequence[Candidate]) -> dict[Candidate, int]:
-        """Of steps with the same kernels, which operand is the state."""
+    def _states(self, group: Sequence[Candidate]) -> set[tuple[object, ...]]:
+        """Of steps with the same kernels, the operands that are what one of them gave."""
         ends = {each.end for each in group}
-        states = {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+        return {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+
+    def _named(
+        self, groups: Mapping[tuple[object, ...], list[Candidate]], states: Mapping[tuple[object, ...], object]
+    ) -> list[list[Candidate]]:
+        """What nothing but the names of its kernels shows to be a cell: steps that do not follow each other."""
+        shown = {kernel for key, group in groups.items() if group[0].sure or states[key] for kernel in group[0].kernels}
+        found: dict[tuple[str, ...], list[Candidate]] = {}
+        for group in groups.values():
+            kernels = tuple(group[0].kernels)
+            if not group[0].sure and shown.isdisjoint(kernels) and all(map(self._begins, group)):
+                if kernels not in found or found[kernels][0].bare:
+                    found[kernels] = group
+        return [*found.values()]
+
+    def _begins(self, step: Candidate) -> bool:
+        """Whether the names tell which operand is the state, and this is nothing that goes around."""
+        number = step.by_itself()
+        if number is None:
+            return False
+        try:
+            places, looped = self.reader.state(step.operands[number].place)
+        except Unknown:
+            return False
+        return not looped and not any(place._replace(output=0) in self.looped for place in places)
+
+    def _told_apart(self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]) -> dict[Candidate, int]:
+        """Of steps with the same kernels, which operand is the state; `states` are those that are."""
         found = {}
         for each in group:
             fits = [k for k, operand in enumerate(each.operands) if operand.key in states]
-            number = fits[0] if len(fits) == 1 else each.by_shape()
-            if number is None:
+            number = fits[0] if len(fits) == 1 else each.by_itself()
+            if number is not None:
+                found[each] = number
+            else:
                 reason = f"it cannot be told which of its kernels, {' and '.join(each.kernels)}, is for its state"
                 self.wrong[each.end] = reason, each.kernels
-            else:
-                found[each] = number
         return found
 
     def _is_state(self, place: Place, ends: set[Place]) -> bool:
@@ -123,21 +169,27 @@ class _Search:
     def refuse_variants(self, understood: set[str]) -> None:
         """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
         by_place = {product.place: product for product in self.products}
-        ops = [*_PATTERNS]  # an LSTM's cs has the form of a GRU's h, nearly
-        for end in sorted(self.variants, key=lambda end: ops.index(self.reader.op(end).name)):
-            kernels = kernels_before(self.reader, end, by_place)
-            kernels = {name: kernel for name, kernel in kernels.items() if name not in understood}
+        found = {end: kernels_before(self.reader, end, by_place) for end in self.variants}
+        for end, variant in self.variants.items():
+            kernels = {name: kernel for name, kernel in found[end].items() if name not in understood}
             loop = self.looped.get(end)
-            if kernels and (loop is not None or is_named(next(iter(kernels)))):
-                shown = shows(loop) if loop is not None and self.variants[end].vague else None
-                self.wrong[end] = shown or str(self.variants[end]), kernels
+            if variant.states:
+                ends = {each for each in found if found[each].keys() == found[end].keys()}
+                meant = any(self._is_state(state, ends) for state in variant.states)
+            else:
+                meant = loop is not None or any(map(is_named, [*kernels][:1]))
+            if kernels and meant:
+                shown = shows(loop) if loop is not None and variant.vague else None
+                self.wrong[end] = shown or str(variant), kernels
 
     def refuse_recurrences(self, known: set[str]) -> None:
         """What goes around a loop, with weights that are none of known cells."""
         for each in self.recurrences:
+            if not each.gated:
+                continue
             kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
             if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
-                self.wrong[each.product.place] = why(each), kernels
+                self.wrong[each.product.place] = why(self.reader, each), kernels
 
 
 def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:
@@ -171,7 +223,7 @@ def _needed(reader: Reader, body: str, ends: set[Place]) -> set[str]:
 def _kind(kernels: dict[str, Source]) -> str:
     """What a cell is, by the names of its weights."""
     name = next(iter(kernels))
-    scope = re.sub(r"/(gates|candidate)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
+    scope = re.sub(r"/(gates|candidate|projection)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
     return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
 
 
@@ -192,7 +244,7 @@ def _found(sums: Sums, matches: list[Match]) -> Iterator[Found]:
     for key, match in zip(keys, matches, strict=True):
         body, kind, end = bodies[key], match.kind or _kind(match.kernels), match.end
         kind = kind if match.cell in kind else match.cell
-        at = At(end.body, match.x, match.step.states[-1], end)
+        at = At(end.body, match.x, match.step.states, end)
         more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
         more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
         yield Found(end.name, kind, [end.name], **more)
@@ -207,11 +259,11 @@ def _body(sums: Sums, match: Match) -> Body | str:
             return "its input and its states are not told apart: they come from one node"
         if not {*places}.isdisjoint(straight(place) for place in step.results):
             return "a step reads what it computes itself"
-        for place, size in zip(places, (match.sizes[0], *[match.sizes[1]] * len(step.states)), strict=True):
+        for place, size in zip(places, match.sizes, strict=True):
             with suppress(Unknown):  # most are computed, or fed
                 given = sums.sources.source(place)
                 if given.name in match.kernels or given.shape[1:] != (size,):
                     return f"its input or a state is {given.name}, of the shape {given.shape}"
-        return Body(sums, match.x, step.states, step.results, *match.sizes)
+        return Body(sums, match.x, step.states, step.results, match.sizes)
     except Unknown as unknown:
         return f"its nodes are not understood: {unknown}"

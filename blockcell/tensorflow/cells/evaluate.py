@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,9 @@ class Body:
     """
 
     def __init__(
-        self, sums: Sums, x: Place, states: Sequence[Place], results: Sequence[Place], inputs: int, hidden: int
+        self, sums: Sums, x: Place, states: Sequence[Place], results: Sequence[Place], sizes: Sequence[int]
     ) -> None:
-        """`inputs` and `hidden` are I and H.
+        """`sizes` are I and those of the states.
 
         Raises
         ------
@@ -40,7 +41,7 @@ class Body:
             A node is not understood.
         """
         self._sums, self._reader = sums, sums.reader
-        self._sizes = [inputs, *[hidden] * len(states)]
+        self._sizes = sizes
         self._given = [self._reader.straight(place) for place in (x, *states)]
         self._results = [self._reader.straight(place) for place in results]
         self.sources: dict[str, Source] = {}
@@ -51,11 +52,11 @@ class Body:
             place: (ROWS, size) for place, size in zip(self._given, self._sizes, strict=True)
         }
         self._made = 0
-        for result in self._results:
+        for result, size in zip(self._results, sizes[1:], strict=True):
             self._compile(result)
-            if self._shapes[result] != (ROWS, hidden):
+            if self._shapes[result] != (ROWS, size):
                 shape = self._shapes[result]
-                raise Unknown(f"the node {result.name!r}, which gives the shape {shape} for {ROWS} rows of {hidden}")
+                raise Unknown(f"the node {result.name!r}, which gives the shape {shape} for {ROWS} rows of {size}")
         self._refuse_cycles()
         if self._made > _MOST_MADE + 4 * sum(math.prod(source.shape) for source in self.sources.values()):
             raise Unknown(f"the nodes before {self._results[-1].name!r}, which give {self._made} numbers")
@@ -146,9 +147,12 @@ class Body:
 
     def _operation(self, place: Place, node: Node, shapes: Sequence[Shape]) -> tuple[Callable[..., Array], Shape]:
         """What a node computes from arrays of these shapes, and the shape of that."""
-        first, compute = shapes[0], op_of(node).compute
-        if compute is not None:
-            return compute, _broadcast(node, shapes)
+        first, op = shapes[0], op_of(node)
+        if op.compute is not None:
+            options = {name: node.attrs.get(name, default) for name, default in op.options.items()}
+            if any(not isinstance(value, float) for value in options.values()):
+                raise Unknown(f"the node {node.name!r}, whose attributes are {options}")
+            return partial(op.compute, **options) if options else op.compute, _broadcast(node, shapes)
         if node.op == "MatMul":
             if node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
                 raise Unknown(f"the node {node.name!r}, which transposes")
@@ -176,7 +180,7 @@ class Body:
             known[place] = np.pad(array, [(0, 0), (0, size - array.shape[1])])
         for place, function, read in self._program:
             known[place] = function(*(known[each] for each in read))
-        return tuple(known[place][:, : state[0].shape[1]] for place in self._results)
+        return tuple(known[place][:, : each.shape[1]] for place, each in zip(self._results, state, strict=True))
 
 
 def _makes(node: Node) -> bool:

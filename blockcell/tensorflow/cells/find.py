@@ -16,6 +16,8 @@ from .named import found_named
 from .reader import Reader, Unknown
 from .savers import sources_of
 from .sequences import Sequences
+from .sources import Sources
+from .states import Start, Starts
 
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
@@ -32,19 +34,23 @@ def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         nodes = sources.reader.all_nodes()
         inside = [found_block(sources, body, node) for body, node in nodes if node.op in BLOCKS]
         inside += found_composed(sources, {name for each in inside for name in each.weights.values()})
-        _connect(sources.reader, k, inside)
+        _connect(sources, k, inside)
         found += inside
     return Cells(_named(_ordered(_as_one(found))))
 
 
-def _connect(reader: Reader, number: int, found: Iterable[Found]) -> None:
-    """Say of each cell in a graph in which direction it runs over what."""
+def _connect(sources: Sources, number: int, found: Iterable[Found]) -> None:
+    """Say of each cell in a graph in which direction it runs over what, and from which state."""
+    reader, starts = sources.reader, Starts(sources)
     chains = _chains(reader, [each for each in found if each.refused is None and each.at is not None])
     sequences = Sequences(reader, [Use([each.at for each in chain if each.at is not None]) for chain in chains])
     for chain, use in zip(chains, sequences.uses, strict=True):
         below = [chains[part.source][0] for part in use.parts or () if isinstance(part.source, int) and not part.order]
         places = [(part.source, part.axis) for part in use.parts or () if not isinstance(part.source, int)]
+        first = chain[0].at
+        begins = () if first is None else starts.of(first, chain[0].state_sizes)
         for each in chain:
+            each.starts = begins
             each.reverse = None if use.turns is None else bool(use.turns)
             if use.turns is not None and not places:
                 each.below = tuple(below)
@@ -106,6 +112,8 @@ def _as_one(found: Iterable[Found]) -> list[Found]:
         first = part[0]
         first.nodes = tuple(node for each in part for node in each.nodes)
         first.behind = {one[other] for each in part for other in each.behind}
+        if len({tuple(start.name for start in each.starts) for each in part}) > 1:
+            first.starts = (Start("several states, of its runs"),)
         known = [each for each in part if each.reverse is not None]
         below = {tuple(one[other] for other in each.below) for each in known}
         first.mixed = len(below) > 1

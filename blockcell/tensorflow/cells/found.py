@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...activations import Activation, canonical, unusual
 from ...errors import plain
 from ...formulas import error_in_eps
-from ...layers import GRU, LSTM
-from ...optable import OPS, Array, Op
+from ...layers import GRU, LSTM, RNN
+from ...optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
 from .reader import Place
 from .sources import AVERAGE, Source
+
+if TYPE_CHECKING:
+    from .states import Start
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
@@ -33,7 +37,7 @@ _MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15
 class _Kind(NamedTuple):
     """A kind of cell."""
 
-    layer: type[LSTM | GRU]
+    layer: type[LSTM | GRU | RNN]
     op: Op
     main: str
     """The weight that tells the sizes and the dtype."""
@@ -43,6 +47,7 @@ _KINDS = {
     "LSTM": _Kind(LSTM, OPS["BlockLSTM"], "w"),
     "GRU": _Kind(GRU, OPS["block_gru"], "w_c"),
     "GRU that resets after": _Kind(GRU, OPS["block_gru_reset_after"], "w_c"),
+    "RNN": _Kind(RNN, OPS["block_rnn"], "w"),
 }
 
 
@@ -51,9 +56,16 @@ class At(NamedTuple):
 
     body: str
     x: Place
-    state: Place | None
-    """h before the step; None of an op that runs over all steps."""
+    states: tuple[Place, ...]
+    """Before the step: h, or cs and h."""
     h: Place
+    whole: bool = False
+    """Whether it is an op that runs over all steps."""
+
+    @property
+    def state(self) -> Place | None:
+        """h before the step; None of an op that runs over all steps."""
+        return None if self.whole else self.states[-1]
 
 
 class Found:
@@ -65,11 +77,13 @@ class Found:
         The scope of its weights.
     kind : str
         What it is in TensorFlow: an op such as ``"BlockLSTM"``, or a class such as ``"BasicLSTMCell"``.
-    input_size, hidden_size : int or None
-        I and H; None if it is refused and has none.
+    input_size, hidden_size, output_size : int or None
+        I and H, and the size of h, which is another one where an LSTM has a projection; None if it is refused.
     attributes : dict
-        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``; ``reset_after`` of a GRU
-        that is one. None is what the file does not say.
+        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``; ``coupled`` and
+        ``proj_clip`` of one that is coupled or has a projection; ``reset_after`` of a GRU that is one; the
+        ``activation`` of an RNN; ``activation`` and ``recurrent_activation`` of others if these are not tanh and
+        sigmoid. None is what the file does not say.
     dtype : str
         Of the weights; bfloat16 becomes float32 in a layer.
     weights : dict of str to str
@@ -110,8 +124,11 @@ class Found:
         self.behind: set[Found] = set()
         """Cells whose h is put beside this one's, behind it."""
         self.origins: frozenset[Origin] = frozenset()
+        self.starts: tuple[Start, ...] = ()
+        """What its states are before the first step; empty in a bare checkpoint."""
         self.input_size: int | None = None
         self.hidden_size: int | None = None
+        self.output_size: int | None = None
         self.dtype = next((each.dtype for each in self._sources.values()), "")
         self.weights = {role: source.name for role, source in self._sources.items()}
         why = refused or self._misfit()
@@ -119,8 +136,7 @@ class Found:
 
     def _misfit(self) -> str | None:
         """What is wrong with the weights; finds the sizes."""
-        main, op = self._kind.main, self._kind.op
-        form = next(tensor.shape for tensor in op.weights if tensor.name == main)
+        main, tensors = self._kind.main, {tensor.name: tensor for tensor in self._tensors}
         for role, source in self._sources.items():
             if gone := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
                 return f"{role} is the variable {gone[0]!r}, which is not in the checkpoint"
@@ -128,25 +144,61 @@ class Found:
                 return f"{role}, which is {source.name}, is of {source.dtype}; expected float32, float64 or float16"
             if source.dtype != self.dtype:
                 return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
-        rows, columns = self._sources[main].shape if len(self._sources[main].shape) == 2 else (0, 0)
-        hidden, rest = divmod(columns, sum(_size(form.split()[1], 0, 1)))
-        if rest or hidden < 1 or rows <= hidden:
+        form, shape = tensors[main].shape, self._sources[main].shape
+        rows, columns = shape if len(shape) == 2 else (0, 0)
+        hidden, rest = divmod(columns, len(_blocks(form.split()[1], {"H": 1})))
+        sizes = {"H": hidden}
+        if "w_p" in self._sources:
+            sizes["P"] = [0, *self._sources["w_p"].shape][-1]
+        sizes["I"] = rows - sizes.get("P", hidden)
+        if rest or min(sizes.values()) < 1:
             expected = f"({form.replace(' ', ', ')})"
-            return f"{main}, which is {self.weights[main]}, has shape {self._sources[main].shape}; expected {expected}"
-        inputs = rows - hidden
-        for tensor in op.weights:
-            if tensor.name in self._sources:
-                shape = self._sources[tensor.name].shape
-                fits = tuple(sum(_size(word, inputs, hidden)) for word in tensor.shape.split())
-                if shape != fits:
-                    where = f"{tensor.name}, which is {self.weights[tensor.name]}"
-                    return f"{where}, has shape {shape}; expected {fits} beside {main} of shape {(rows, columns)}"
-        self.input_size, self.hidden_size = inputs, hidden
+            return f"{main}, which is {self.weights[main]}, has shape {shape}; expected {expected}"
+        for role, source in self._sources.items():
+            fits = sizes_of(tensors[role].shape, sizes)
+            if source.shape != fits:
+                where = f"{role}, which is {self.weights[role]}"
+                return f"{where}, has shape {source.shape}; expected {fits} beside {main} of shape {(rows, columns)}"
+        self.input_size, self.hidden_size, self.output_size = sizes["I"], hidden, sizes.get("P", hidden)
         return None
 
     @property
     def _kind(self) -> _Kind:
         return _KINDS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        """The weights that it may have."""
+        if self._cell != "LSTM":
+            return self._kind.op.weights
+        return lstm_weights(bool(self.attributes.get("coupled")), "w_p" in self._sources)
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Of cs, if it has one, and of h."""
+        return (self.hidden_size or 0, self.output_size or 0)[-self._count_of_states :]
+
+    @property
+    def _count_of_states(self) -> int:
+        return sum(tensor.kind == "state" for tensor in self._kind.op.inputs)
+
+    @property
+    def initial_state(self) -> dict[str, Array | None] | None:
+        """What the graph begins with, by the names that layers have for it: "h", and "cs" of an LSTM.
+
+        Each array has a row for each row of a batch, or one for all of them; None for zeros. It is None as a whole if
+        all of it is zero, which is what layers begin with; if it is fed or computed, as `state_from` says; and if there
+        is no graph. A layer does not keep it: pass it, with as many rows as x has, as ``state=``.
+        """
+        names = ("cs", "h")[-self._count_of_states :]
+        read = {name: start.read() for name, start in zip(names, self.starts, strict=False)}
+        return None if all(array is None for array in read.values()) else read
+
+    @property
+    def state_from(self) -> str | None:
+        """What the state before the first step is, or comes from: variables, constants or nodes; None for zeros."""
+        known = [start for start in self.starts if start.name and (start.source is None or start.read() is not None)]
+        return ", ".join(dict.fromkeys(start.name for start in known)) or None
 
     @property
     def unsaid(self) -> list[str]:
@@ -172,9 +224,11 @@ class Found:
         *,
         forget_bias: float | None = None,
         cell_clip: float | None = None,
+        proj_clip: float | None = None,
+        activation: Activation | None = None,
         average: bool = False,
         reverse: bool | None = None,
-    ) -> LSTM | GRU:
+    ) -> LSTM | GRU | RNN:
         """The layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
 
         The cell and the layer run on random numbers first, both in float64: the layer computes what the graph's nodes
@@ -186,9 +240,11 @@ class Found:
 
         Parameters
         ----------
-        forget_bias, cell_clip : float, optional
-            What the file does not say: a checkpoint without graph has neither. A cell_clip of 0 means that there is
+        forget_bias, cell_clip, proj_clip : float, optional
+            What the file does not say: a checkpoint without graph has none of them. A clip of 0 means that there is
             none.
+        activation : str or tuple, optional
+            Likewise, of an RNN.
         average : bool
             Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
         reverse : bool, optional
@@ -201,30 +257,43 @@ class Found:
             does not compute what the graph's nodes do.
         """
         backward = bool(self.reverse if reverse is None else reverse)
-        attributes, arrays = self._completed(forget_bias, cell_clip), self._arrays(average)
+        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
         if self.nodes and (off := self._error(arrays, attributes, average, np.float64)) > _MOST_OFF:
             found = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
             raise ValueError(f"the cell {self.name!r}: {found}")
         return self._made(arrays, attributes, backward)
 
-    def _completed(self, forget_bias: float | None, cell_clip: float | None) -> dict[str, Any]:
+    def _completed(
+        self,
+        forget_bias: float | None,
+        cell_clip: float | None,
+        proj_clip: float | None,
+        activation: Activation | None,
+    ) -> dict[str, Any]:
         """The attributes, with those that the file does not say."""
         what = f"the cell {self.name!r}"
         if self.refused is not None:
             raise ValueError(f"{what} is refused: {self.refused}")
-        given = {"forget_bias": forget_bias, "cell_clip": cell_clip}
+        given: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+        given["activation"] = None if activation is None else canonical(f"{what}: activation", activation)
         found = dict(self.attributes)
         for name, value in given.items():
             if value is None:
                 continue
             if name not in found:
-                raise ValueError(f"{what} is a GRU, which has no {name}; leave {name} out")
-            if found[name] is not None and np.float32(found[name]) != np.float32(value):
-                raise ValueError(f"{name} is {value}, but the graph has {found[name]:g} for {what}; leave {name} out")
+                kind = "a GRU" if self._cell == "GRU" else f"an {self._cell}"
+                raise ValueError(f"{what} is {kind}, which has no {name} to be given; leave {name} out")
+            known = found[name]
+            same = known == value if name == "activation" else np.float32(known or 0) == np.float32(value)
+            if known is not None and not same:
+                raise ValueError(
+                    f"{name} is {said(value)}, but the graph has {said(known)} for {what}; leave {name} out"
+                )
             found[name] = value
         for name, value in found.items():
             if value is None:
-                hint = "TensorFlow's cells have 1.0 by default" if name == "forget_bias" else "0 if it had none"
+                hints = {"forget_bias": "TensorFlow's cells have 1.0 by default", "activation": "tanh by default"}
+                hint = hints.get(name, "0 if it had none")
                 raise ValueError(f"{what}: the file does not say its {name}; pass {name}= ({hint})")
         return found
 
@@ -244,17 +313,20 @@ class Found:
     def _first(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The weights of the first inputs and cells only."""
         found = {}
-        tensors = {tensor.name: tensor for tensor in self._kind.op.weights}
+        sizes = {"I": self.input_size or 0, "H": self.hidden_size or 0, "P": self.output_size or 0}
+        tensors = {tensor.name: tensor for tensor in self._tensors}
         for role, array in arrays.items():
             for axis, word in enumerate(tensors[role].shape.split()):
-                blocks = _size(word, self.input_size or 0, self.hidden_size or 0)
+                blocks = _blocks(word, sizes)
                 starts = np.cumsum([0, *blocks[:-1]])
                 parts = [slice(k, k + min(n, _UNITS)) for k, n in zip(starts, blocks, strict=True)]
                 array = np.concatenate([array[(slice(None),) * axis + (part,)] for part in parts], axis)
             found[role] = array
         return found
 
-    def _made(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False) -> LSTM | GRU:
+    def _made(
+        self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False
+    ) -> LSTM | GRU | RNN:
         weights = {role: np.require(array, requirements=["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
@@ -262,23 +334,30 @@ class Found:
 
     # ------------------------------------------------------------------------------------------------------ the check
     def check(
-        self, *, forget_bias: float | None = None, cell_clip: float | None = None, average: bool = False
+        self,
+        *,
+        forget_bias: float | None = None,
+        cell_clip: float | None = None,
+        proj_clip: float | None = None,
+        activation: Activation | None = None,
+        average: bool = False,
     ) -> float:
         """The largest error of the layer, in eps of the largest entry, against the cell as the graph has it.
 
-        Both run on the same random numbers from the same random state, the cell node by node in float64. `bound` says
-        how large an error may be. Of a cell of more than a million weights, the first inputs and units are checked.
+        Both run on the same random numbers from the same random state, the cell node by node in float64: several steps,
+        or one where activations may be larger than 1. `bound` says how large an error may be. Of a cell of more than a
+        million weights, the first inputs and units are checked.
 
         Parameters
         ----------
-        forget_bias, cell_clip, average
+        forget_bias, cell_clip, proj_clip, activation, average
             As in `layer`.
 
         Returns
         -------
         float
         """
-        attributes, arrays = self._completed(forget_bias, cell_clip), self._arrays(average)
+        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
         return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._kind.main].dtype).eps)
 
     def _error(
@@ -286,13 +365,14 @@ class Found:
     ) -> float:
         """How far the layer is off, of the largest entry; in the weights' dtype unless one is given."""
         assert self._step is not None
-        if max(array.size for array in arrays.values()) > _WHOLE:
-            arrays = self._first(arrays)
+        large = max(array.size for array in arrays.values()) > _WHOLE
+        arrays, most = (self._first(arrays), _UNITS) if large else (arrays, max(self.state_sizes))
         layer = self._made({role: array.astype(dtype or array.dtype) for role, array in arrays.items()}, attributes)
         g = np.random.default_rng(0)
-        x = g.standard_normal((_STEPS, ROWS, layer.input_size)).astype(layer.dtype)
-        states = [tensor for tensor in self._kind.op.inputs if tensor.kind == "state"]
-        start = [g.uniform(-1, 1, (ROWS, layer.hidden_size)).astype(layer.dtype) for _ in states]
+        activations = {name: value for name, value in attributes.items() if name.endswith("activation")}
+        steps, rows = (1, _STEPS * ROWS) if unusual(activations) else (_STEPS, ROWS)
+        x = g.standard_normal((steps, rows, layer.input_size)).astype(layer.dtype)
+        start = [g.uniform(-1, 1, (rows, min(size, most))).astype(layer.dtype) for size in self.state_sizes]
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
         if self._parts is not None:
             weights = {name: self._read(name, part, average) for name, part in self._parts.items()}
@@ -300,7 +380,7 @@ class Found:
         exact = []
         with np.errstate(all="ignore"):  # weights may be anything
             y, _ = layer(x, tuple(start))
-            for t in range(_STEPS):
+            for t in range(steps):
                 state = self._step(weights, x[t].astype(np.float64), state, attributes)
                 exact.append(state[-1])
             return error_in_eps(y, np.stack(exact), 1.0)
@@ -323,11 +403,11 @@ def said(value: Any) -> str:
     """An attribute in short; "?" is what the file does not say."""
     if value is None:
         return "?"
+    if isinstance(value, tuple):
+        return f"({','.join(map(said, value))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _size(word: str, inputs: int, hidden: int) -> list[int]:
-    """The blocks of a dimension: ``"I+H"`` and ``"4H"`` of four."""
-    if word == "I+H":
-        return [inputs, hidden]
-    return [hidden] * int(word.removesuffix("H") or 1)
+def _blocks(word: str, sizes: Mapping[str, int]) -> list[int]:
+    """The blocks of a dimension: ``"I+H"`` has two, and ``"4H"`` four."""
+    return [sizes[part[-1]] for part in word.split("+") for _ in range(int(part[:-1] or 1))]

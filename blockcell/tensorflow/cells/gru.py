@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from .match import Match, Operand, Step, Told, Variant, biases, both, kernels_of, operands_of, said, stranger, vague
+from contextlib import suppress
+
+from .activations import LINEAR
+from .match import (
+    Match,
+    Operand,
+    Step,
+    Told,
+    Variant,
+    biases,
+    both,
+    gates_of,
+    kernels_of,
+    operands_of,
+    said,
+    stranger,
+    vague,
+    with_activations,
+)
 from .pieces import joined
 from .reader import Place
-from .sums import Other, Sum, Sums
+from .sums import Gate, Other, Sum, Sums
 
 
 def gru(sums: Sums, end: Place) -> Told:
@@ -15,26 +33,37 @@ def gru(sums: Sums, end: Place) -> Told:
         if sums.op(keep) != "Mul" or sums.op(new) != "Mul":
             raise Other
         for rest, candidate in both(sums.pair(new, "Mul")):
-            if sums.op(rest) != "Sub" or sums.op(candidate) != "Tanh":
+            if sums.op(rest) != "Sub" or (c := sums.gate(candidate)) is None:
                 continue
             one, u = sums.pair(rest, "Sub")
             for update, h_prev in both(sums.pair(keep, "Mul")):
                 if sums.reader.same(update, u) and sums.reader.value(one) == 1:
-                    return Told(_gru_of(sums, end, u, candidate, h_prev))
+                    _refuse_simple(sums, end, c, h_prev)
+                    return Told(_gru_of(sums, end, u, candidate, c, h_prev))
     raise Other
 
 
-def _gru_of(sums: Sums, end: Place, u: Place, candidate: Place, h_prev: Place) -> Match:
-    new, inner = sums.activated(candidate, "Tanh"), None
+def _refuse_simple(sums: Sums, end: Place, candidate: Gate, h_prev: Place) -> None:
+    """Cells whose state is in no product."""
+    if candidate.activation == LINEAR and len(candidate.sum.products) == 1 and not candidate.sum.others:
+        node, _ = sums.made(end)
+        variant = Variant(f"it is an SRU or one like it, whose state goes into no product: the node {node.name!r}")
+        variant.states = (h_prev,)
+        raise variant
+
+
+def _gru_of(sums: Sums, end: Place, u: Place, candidate: Place, c: Gate, h_prev: Place) -> Match:
+    new, inner = c.sum, None
     operands = operands_of(sums, new)
     if new.others:
         r, inner = _reset_after(sums, new.others[0], h_prev)
         operands += operands_of(sums, inner)
     else:
         r, operands = _reset_before(sums, candidate, operands, h_prev)
-    if len(operands) != 2 or len(new.others) > 1:
+    update = sums.gate(u)
+    if len(operands) != 2 or len(new.others) > 1 or update is None:
         raise _other_operands(sums, candidate)
-    gates = {"r": sums.activated(r, "Sigmoid"), "u": sums.activated(u, "Sigmoid")}
+    gates = gates_of({"r": r, "u": update}, end)
     hidden = operands[0].kernel.shape[1]
     pairs = [_told_apart(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
     w_ru = [[pair[k].piece(hidden, k == 1) for pair in pairs] for k in (0, 1)]
@@ -56,6 +85,7 @@ def _gru_of(sums: Sums, end: Place, u: Place, candidate: Place, h_prev: Place) -
     beside = all(pair[0].rows != "all" for pair in pairs)
     kind = "Keras GRU" if not beside else "CudnnCompatibleGRUCell" if inner is not None else ""
     attributes = {} if inner is None else {"reset_after": True}
+    attributes |= with_activations(c.activation, r.activation)
     step, sizes = Step(end, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
     return Match("GRU", kind, operands[0].place, step, sources, kernels_of([*pairs, operands]), sizes, attributes)
 
@@ -64,28 +94,29 @@ def _other_operands(sums: Sums, candidate: Place) -> Variant:
     return vague(f"what goes into {said(sums.made(candidate)[0])} is not what a GRU has there")
 
 
-def _reset_before(sums: Sums, candidate: Place, operands: list[Operand], h_prev: Place) -> tuple[Place, list[Operand]]:
+def _reset_before(sums: Sums, candidate: Place, operands: list[Operand], h_prev: Place) -> tuple[Gate, list[Operand]]:
     """The reset gate, and what is multiplied: x, and the state times the gate."""
     for k, each in enumerate(operands):
         if sums.op(each.place) == "Mul":
             for r, h in both(sums.pair(each.place, "Mul")):
-                if sums.reader.same(h, h_prev) and sums.is_activated(r, "Sigmoid"):
-                    return r, [*operands[:k], *operands[k + 1 :], each]
+                if sums.reader.same(h, h_prev) and (gate := sums.gate(r)) is not None:
+                    return gate, [*operands[:k], *operands[k + 1 :], each]
     if any(sums.reader.same(each.place, h_prev) for each in operands):
         node, _ = sums.made(candidate)
         raise Variant(f"it has no reset gate: the state goes into {said(node)} as it is")
     raise _other_operands(sums, candidate)
 
 
-def _reset_after(sums: Sums, place: Place, h_prev: Place) -> tuple[Place, Sum]:
+def _reset_after(sums: Sums, place: Place, h_prev: Place) -> tuple[Gate, Sum]:
     """The reset gate, and the sum that it is applied to."""
     if sums.op(place) == "Mul":
         for r, inner in both(sums.pair(place, "Mul")):
-            if sums.is_activated(r, "Sigmoid"):
-                found = sums.sum(inner)
+            with suppress(Other):
+                found, gate = sums.sum(inner), sums.gate(r)
                 operands = operands_of(sums, found)
-                if len(operands) == 1 and not found.others and sums.reader.same(operands[0].place, h_prev):
-                    return r, found
+                if gate is not None and len(operands) == 1 and not found.others:
+                    if sums.reader.same(operands[0].place, h_prev):
+                        return gate, found
     raise stranger(sums, place, "the candidate")
 
 

@@ -6,15 +6,16 @@ another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ...activations import Activation, unusual
 from ..graphs import Node
 from .pieces import Piece, added, joined, zeros
 from .reader import Place, Unknown
 from .sources import Source
-from .sums import Sum, Sums
+from .sums import Gate, Sum, Sums
 
 
 class Variant(Exception):
@@ -22,6 +23,8 @@ class Variant(Exception):
 
     vague = False
     """Whether other nodes may show it better."""
+    states: tuple[Place, ...] = ()
+    """If there are any, it is one only if one of them comes from its last node."""
 
 
 class Step(NamedTuple):
@@ -46,8 +49,8 @@ class Match:
     sources: dict[str, Source]
     kernels: dict[str, Source]
     """The variables that are multiplied with, by their names."""
-    sizes: tuple[int, int]
-    """I and H."""
+    sizes: tuple[int, ...]
+    """I, and the size of each state."""
     attributes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -84,13 +87,24 @@ class Operand:
 class Candidate:
     """The nodes of a cell, of whose operands it may not be known yet which is the state."""
 
-    def __init__(self, end: Place, kernels: dict[str, Source], operands: Sequence[Operand]) -> None:
+    sure = True
+    """Whether the nodes alone tell that it is a cell; else it is one only where it reads what it gave before."""
+    bare = False
+    """Whether there may be more behind its last node that belongs to it, an activation or a clip."""
+    inside: Place | None = None
+    """The last node of another candidate that this one has in it."""
+
+    def __init__(
+        self, end: Place, kernels: dict[str, Source], operands: Sequence[Operand], form: tuple[object, ...] = ()
+    ) -> None:
         self.end, self.kernels = end, kernels
         self.operands = operands
         """Those that may be the state."""
+        self.key = type(self), *kernels, *form
+        """What all steps of a cell have in common."""
 
-    def by_shape(self) -> int | None:
-        """The number of the operand that is the state, if the shapes of the kernels tell."""
+    def by_itself(self) -> int | None:
+        """The number of the operand that is the state, if the shapes of the kernels or their names tell."""
         raise NotImplementedError
 
     def step(self, state: int) -> Step:
@@ -109,7 +123,7 @@ class Told(Candidate):
         super().__init__(match.end, match.kernels, ())
         self._match = match
 
-    def by_shape(self) -> int:
+    def by_itself(self) -> int:
         return 0
 
     def step(self, state: int) -> Step:
@@ -148,6 +162,27 @@ def biases(gates: Sequence[Sum], hidden: int, dtype: str) -> Source:
     if any(piece.shape != (hidden,) for gate in gates for piece in gate.biases):
         raise Variant("its biases are of another size than its gates")
     return added([joined([row]) for row in rows])
+
+
+def gates_of(found: Mapping[str, Gate], end: Place) -> dict[str, Sum]:
+    """The sums of a cell's gates, which must have one activation."""
+    activations = {name: shown(gate.activation) for name, gate in found.items()}
+    if len({*activations.values()}) > 1:
+        several = ", ".join(f"{name} a {activation}" for name, activation in activations.items())
+        said = f"the gates of the node {end.name!r} have different activations, {several}"
+        raise Variant(f"{said}; layers have one for all of them")
+    return {name: gate.sum for name, gate in found.items()}
+
+
+def with_activations(activation: Activation, recurrent: Activation) -> dict[str, Any]:
+    """Those of a layer that are not its defaults."""
+    return dict(unusual({"activation": activation, "recurrent_activation": recurrent}))
+
+
+def shown(activation: Activation) -> str:
+    return (
+        activation if isinstance(activation, str) else f"{activation[0]}({', '.join(f'{a:g}' for a in activation[1:])})"
+    )
 
 
 def both(pair: tuple[Place, Place]) -> Iterator[tuple[Place, Place]]:

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from ...convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
-from ...formulas import FORMULAS, sigmoid
-from ...optable import OPS, Array
+from ...formulas import FORMULAS, activated, lstm_layer, sigmoid
+from ...optable import COUPLED_GATES, OPS, Array
 from ..variables import Variables, alike
 from .found import Found, State, Weights
+from .refusals import other_cell
 from .sources import AVERAGE, Source
 
 _SLOT = re.compile(
     rf"(/(Adam|Adam_1|AdamW|Momentum|Adagrad|Adadelta|Adadelta_1|RMSProp|RMSProp_1|Ftrl|Ftrl_1)|{AVERAGE})\Z"
 )
-_CELL = re.compile("lstm|gru", re.IGNORECASE)
+_CELL = re.compile("lstm|gru|sru|rnn_cell", re.IGNORECASE)
 _OLDER = {"BasicLSTMCell": "basic_lstm_cell", "LSTMCell": "lstm_cell", "LSTMBlockCell": "lstm_cell"}
 _NO_CLIP = {"BasicLSTMCell"}  # it has no such argument
 _RECURRENT = "/recurrent_kernel"
@@ -36,14 +37,16 @@ def found_named(variables: Variables) -> list[Found]:
         last = _OLDER.get(last, last)
         if not REQUIRED[kind] <= roles.keys() or (kind == "LSTM" and not _CELL.search(last)):
             continue
-        if kind == "LSTM" and scope.endswith("/projection"):
-            continue
         refused = _refused(scope, kind, names)
         sources = {role: _source(variables, name) for role, name in roles.items()}
         if kind == "LSTM":
             found.append(_lstm(scope, last, sources, refused))
         elif kind == "CudnnCompatibleGRU":
             found.append(_cudnn_gru(scope, sources, refused))
+        elif kind == "RNN":
+            attributes = {"activation": None}
+            given = {"sources": sources, "attributes": attributes, "step": _rnn_step, "refused": refused}
+            found.append(Found(scope, "BasicRNNCell", cell="RNN", **given))
         else:
             more: dict[str, Any] = {"sources": _by_shape(sources), "step": _gru_step, "refused": refused}
             found.append(Found(scope, "GRUCell", cell="GRU", **more))
@@ -70,10 +73,10 @@ def _by_shape(sources: dict[str, Source]) -> dict[str, Source]:
 
 def _refused(scope: str, kind: str, names: list[str]) -> str | None:
     inside = [name for name in names if name.startswith(f"{scope}/")]
-    if scope.endswith("coupled_input_forget_gate_lstm_cell"):
-        return "its input gate is coupled to its forget gate; the gates of the block cells are independent"
-    if projection := [name for name in inside if name.startswith(f"{scope}/projection/")]:
-        return f"it has a projection, {projection[0]}, which the block cells do not have"
+    if other := other_cell(scope):
+        return other
+    if projection := [name for name in inside if re.search("/projection/bias(es)?\\Z", name)]:
+        return f"it has a projection with a bias, {projection[0]}, which layers do not have"
     if normal := [name for name in inside if re.search("/(gamma|beta)\\Z", name)]:
         return f"it has layer normalization, {normal[0]}, which the block cells do not have"
     return None
@@ -81,9 +84,12 @@ def _refused(scope: str, kind: str, names: list[str]) -> str | None:
 
 def _lstm(scope: str, last: str, sources: dict[str, Source], refused: str | None) -> Found:
     kind = SCOPES.get(last, "LSTMCell")
-    peepholes = {"wci", "wcf", "wco"} & sources.keys()
-    if refused is None and len(peepholes) not in (0, 3):
-        refused = f"it has only {', '.join(sorted(peepholes))} of the peephole weights wci, wcf and wco"
+    coupled = kind == "CoupledInputForgetGateLSTMCell"
+    every = ("wci", "wcf", "wco")[coupled:]
+    peepholes = [role for role in ("wci", "wcf", "wco") if role in sources]
+    sources.pop("b_p", None)
+    if refused is None and (*peepholes,) not in ((), every):
+        refused = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(every)}"
     if refused is None and last not in SCOPES:
         refused = "the order of its gates is unknown: the name is of none of TensorFlow's cells; open its graph (.meta)"
     cudnn = kind == "CudnnCompatibleLSTMCell"
@@ -91,15 +97,22 @@ def _lstm(scope: str, last: str, sources: dict[str, Source], refused: str | None
         "forget_bias": FORGET_BIAS[kind] if cudnn else None,
         "cell_clip": 0.0 if cudnn or kind in _NO_CLIP else None,
         "use_peephole": bool(peepholes),
-        "gate_order": "icfo",
+        **({"proj_clip": None} if "w_p" in sources else {}),
+        **({"coupled": True} if coupled else {"gate_order": "icfo"}),
     }
     return Found(scope, kind, sources=sources, attributes=attributes, step=_lstm_step, refused=refused)
 
 
 def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    given = {name: value for name, value in attributes.items() if name != "gate_order"}
-    result = FORMULAS["LSTMBlockCell"](x=x, cs_prev=state[0], h_prev=state[1], **weights, **given)
-    return result.cs, result.h
+    given = {name: value for name, value in attributes.items() if name in ("forget_bias", "cell_clip", "proj_clip")}
+    gates = COUPLED_GATES if attributes.get("coupled") else OPS["BlockLSTM"].gates
+    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **weights, **given)
+    return result.cs[0], result.h[0]
+
+
+def _rnn_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    given = {"activation": attributes["activation"]}
+    return (FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights, **given).h[0],)
 
 
 def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
@@ -124,7 +137,7 @@ def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapp
 
 # -------------------------------------------------------------------------------------------------------------- Keras
 def _keras(variables: Variables, scope: str) -> Found | None:
-    """An LSTM or GRU with a kernel, a recurrent kernel and perhaps a bias; None if it is something else."""
+    """An LSTM, GRU or RNN with a kernel, a recurrent kernel and perhaps a bias; None if it is something else."""
     names = {"kernel": f"{scope}/kernel", "recurrent": f"{scope}{_RECURRENT}", "bias": f"{scope}/bias"}
     parts = {part: _source(variables, name) for part, name in names.items() if name in variables.stored}
     kernel, recurrent, bias = (parts.get(part) for part in names)
@@ -132,17 +145,18 @@ def _keras(variables: Variables, scope: str) -> Found | None:
         return None
     hidden = recurrent.shape[0] if len(recurrent.shape) == 2 else 0
     gates = recurrent.shape[1] // hidden if hidden and not recurrent.shape[1] % hidden else 0
-    if gates == 1:  # SimpleRNN
-        return None
-    cell = "GRU" if gates == 3 else "LSTM"
+    cell = {1: "RNN", 3: "GRU"}.get(gates, "LSTM")
+    kind = "Keras SimpleRNN" if cell == "RNN" else f"Keras {cell}"
     refused = _keras_refused(kernel, recurrent, bias, gates, hidden)
     if refused is not None:
-        role = "w" if cell == "LSTM" else "w_c"
-        return Found(scope, f"Keras {cell}", cell=cell, sources={role: kernel}, refused=refused)
+        role = "w_c" if cell == "GRU" else "w"
+        return Found(scope, kind, cell=cell, sources={role: kernel}, refused=refused)
     attributes: dict[str, Any] = {}
-    op = OPS["BlockLSTM" if cell == "LSTM" else "block_gru"]
+    op = OPS[{"LSTM": "BlockLSTM", "GRU": "block_gru", "RNN": "block_rnn"}[cell]]
     columns: dict[str, tuple[int, ...]]
-    if cell == "LSTM":
+    if cell == "RNN":
+        attributes, columns = {"activation": None}, {"w": (0,), "b": (0,)}
+    elif cell == "LSTM":
         attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": "ifco"}
         columns = {"w": (0, 1, 2, 3), "b": (0, 1, 2, 3)}
     else:
@@ -162,17 +176,17 @@ def _keras(variables: Variables, scope: str) -> Found | None:
     if bias is not None and len(bias.shape) == 2:
         attributes = {"reset_after": True}
         sources["b_hc"] = _from([bias], (hidden,), lambda b: _gates(b[1], (2,), hidden))
-    step = _keras_lstm if cell == "LSTM" else _keras_gru
-    return Found(scope, f"Keras {cell}", cell=cell, sources=sources, attributes=attributes, step=step, parts=parts)
+    step = {"LSTM": _keras_lstm, "GRU": _keras_gru, "RNN": _keras_rnn}[cell]
+    return Found(scope, kind, cell=cell, sources=sources, attributes=attributes, step=step, parts=parts)
 
 
 def _keras_refused(kernel: Source, recurrent: Source, bias: Source | None, gates: int, hidden: int) -> str | None:
     shapes = f"{kernel.shape} and {recurrent.shape}"
-    if gates not in (3, 4) or len(kernel.shape) != 2 or kernel.shape[1] != gates * hidden or not kernel.shape[0]:
-        return f"its kernels have the shapes {shapes}; an LSTM's are (I, 4H) and (H, 4H), a GRU's (I, 3H) and (H, 3H)"
+    if gates not in (1, 3, 4) or len(kernel.shape) != 2 or kernel.shape[1] != gates * hidden or not kernel.shape[0]:
+        return f"its kernels have the shapes {shapes}; an LSTM's are (I, 4H) and (H, 4H), a GRU's 3H, an RNN's H"
     if gates == 3 and bias is None:
         return "it has no bias, whose shape would tell whether it resets after the product: use convert.from_keras"
-    expected = [(gates * hidden,), (2, 3 * hidden)] if gates == 3 else [(4 * hidden,)]
+    expected = [(gates * hidden,), *([(2, 3 * hidden)] if gates == 3 else [])]
     if bias is not None and bias.shape not in expected:
         return f"its bias has the shape {bias.shape}, as in CuDNN's layers; expected {' or '.join(map(str, expected))}"
     return None
@@ -210,6 +224,12 @@ def _keras_lstm(weights: Weights, x: Array, state: State, attributes: Mapping[st
     i, f, c, o = x @ kernel + h @ recurrent + bias[0]
     cs = sigmoid(f) * cs + sigmoid(i) * np.tanh(c)
     return cs, sigmoid(o) * np.tanh(cs)
+
+
+def _keras_rnn(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    (h,) = state
+    kernel, recurrent, bias = _cut(weights, x, h, 1)
+    return (activated((x @ kernel + h @ recurrent + bias[0])[0], attributes["activation"]),)
 
 
 def _keras_gru(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:

@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ...formulas import sigmoid
+from ...formulas import activated
 from ...optable import OPS as BLOCK_OPS
 from ...optable import Array
 from ..graphs import Node
 
 NORMALIZES = "it has layer normalization, which the block cells do not have"
 RANDOM = "it changes its state at random"
-ACTIVATION = "it has another activation than sigmoid and tanh"
-CLIP = "it clips what the block cells do not clip, as a hard sigmoid does"
+ACTIVATION = "it has an activation that layers do not have"
+CLIP = "it clips what layers do not clip"
 SHOWN = (NORMALIZES, RANDOM, ACTIVATION, CLIP)
 """What a node may show a recurrence to be, the surest first."""
 _VALUE = ("",)
@@ -40,6 +40,10 @@ class Op(NamedTuple):
     """Their names, where these count; None is not known."""
     compute: Callable[..., Array] | None = None
     """In numpy, entry by entry."""
+    options: Mapping[str, float] = {}
+    """The attributes that this takes, and their defaults."""
+    activation: str = ""
+    """The activation that it is, by the name that layers have for it."""
     view: Literal["", "columns", "axis"] = ""
     """Whether it takes a part of an array: of a size, which may be gates, or along an axis, which it drops."""
     calls: tuple[str, ...] = ()
@@ -68,6 +72,13 @@ def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str
     return Op(name, inputs=inputs, outputs=_VALUE, compute=compute, known=True, shows=shows)
 
 
+def _activation(name: str, activation: str, **options: float) -> Op:
+    def compute(z: Array, **values: float) -> Array:
+        return activated(z, (activation, *values.values()) if values else activation)
+
+    return Op(name, inputs=1, outputs=_VALUE, compute=compute, options=options, activation=activation, known=True)
+
+
 def _clipped(a: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(a, low), high)
 
@@ -81,18 +92,23 @@ _TABLE = (
     Op("IdentityN", known=True),
     Op("Merge", outputs=("output", "value_index"), known=True),
     Op("Cast", outputs=_VALUE, known=True),
-    Op("Select", inputs=3, outputs=_VALUE, known=True),
     Op("LoopCond", known=True),
     # values are computed
     _computing("Add", 2, np.add),
     _computing("BiasAdd", 2, np.add),
     _computing("Sub", 2, np.subtract),
     _computing("Mul", 2, np.multiply),
-    _computing("Sigmoid", 1, sigmoid),
-    _computing("Tanh", 1, np.tanh),
+    _computing("RealDiv", 2, np.divide),
+    _computing("Greater", 2, np.greater),
+    _computing("Select", 3, np.where),
     _computing("Maximum", 2, np.maximum, CLIP),
     _computing("Minimum", 2, np.minimum, CLIP),
     _computing("ClipByValue", 3, _clipped, CLIP),
+    *(_activation(name, activation) for name, activation in {
+        "Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu", "Elu": "elu", "Selu": "selu", "Softplus": "softplus",
+        "Softsign": "softsign", "Exp": "exponential"}.items()),
+    _activation("LeakyRelu", "leaky_relu", alpha=0.2),
+    _computing("Relu6", 1, lambda a: np.clip(a, 0, 6), ACTIVATION),
     Op("MatMul", inputs=2, outputs=_VALUE, known=True),
     Op("ConcatV2", arrays=slice(-1), outputs=_VALUE, known=True),
     # a part of an array
@@ -124,8 +140,7 @@ _TABLE = (
     *(Op(name, shows=RANDOM) for name in (
         "RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2")),
     *(Op(name, shows=ACTIVATION) for name in (
-        "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Softsign", "Softplus", "Softmax", "Erf", "Erfc", "Exp", "Sin",
-        "Abs")),
+        "Softmax", "Erf", "Erfc", "Sin", "Abs")),
     *(Op(name, outputs=tuple(each.name for each in op.outputs)) for name, op in BLOCK_OPS.items()),
 )  # fmt: skip
 OPS = {op.name: op for op in _TABLE}

@@ -12,6 +12,8 @@ from .reader import Place, Reader, Unknown
 from .sources import Source
 from .sums import Other, Sums
 
+_GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6", "Erf", "Erfc"}  # what goes from one number to another
+
 
 class Product(NamedTuple):
     """A product with a weight."""
@@ -34,6 +36,8 @@ class Recurrence(NamedTuple):
     """In the graph's order."""
     kernels: tuple[Source, ...]
     product: Product
+    gated: bool
+    """Whether they may be a cell with gates."""
 
 
 def products_of(sums: Sums) -> list[Product]:
@@ -67,16 +71,14 @@ def recurrences(reader: Reader, products: Sequence[Product]) -> list[Recurrence]
 
 
 def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, Product]) -> Recurrence | None:
-    """If it is one of gates, and not of gradients."""
-    ops = [op_of(node) for node in nodes]
-    names = {op.name for op in ops}
+    """If it is not one of gradients."""
+    names = {op_of(node).name for node in nodes}
     inside = [products[node.name] for node in nodes if node.name in products]
-    if not inside or "Mul" not in names or not (names & {"Sigmoid", "Tanh"} or any(op.shows == CLIP for op in ops)):
+    if not inside or any(name.endswith("Grad") or name in BLOCKS for name in names):
         return None
-    if any(name.endswith("Grad") or name in BLOCKS for name in names):
-        return None
+    gated = "Mul" in names and any(op_of(node).name in _GATES or op_of(node).shows == CLIP for node in nodes)
     kernels = tuple({product.kernel.name: product.kernel for product in inside}.values())
-    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0])
+    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0], gated)
 
 
 class _Dependencies:

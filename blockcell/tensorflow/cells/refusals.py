@@ -7,13 +7,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ..graphs import Node
+from .activations import described
 from .match import Step
 from .ops import SHOWN, op_of
 from .reader import Place, Reader, Unknown
 from .recurrences import Product, Recurrence
 from .sources import Source
 
-_CELL = re.compile(r"\A(lstm|gru)|(lstm|gru)\w*_cell(_\d+)?\Z", re.IGNORECASE)
+_CELL = re.compile(r"\A(lstm|gru)|(lstm|gru|rnn|sru|nas|cfn)\w*_cell(_\d+)?\Z", re.IGNORECASE)
+_OTHER = re.compile(
+    r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z"
+)
 _NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
@@ -48,12 +52,6 @@ def misused(
     `readers` are products by what they multiply, `inside` are the nodes of recurrences.
     """
     found: dict[Place, str] = {}
-    ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
-    for product in (product for end in ends for product in readers.get(end, ())):
-        name = product.kernel.name
-        if name not in kernels and scope and name.startswith(f"{scope}/"):
-            reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
-            return dict.fromkeys(ends, reason)
     for k in range(len(steps[0].states)):
         before: dict[Place, tuple[dict[Place, None], bool]] = {}
         results: set[Place] = set()
@@ -74,6 +72,12 @@ def misused(
             elif (drawn := _drawn(reader, step.states[k])) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
                 found.setdefault(step.end, reason)
+    ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
+    for product in (product for end in ends if found for product in readers.get(end, ())):
+        name = product.kernel.name
+        if name not in kernels and scope and name.startswith(f"{scope}/"):
+            reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
+            return dict.fromkeys(ends, reason)
     return found
 
 
@@ -91,7 +95,7 @@ def _drawn(reader: Reader, state: Place) -> Node | None:
 
     def computed(here: Place) -> Sequence[Place]:
         with suppress(Unknown):
-            return reader.given(here)
+            return () if reader.op(here).shape_only else reader.given(here)
         return ()
 
     reader.walk([state], chosen)
@@ -113,15 +117,18 @@ def shows(recurrence: Recurrence) -> str | None:
     return None
 
 
-def why(recurrence: Recurrence) -> str:
+def why(reader: Reader, recurrence: Recurrence) -> str:
     """Why a recurrence is none of the cells."""
     if shown := shows(recurrence):
         return shown
     for node in recurrence.nodes:
+        if what := described(reader, Place(recurrence.product.body, node.name)):
+            return f"{what}, which is no activation of layers"
+    for node in recurrence.nodes:
         if not op_of(node).known:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
     kernel = recurrence.kernels[0].name
-    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is neither an LSTM nor a GRU"
+    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is no RNN, LSTM or GRU"
 
 
 def is_named(kernel: str) -> bool:
@@ -131,7 +138,14 @@ def is_named(kernel: str) -> bool:
 
 def kind_of(name: str) -> str:
     """What something is that is refused, by the names of its weights."""
-    return "GRU" if "gru" in name.lower() else "LSTM" if "lstm" in name.lower() else "unknown cell"
+    kinds = {"gru": "GRU", "lstm": "LSTM", "sru": "SRU", "basic_rnn": "RNN", "simple_rnn": "RNN"}
+    return next((kind for part, kind in kinds.items() if part in name.lower()), "unknown cell")
+
+
+def other_cell(scope: str) -> str | None:
+    """Why a cell is refused that has the name of one that no layer computes."""
+    found = _OTHER.search(scope)
+    return None if found is None else f"it is another cell by its name, {found[0]}, and none that layers compute"
 
 
 def _scope(kernel: str) -> str:
@@ -161,13 +175,13 @@ def _scopes(name: str) -> Iterator[str]:
 
 
 def _reason(product: Product, scope: str, kernels: Sequence[str]) -> str:
-    if re.search("coupled", scope):
-        return "its input gate is coupled to its forget gate; the gates of the block cells are independent"
+    if other := other_cell(scope):
+        return other
     if len(kernels) > 1 and any("projection" in name for name in kernels):
         return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
     if _NORMAL.search(scope):
         return "it has layer normalization, which the block cells do not have"
     return (
-        f"what follows the product {product.node.name!r} with {product.kernel.name} is not what BasicLSTMCell,"
-        " LSTMCell or GRUCell have: perhaps another activation, layer normalization or coupled gates"
+        f"what follows the product {product.node.name!r} with {product.kernel.name} is not what BasicRNNCell,"
+        " BasicLSTMCell, LSTMCell or GRUCell have: perhaps another activation, or layer normalization"
     )

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...activations import Activation
 from ..graphs import Node
+from .activations import LINEAR, activated
 from .ops import op_of
 from .pieces import Piece, Pieces, Range
 from .reader import Place, Unknown
@@ -43,6 +45,13 @@ class Sum:
     biases: list[Piece] = field(default_factory=list)
     constant: float = 0.0
     others: list[Place] = field(default_factory=list)
+
+
+class Gate(NamedTuple):
+    """A sum behind an activation."""
+
+    activation: Activation
+    sum: Sum
 
 
 class Sums:
@@ -99,24 +108,28 @@ class Sums:
                 self._add_term(found, here, cuts)
         raise Other
 
-    def activated(self, place: Place, op: str) -> Sum:
-        """What goes into an activation, of which a part may be taken before or behind it."""
-        here, cuts = self._before_cuts(place, op)
-        return self.sum(self.only(here, op), cuts)
+    def gate(self, place: Place) -> Gate | None:
+        """A sum of products behind an activation, of which a part may be taken before or behind it; else None."""
+        try:
+            found = self._gate(place)
+        except (Other, Unknown):
+            return None
+        return found if found.sum.products else None
 
-    def is_activated(self, place: Place, op: str) -> bool:
-        return self.op(self._before_cuts(place, op)[0]) == op
-
-    def _before_cuts(self, place: Place, op: str) -> tuple[Place, list[Cut]]:
-        """What parts are taken of, up to an op, and which parts."""
-        cuts: list[Cut] = []
+    def _gate(self, place: Place) -> Gate:
+        here, cuts = place, list[Cut]()
         for _ in range(_MOST_VIEWS):
-            place = self.reader.past(place)
-            if self.reader.op(place).name == op or (cut := self._cut(place)) is None:
+            here = self.reader.past(here)
+            found = activated(self.reader, here)
+            if found is not None:
+                total = self.sum(found.inner, cuts)
+                total.constant -= found.added
+                return Gate(found.activation, total)
+            if (cut := self._cut(here)) is None:
                 break
-            place = cut[0]
+            here = cut[0]
             cuts.append(cut[1])
-        return place, cuts
+        return Gate(LINEAR, self.sum(place))
 
     def _cut(self, place: Place) -> tuple[Place, Cut] | None:
         """What some columns are taken of, and which."""

@@ -1,0 +1,96 @@
+"""What states are before the first step: zeros, variables and constants, or what is computed or fed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...optable import Array
+from .found import At
+from .loops import Loops
+from .pieces import Pieces, joined
+from .reader import Place, Unknown
+from .sources import Source, Sources
+
+_DEEPEST = 8  # nodes, one behind the other
+_SHAPES = ("Tile", "BroadcastTo", "ExpandDims", "Reshape", "Squeeze")  # what changes the shape alone
+
+
+class Start(NamedTuple):
+    """A state before the first step."""
+
+    name: str
+    """Of the variable or constant that it is, else of the node that it comes from; "" for zeros."""
+    source: Source | None = None
+    size: int = 0
+
+    def read(self) -> Array | None:
+        """Its rows, of which there is one if all are alike; None for zeros, and where it is not known."""
+        if self.source is None:
+            return None
+        rows = self.source.read("").reshape(-1, self.size)
+        return rows if rows.any() else None
+
+
+class Starts:
+    """Reads what states are before the first step."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._reader, self._sources = sources.reader, sources
+        self._loops, self._piece = Loops(sources.reader), Pieces(sources).piece
+
+    def of(self, first: At, sizes: Sequence[int]) -> tuple[Start, ...]:
+        """Of a cell, by its first step."""
+        return tuple(self._of(place, size) for place, size in zip(first.states, sizes, strict=True))
+
+    def _of(self, place: Place, size: int) -> Start:
+        carried = self._loops.carried(place)
+        first = place if carried is None else carried.first
+        try:
+            source = self._source(first, size)
+            return Start("") if source is None else Start(source.name, source, size)
+        except Unknown:
+            return Start(self._reader.straight(first).name)
+
+    def _source(self, place: Place, size: int, depth: int = 0) -> Source | None:
+        """The variable or constant; None for zeros."""
+        origins = [*self._reader.origins(place)]
+        if len(origins) != 1 or depth > _DEEPEST:
+            raise Unknown(place.name)
+        here = origins[0]
+        op, inputs = self._reader.op(here).name, self._reader.given(here)
+        if op == "ZerosLike":
+            return None
+        if op == "Fill":
+            value = self._reader.value(inputs[1])
+            return None if value == 0 else _repeated(here.name, value, size)
+        if op in _SHAPES:
+            found = self._source(inputs[0], size, depth + 1)
+            if found is not None and op == "Tile" and math.prod(found.shape) != size:
+                raise Unknown(here.name)
+            return found
+        if op in ("Add", "Mul") and len(inputs) == 2:
+            return self._combined(op, inputs, size, depth)
+        piece = self._piece(here)
+        if not piece.shape or piece.shape[-1] != size:
+            if math.prod(piece.shape) % size or not piece.shape:
+                raise Unknown(here.name)
+        return joined([[piece]])
+
+    def _combined(self, op: str, inputs: Sequence[Place], size: int, depth: int) -> Source | None:
+        """A state that is added to zeros or multiplied with ones, which gives it as many rows as there are."""
+        for neutral, state in (inputs, inputs[::-1]):
+            neutral = self._reader.straight(neutral)
+            name = self._reader.op(neutral).name
+            if name == {"Add": "ZerosLike", "Mul": "OnesLike"}[op] or (
+                name == "Fill" and self._reader.value(self._reader.given(neutral)[1]) == (op == "Mul")
+            ):
+                return self._source(state, size, depth + 1)
+        raise Unknown(inputs[0].name)
+
+
+def _repeated(name: str, value: float, size: int) -> Source:
+    return Source(name, (size,), "float32", lambda more: np.full(size, value, np.float32), (name,))
