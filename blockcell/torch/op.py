@@ -1,10 +1,11 @@
-"""One layer of the stack, in one or both directions: an operator of PyTorch's, and the same without its dispatcher.
+"""One layer of the stack, in one or both directions, or a single step of one: an operator of PyTorch's, and the same
+without its dispatcher.
 
 The dispatcher costs more than a small layer computes.  Calls go through it where something asks to see operators, such
 as torch.compile or a class derived from Tensor; others call the same functions directly.
 
 With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H].  marks [2,T,B], for rows of
-different lengths, are those of `blockcell._layers.marks_of` for both directions.
+different lengths and for resets, are those of `blockcell._layers.marks_of` for both directions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DTYPES: dict[Any, np.dtype[Any]] = {
 
 _KINDS = [np.empty(0, dtype) for dtype in DTYPES.values()]
 _MARKS = np.dtype(np.uint8)
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 _library = torch.library.Library("blockcell", "DEF")
 
@@ -50,7 +51,7 @@ class Op:
 
     Parameters
     ----------
-    name : str
+    kind : str
     gates : int
     summed : int
         Of how many gates, the first ones, only the sum of the two biases counts.
@@ -59,9 +60,12 @@ class Op:
     states : tuple of str
     """
 
-    def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
-        self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
-        self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
+    _suffixes = "", ""  # of the operator's and the module's name
+
+    def __init__(self, kind: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
+        self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
+        self.name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
+        self._kernel, self._grad_kernel, name = f"{kind}_torch", f"{kind}_torch_grad", self.name
         self._pass = functools.lru_cache(self._pass_of)
         self._backward_layout = functools.lru_cache(self._backward_layout_of)
         rest = "Tensor[] states, Tensor? marks"
@@ -102,7 +106,7 @@ class Op:
         marks: Tensor | None,
     ) -> Tensors:
         """y and the last states."""
-        if _dispatches(x, weights, states):
+        if _dispatches(x, weights, states, marks):
             outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
@@ -188,7 +192,7 @@ class Op:
         if _is_recorded(x, weights, states):
             outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
         else:
-            forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+            forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
             outputs = forward(x, weights, False, bidirectional, apart, states, marks)
         return outputs
 
@@ -197,7 +201,7 @@ class Op:
     ) -> Any:
         """Compute, and keep what `backward` needs.  PyTorch notices if any of it is changed in place."""
         weights, states = others[:count], others[count:]
-        forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+        forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
         outputs = forward(x, weights, True, bidirectional, apart, states, marks)
         y = outputs.pop() if apart else outputs[0]
         tape = outputs.pop()
@@ -215,7 +219,7 @@ class Op:
         matrices, states = others[: ctx.matrices], others[ctx.matrices :]
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         given = [grad for grad in grads if grad is not None]
-        backward = self._backward_op if _dispatches(tape, others, given) else self.backward
+        backward = self._backward_op if _dispatches(tape, others, given, marks) else self.backward
         with torch.no_grad():
             found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
         if torch.is_grad_enabled():  # by create_graph
@@ -233,7 +237,7 @@ class Op:
         )
 
     def _refusal(self, what: str) -> RuntimeError:
-        name = self.name.upper()
+        name = self.module
         return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
@@ -337,6 +341,86 @@ class Op:
         return results
 
 
+class CellOp(Op):
+    """A single step, as the operators ``blockcell::lstm_cell``, ``lstm_cell_forward`` and ``lstm_cell_backward``.
+
+    They are those of a layer with one direction and without marks, but that x and its gradient are [B,I], and states,
+    y and their gradients [B,H].  y, which is h, is not among the outputs; with a tape it is kept, apart.
+    """
+
+    _suffixes = "_cell", "Cell"
+
+    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
+        """Of what the kernel gives: y, the states, and perhaps the tape."""
+        return [*[(B, H)] * (1 + len(self.states)), *[(1, self.parts, 1, B, H)] * keep]
+
+    def _outputs(
+        self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
+    ) -> list[Tensor]:
+        shapes = self._output_shapes(1, x.shape[0], weights[1].shape[1], 1, keep, False)
+        return self._ordered([x.new_empty(shape) for shape in shapes], keep)
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensors,
+        keep: bool,
+        bidirectional: bool,
+        apart: bool,
+        states: Tensors,
+        marks: Tensor | None,
+    ) -> list[Tensor]:
+        """The states and, if it is to be kept, the tape, and y."""
+        if bidirectional or not apart or marks is not None:
+            raise ValueError("blockcell: a single step has one direction, a y apart and no marks")
+        wanted = len(weights), False, keep, False, x.dtype, torch.get_num_threads()
+        compute, shapes, rows, dtype = self._pass((1, *x.shape), weights[1].shape, *wanted)
+        outputs, _ = _allocated(shapes, rows, x, dtype)
+        compute(x.unsqueeze(0), weights, [state.unsqueeze(0) for state in states], None, outputs)
+        return self._ordered(outputs, keep)
+
+    def _ordered(self, outputs: list[Tensor], keep: bool) -> list[Tensor]:
+        return [*outputs[1:], *outputs[:keep]]
+
+    def _gradients(
+        self,
+        y: Tensor,
+        tape: Any,
+        matrices: Tensors,
+        grads: Any,
+        x: Tensor | None,
+        needs_x: bool,
+        bias: bool,
+        states: Tensors,
+        marks: Any,
+    ) -> list[Tensor]:
+        steps = None if x is None else x.unsqueeze(0)
+        found = super()._gradients(y.unsqueeze(0), tape, matrices, grads, steps, needs_x, bias, states, None)
+        return self._flat(found, needs_x, len(states))
+
+    def backward(
+        self,
+        y: Tensor,
+        tape: Tensor,
+        matrices: Tensors,
+        grads: Sequence[Tensor | None],
+        x: Tensor | None,
+        needs_x: bool,
+        bias: bool,
+        states: Tensors,
+        marks: Tensor | None,
+    ) -> list[Tensor]:
+        y_grad, *others = [None if grad is None else grad.unsqueeze(0) for grad in grads]
+        steps, first = None if x is None else x.unsqueeze(0), [state.unsqueeze(0) for state in states]
+        given = y.unsqueeze(0), tape, matrices, [y_grad, None, *others], steps  # the gradient to h is that to y
+        return self._flat(super().backward(*given, needs_x, bias, first, None), needs_x, len(states))
+
+    def _flat(self, found: list[Tensor], needs_x: bool, states: int) -> list[Tensor]:
+        """Gradients to x and the states without their first dimension."""
+        last = len(found) - states
+        return [g.squeeze(0) if k < needs_x or k >= last else g for k, g in enumerate(found)]
+
+
 class _Final(torch.autograd.Function):
     """Gradients with a history that cannot be followed: first what they depend on, then they."""
 
@@ -355,12 +439,12 @@ def _plain(function: Any) -> Any:
     return lambda x, weights, *others: function(x, weights, False, *others)
 
 
-def _dispatches(x: Tensor, weights: Tensors, others: Tensors) -> bool:
+def _dispatches(x: Tensor, weights: Tensors, others: Tensors, marks: Tensor | None) -> bool:
     """Whether something asks to see operators: a compiler, a tracer, a mode, or one of these tensors by its class."""
     return (
         torch.compiler.is_compiling()
         or not internals.COMPLETE
-        or not _PLAIN.issuperset(map(type, (x, *weights, *others)))
+        or not _PLAIN.issuperset(map(type, (x, *weights, *others, marks)))
         or has_torch_function((x,))
         or torch.jit.is_tracing()
         or internals.modes_are_active()
@@ -434,3 +518,5 @@ def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tup
 
 LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"))
 GRU = Op("gru", gates=3, summed=2, parts=4, states=("h",))
+LSTM_CELL = CellOp("lstm", gates=4, summed=4, parts=6, states=("h", "c"))
+GRU_CELL = CellOp("gru", gates=3, summed=2, parts=4, states=("h",))

@@ -1,4 +1,4 @@
-"""PackedSequences as padded tensors and back, by one index, so that torch.compile can trace it."""
+"""PackedSequences as padded tensors and back, by one index, and marks of resets; torch.compile can trace both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layers.shared import ENDED, FIRST
+from ..layers.shared import ENDED, FIRST, FRESH
 
 
 class Packing:
@@ -72,3 +72,11 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         return _pad(grad, ctx.saved_tensors[0], ctx.rows), None
+
+
+def marks_of(reset: Tensor) -> Tensor:
+    """The marks of `blockcell._layers.marks_of` in both directions, of resets [T,B]."""
+    T, B = reset.shape
+    fresh = reset.to(torch.uint8) * FRESH
+    ahead, back = (fresh[:1] + FIRST, fresh[1:]), (fresh[1:], fresh.new_full((1, B), FIRST))
+    return torch.cat([*ahead, *back]).view(2, T, B)

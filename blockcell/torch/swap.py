@@ -12,9 +12,15 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from .._read import ArgumentReader
 from ..layers.storage import read_activations, read_storage
 from . import narrow, op
+from .cells import GRUCell, LSTMCell
 from .modules import GRU, LSTM
 
-_OURS = {torch.nn.LSTM: LSTM, torch.nn.GRU: GRU}
+_OURS = {
+    torch.nn.LSTM: LSTM,
+    torch.nn.GRU: GRU,
+    torch.nn.LSTMCell: LSTMCell,
+    torch.nn.GRUCell: GRUCell,
+}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _STORED = ("storage", "activations")  # attributes of our modules
 _NOT_STORED = (None, "float32")
@@ -51,7 +57,7 @@ def _listed(modules: dict[str, str]) -> list[str]:
 
 
 def replace(model: torch.nn.Module, storage: str | None = None, activations: str = "float32") -> Report:
-    """Make every ``torch.nn.LSTM`` and ``torch.nn.GRU`` of a model `LSTM` and `GRU`, in place.
+    """Make every ``torch.nn.LSTM``, ``GRU``, ``LSTMCell`` and ``GRUCell`` of a model one of blockcell's, in place.
 
     Modules keep their parameters, buffers, hooks and names, so that optimizers, references to them and state_dicts stay
     valid.  Only their class changes.
@@ -93,7 +99,7 @@ def replace(model: torch.nn.Module, storage: str | None = None, activations: str
 
 
 def restore(model: torch.nn.Module) -> Report:
-    """Undo `replace`: every `LSTM` and `GRU` of a model becomes ``torch.nn.LSTM`` and ``torch.nn.GRU``, in place.
+    """Undo `replace`: every `LSTM`, `GRU`, `LSTMCell` and `GRUCell` of a model becomes torch.nn's, in place.
 
     Parameters
     ----------
@@ -138,11 +144,9 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str 
     """Why a recurrent module stays as it is; None if it does not, or is none."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
-        known = getattr(module, "original_name", "") in ("LSTM", "GRU")
+        known = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
         return "it is compiled by torch.jit; do this before" if known else None
-    if isinstance(module, RNNCellBase):
-        return f"{kind.__name__} computes single steps"
-    if not isinstance(module, RNNBase):
+    if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
     if kind in classes.values() and tuple(map(getattr, [module] * 2, _STORED, _NOT_STORED)) == stored:
         return "it is one already"
@@ -153,7 +157,7 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str 
             if bases
             else "it has no gates"
         )
-    if module.proj_size:
+    if isinstance(module, RNNBase) and module.proj_size:
         return f"proj_size is {module.proj_size}"
     for weight in module.parameters():
         if weight.device.type not in ("cpu", "meta"):
