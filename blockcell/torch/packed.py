@@ -75,8 +75,8 @@ class _Pack(torch.autograd.Function):
 
 
 def marks_of(reset: Tensor) -> Tensor:
-    """The marks of `blockcell._layers.marks_of` in both directions, of resets [T,B]."""
-    T, B = reset.shape
+    """The marks of resets [T,B] in both directions; the step that is processed first needs none where no row has ended.
+    """
     fresh = reset.to(torch.uint8) * FRESH
-    ahead, back = (fresh[:1] + FIRST, fresh[1:]), (fresh[1:], fresh.new_full((1, B), FIRST))
-    return torch.cat([*ahead, *back]).view(2, T, B)
+    steps = torch.cat([fresh, fresh.new_zeros(1, reset.shape[1])])  # in the other direction it is that of the step after
+    return torch.stack([steps[:-1], steps[1:]])

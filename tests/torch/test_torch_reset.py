@@ -99,13 +99,14 @@ def test_random_configurations(kind, dtype):
         T, B, inputs, hidden = random_sizes(g, dtype)
         form = str(g.choice(["batched", "unbatched"], p=[0.8, 0.2]))
         B = 1 if form == "unbatched" else B
-        options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias")} | {"num_layers": g.integers(1, 4)}
+        options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias")}
+        options["num_layers"] = int(g.integers(1, 4))
         where = f"seed {SEED}, configuration {k}: {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
         ours = getattr(nn, kind)(inputs, hidden, batch_first=bool(g.integers(2)), dtype=getattr(torch, dtype), **options)
         theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
         torch.set_num_threads(int(g.integers(1, 3)))
-        cells, n = int(options["num_layers"]) * (1 + options["bidirectional"]), 1 + (kind == "LSTM")
+        cells, n = options["num_layers"] * (1 + options["bidirectional"]), 1 + (kind == "LSTM")
         x, d_y = (
             g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, (1 + options["bidirectional"]) * hidden)
         )
