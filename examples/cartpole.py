@@ -21,8 +21,8 @@ from torch import nn
 
 import blockcell.torch
 
-CARTS, STEPS, HIDDEN, UPDATES = 16, 128, 64, 60
-EPOCHS, PARTS, LEARNING_RATE = 4, 4, 1e-3
+CARTS, STEPS, HIDDEN, UPDATES = 16, 128, 64, 80
+EPOCHS, PARTS, LEARNING_RATE = 4, 4, 2e-3
 DISCOUNT, DECAY, CLIP, ENTROPY, LARGEST_NORM = 0.99, 0.95, 0.2, 0.01, 0.5
 LIMIT, EDGE, TILT = 500, 2.4, np.radians(12)  # steps of an episode; where it fails
 
@@ -99,12 +99,12 @@ def rollout(policy, carts, state):
 
 
 def advantages(value, start, last_value, last_start):
-    """How much better it went than expected; each step on the way is a reward of 1."""
+    """How much better it went than expected; the reward of a step is 1 - DISCOUNT, so values are up to 1."""
     found, more = torch.empty_like(value), torch.zeros(CARTS)
     following = torch.cat([value[1:], last_value[None]])
     goes_on = ~torch.cat([start[1:], last_start[None]])
     for t in reversed(range(STEPS)):
-        more = 1 + goes_on[t] * DISCOUNT * (following[t] + DECAY * more) - value[t]
+        more = 1 - DISCOUNT + goes_on[t] * DISCOUNT * (following[t] + DECAY * more) - value[t]
         found[t] = more
     return found
 
@@ -138,6 +138,7 @@ def train(kind, read, updates, seed, report=None):
     state, losses, seconds = (torch.zeros(1, CARTS, HIDDEN),) * 2, [], 0.0
     for number in range(1, updates + 1):
         first, done = state, len(carts.finished)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - (number - 1) / updates)
         (seen, start, right, log, value), *last, state = rollout(policy, carts, state)
         advantage = advantages(value, start, *last)
         begin = time.perf_counter()

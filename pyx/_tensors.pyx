@@ -36,10 +36,10 @@ cdef char *taken(
 
     Another thread may give the tensor a new storage meanwhile, or resize the one that it has.  So the storage is held,
     and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.  What a kernel cannot
-    read as it is, is copied.  Where there are `rows` [T,B,.], these may lie anywhere.
+    read as it is, is copied.  Where there are `rows` [T,B,.] or, of one step, [B,.], these may lie anywhere.
     """
     cdef size_t at, begin, size, extent = itemsize  # bytes
-    cdef Py_ssize_t length
+    cdef Py_ssize_t length, T, B
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and {dtype}"
@@ -48,7 +48,7 @@ cdef char *taken(
     if at % itemsize or tensor.is_neg():
         tensor = tensor.resolve_neg().contiguous().clone()
         at = tensor.data_ptr()
-    elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(2) == 1):
+    elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(-1) == 1):
         tensor = tensor.contiguous()
         at = tensor.data_ptr()
     storage = tensor.untyped_storage()
@@ -58,9 +58,10 @@ cdef char *taken(
     for length in shape:
         extent *= length
     if rows is not NULL:
-        rows.step, rows.row, _ = tensor.stride()
+        rows.step, rows.row, _ = tensor.stride() if len(shape) == 3 else (0, *tensor.stride())
         if extent:
-            extent = ((shape[0] - 1) * rows.step + (shape[1] - 1) * rows.row + shape[2]) * itemsize
+            T, B, length = shape if len(shape) == 3 else (1, *shape)
+            extent = ((T - 1) * rows.step + (B - 1) * rows.row + length) * itemsize
     begin, size = storage.data_ptr(), storage.nbytes()
     if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
         raise ValueError(f"blockcell: {name} has shape {shape}, but its storage has {size} bytes alone")
@@ -69,7 +70,7 @@ cdef char *taken(
 
 @cython.final
 cdef class TensorPass:
-    """The forward pass of a layer, in one direction or two, for tensors of one set of sizes.
+    """The forward pass of a layer, in one direction or two, or a single step of it, for tensors of one set of sizes.
 
     Parameters
     ----------
@@ -89,16 +90,20 @@ cdef class TensorPass:
     parts : int
         How many numbers the tape has for each step and cell.
     threads : int
+    single : bool
+        Whether x is [B,I] and states are [B,H], in one direction, and there is no y: that is the state h.
     """
 
     cdef Plan plan
     cdef object dtype, marks_dtype
     cdef Py_ssize_t T, B, I, H, itemsize, gates, summed
     cdef int directions, per, parts
+    cdef bint single
     cdef tuple states, x_shape, state_shape, marks_shape, weight_shapes
 
     def __init__(
-        self, found, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads
+        self, found, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
+        single=False
     ):
         cdef Py_ssize_t T, B, I, H
         T, B, I, H = sizes
@@ -107,12 +112,15 @@ cdef class TensorPass:
         self.dtype, self.marks_dtype, self.directions, self.per = dtype, marks_dtype, directions, PER if bias else 2
         self.gates, self.summed, self.states, self.parts = gates * H, summed * H, states, parts
         self.x_shape, self.state_shape, self.marks_shape = (T, B, I), (directions, B, H), (DIRECTIONS, T, B)
+        self.single = single
+        if single:
+            self.x_shape, self.state_shape = (B, I), (B, H)
         self.weight_shapes = (self.gates, I), (self.gates, H), (self.gates,), (self.gates,)
         assert directions <= DIRECTIONS and len(states) <= STATES
 
     def __call__(self, x, weights, states, marks, outputs):
-        """Fill the outputs, contiguous tensors of the caller's own: y, the last states, and perhaps the tape and a copy
-        of y."""
+        """Fill the outputs, contiguous tensors of the caller's own: y, unless this is a single step, the last states, and
+        perhaps the tape and a copy of y."""
         cdef Pass a
         cdef char *weight[DIRECTIONS * PER]
         cdef char *first[STATES]
@@ -121,7 +129,8 @@ cdef class TensorPass:
         cdef char *marked = NULL
         cdef Py_ssize_t H = self.H, itemsize = self.itemsize, state = self.B * H * itemsize
         cdef Py_ssize_t biases = (self.gates * itemsize + 63) // 64 * 64
-        cdef int k, n = len(self.states), per = self.per
+        cdef int k, n = len(self.states), per = self.per, tape = n if self.single else n + 1
+        cdef char **last = output + (tape - n)
         cdef list held = []
         if len(weights) != self.directions * per:
             raise ValueError(f"blockcell: there are {len(weights)} weights; expected {self.directions * per}")
@@ -143,9 +152,9 @@ cdef class TensorPass:
         if self.plan is None:
             for k in range(n):
                 if first[k] is NULL:
-                    memset(output[1 + k], 0, self.directions * state)
+                    memset(last[k], 0, self.directions * state)
                 else:
-                    memcpy(output[1 + k], first[k], self.directions * state)
+                    memcpy(last[k], first[k], self.directions * state)
             return
         a.y_layout.step, a.y_layout.row = self.B * self.directions * H, self.directions * H
         block = <char *> PyMem_RawMalloc(biases + self.plan.size)
@@ -153,24 +162,30 @@ cdef class TensorPass:
             raise MemoryError()
         try:
             for k in range(self.directions):
-                self.run(&a, k, weight + k * per, first, output, len(outputs) > n + 1, marked, block, block + biases)
+                self.run(&a, k, weight + k * per, first, output, last, output[tape] if len(outputs) > tape else NULL,
+                         marked, block, block + biases)
         finally:
             PyMem_RawFree(block)
-        if len(outputs) > n + 2:
-            memcpy(output[n + 2], output[0], self.T * self.B * self.directions * H * itemsize)
+        if len(outputs) > tape + 1:
+            memcpy(output[tape + 1], output[0], self.T * self.B * self.directions * H * itemsize)
 
     cdef run(
-        self, Pass *a, int number, char **weight, char **first, char **output, bint keeps, char *marked, char *sums,
-        char *work
+        self, Pass *a, int number, char **weight, char **first, char **output, char **last, char *tape, char *marked,
+        char *sums, char *work
     ):
         """One direction, the second one backwards in time.  `sums` has room for the biases."""
         cdef Py_ssize_t state = self.B * self.H * self.itemsize
         cdef int k, n = len(self.states)
         for k in range(n):  # the kernels have h last
             a.first[k] = NULL if first[n - 1 - k] is NULL else first[n - 1 - k] + number * state
-            a.last[k] = output[n - k] + number * state
+            a.last[k] = last[n - 1 - k] + number * state
         a.y = output[0] + number * self.H * self.itemsize
-        a.saved = output[n + 1] + number * self.parts * self.T * state if keeps else NULL
+        if self.single:  # what would be h twice is once only
+            if n == 1:
+                a.last[0] = NULL
+            else:
+                a.y = NULL
+        a.saved = NULL if tape is NULL else tape + number * self.parts * self.T * state
         a.marks = NULL if marked is NULL else <const unsigned char *> marked + number * self.T * self.B
         a.reverse = number == 1
         a.weights[0], a.weights[1] = weight[0], weight[1]

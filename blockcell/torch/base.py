@@ -84,9 +84,7 @@ class Base(torch.nn.Module):
         """The tensors of hx, which is not None: a tensor or a pair of them."""
         names = self._op.states
         given = (hx,) if len(names) == 1 else hx
-        if not (
-            isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)
-        ):
+        if not isinstance(given, (tuple, list)) or [isinstance(s, Tensor) for s in given] != [True] * len(names):
             form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
             raise TypeError(f"{self._caller()}: hx is of type {type(hx).__name__}; expected {form}")
         return given

@@ -59,12 +59,13 @@ class Cell(Base, RNNCellBase):
 
     def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
         """hx as a list, for an input of so many rows: (B,), or () without a batch."""
-        expected, states = (*rows, self.hidden_size), []
-        for k, state in enumerate(given := self._given_states(hx)):
+        expected, states, dtype = (*rows, self.hidden_size), [*self._given_states(hx)], weight.dtype
+        for k, state in enumerate(states):
             if state.shape != expected:
-                number = f"[{k}]" if len(given) > 1 else ""
+                number = f"[{k}]" if len(states) > 1 else ""
                 raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
-            states.append(self._cast("hx", state, weight))
+            if state.dtype != dtype or not state.is_cpu:
+                states[k] = self._cast("hx", state, weight)
         return states
 
 

@@ -61,6 +61,7 @@ class Op:
     """
 
     _suffixes = "", ""  # of the operator's and the module's name
+    _single = False
 
     def __init__(self, kind: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
         self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
@@ -156,7 +157,7 @@ class Op:
             planned: Any = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
             found = *planned, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
         gates = count == 4 * D, self.gates, self.summed
-        options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads
+        options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads, self._single
         compute = TensorPass(found, dtype, torch.uint8, *options)
         return compute, self._output_shapes(T, B, H, D, keep, apart), T * B, stored
 
@@ -344,21 +345,21 @@ class Op:
 class CellOp(Op):
     """A single step, as the operators ``blockcell::lstm_cell``, ``lstm_cell_forward`` and ``lstm_cell_backward``.
 
-    They are those of a layer with one direction and without marks, but that x and its gradient are [B,I], and states,
-    y and their gradients [B,H].  y, which is h, is not among the outputs; with a tape it is kept, apart.
+    They are those of a layer with one direction and without marks, but that x and its gradient are [B,I], states and
+    their gradients [B,H], and there is no y but h.
     """
 
     _suffixes = "_cell", "Cell"
+    _single = True
 
     def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
-        """Of what the kernel gives: y, the states, and perhaps the tape."""
-        return [*[(B, H)] * (1 + len(self.states)), *[(1, self.parts, 1, B, H)] * keep]
+        shapes: list[tuple[int, ...]] = [(B, H)] * len(self.states)
+        return [*shapes, (1, self.parts, 1, B, H), (B, H)] if keep else shapes
 
     def _outputs(
         self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
     ) -> list[Tensor]:
-        shapes = self._output_shapes(1, x.shape[0], weights[1].shape[1], 1, keep, False)
-        return self._ordered([x.new_empty(shape) for shape in shapes], keep)
+        return super()._outputs(x.unsqueeze(0), weights, keep, False, apart)
 
     def forward(
         self,
@@ -370,17 +371,14 @@ class CellOp(Op):
         states: Tensors,
         marks: Tensor | None,
     ) -> list[Tensor]:
-        """The states and, if it is to be kept, the tape, and y."""
+        """The states and, if it is to be kept, the tape, and h once more, since the first one is the caller's."""
         if bidirectional or not apart or marks is not None:
             raise ValueError("blockcell: a single step has one direction, a y apart and no marks")
-        wanted = len(weights), False, keep, False, x.dtype, torch.get_num_threads()
+        wanted = len(weights), False, keep, True, x.dtype, torch.get_num_threads()
         compute, shapes, rows, dtype = self._pass((1, *x.shape), weights[1].shape, *wanted)
         outputs, _ = _allocated(shapes, rows, x, dtype)
-        compute(x.unsqueeze(0), weights, [state.unsqueeze(0) for state in states], None, outputs)
-        return self._ordered(outputs, keep)
-
-    def _ordered(self, outputs: list[Tensor], keep: bool) -> list[Tensor]:
-        return [*outputs[1:], *outputs[:keep]]
+        compute(x, weights, states, None, outputs)
+        return outputs
 
     def _gradients(
         self,
