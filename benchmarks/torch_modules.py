@@ -169,7 +169,8 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     for task in options.tasks:
         compiled = task.startswith("compiled")
         default = FEW_ROUNDED if options.int8 else FEW_CELLS if options.cells else FEW if compiled else few
-        stacks = options.stacks or (["1x1"] if options.int8 or options.cells else FEW_STACKS if compiled or options.quick else STACKS)
+        one, few_stacks = options.int8 or options.cells, compiled or options.quick
+        stacks = options.stacks or (["1x1"] if one else FEW_STACKS if few_stacks else STACKS)
         widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
         for stack, T, H, B in itertools.product(stacks, steps, widths, batches):
             layers, directions = map(int, stack.split("x"))

@@ -16,6 +16,7 @@ class TensorPass:
         states: tuple[str, ...],
         parts: int,
         threads: int,
+        single: bool = False,
     ) -> None: ...
     def __call__(
         self, x: Any, weights: Sequence[Any], states: Sequence[Any], marks: Any, outputs: Sequence[Any]

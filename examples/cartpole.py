@@ -1,12 +1,14 @@
 """A cart and a pole whose velocities nobody sees: recurrent PPO over whole rollouts, and beside it the usual loop.
 
-The task is Barto, Sutton and Anderson's ("Neuronlike adaptive elements", 1983): keep a pole upright on a cart by pushing
-it left or right, for 500 steps at most.  What the policy sees is the cart's position and the pole's angle alone, so it
-has to remember how both have moved.  It is an LSTM, trained by proximal policy optimization (Schulman et al., 2017).
+The task is Barto, Sutton and Anderson's ("Neuronlike adaptive elements", 1983): keep a pole upright on a cart by
+pushing it left or right, for 500 steps at most.  What the policy sees is the cart's position and the pole's angle alone,
+so it has to remember how both have moved.  It is an LSTM, trained by proximal policy optimization (Schulman et al.,
+2017).
 
 Episodes start in the middle of a rollout, where the state has to be zero again.  torch.nn.LSTM cannot do that within a
 sequence, so recurrent PPO loops over the steps, as in `by_steps`.  Here one call takes the rollout, with `reset=` where
-episodes start.  Three updates of each kind with the same seed come first: returns are the same, losses but for rounding.
+episodes start.  Three updates of each kind with the same seed come first: episodes are the same, and losses are but for
+rounding.
 
     pip install ".[torch]"
     python examples/cartpole.py
@@ -46,7 +48,7 @@ class Carts:
         return torch.tensor(self.state[::2].T / (EDGE, TILT), dtype=torch.float32)
 
     def step(self, right):
-        position, speed, angle, turning = self.state
+        _, speed, angle, turning = self.state
         push = (np.where(right, 10, -10) + 0.05 * turning**2 * np.sin(angle)) / 1.1
         lever = 0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)
         turns_faster = (9.8 * np.sin(angle) - np.cos(angle) * push) / lever

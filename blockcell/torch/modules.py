@@ -141,7 +141,7 @@ class Recurrent(Base, RNNBase):
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
         """The weights of each layer."""
-        each = [self._weights_by(names) for names in self._all_weights]
+        each: list[Any] = [self._weights_by(names) for names in self._all_weights]
         return [each[k] + each[k + 1] for k in range(0, len(each), 2)] if self.bidirectional else each
 
     def _resets(self, reset: Any, shape: tuple[int, ...]) -> Tensor:

@@ -87,7 +87,8 @@ def test_random_configurations(kind, dtype):
     worst = 0.0, "nothing"
     for k in range(CONFIGURATIONS):
         g = np.random.default_rng([SEED, k])
-        T, B, inputs, hidden = (int(size) for size in g.integers((1, 1, 1, 1 if dtype == "float64" else 8), (6, 12, 24, 40)))
+        fewest = (1, 1, 1, 1 if dtype == "float64" else 8)
+        T, B, inputs, hidden = (int(size) for size in g.integers(fewest, (6, 12, 24, 40)))
         B = int(g.choice([B, 40, 130], p=[0.9, 0.05, 0.05]))
         rows = () if g.random() < 0.2 else (B,)
         bias, zero, x_grad, hx_grad = (bool(g.integers(2)) for _ in range(4))
@@ -163,7 +164,8 @@ def test_compiled(kind, backend, dynamo):
     loop = Loop(made(kind))
     compiled = torch.compile(loop, fullgraph=True, backend=backend)
     for B in (3, 5, 2):  # the size becomes a symbol
-        x, *states = (torch.randn(*rows, requires_grad=True) for rows in ((4, B, 5), (B, 8), (B, 8))[: 1 + count_of(kind)])
+        shapes = ((4, B, 5), (B, 8), (B, 8))[: 1 + count_of(kind)]
+        x, *states = (torch.randn(shape, requires_grad=True) for shape in shapes)
         for hx in (hx_of(kind, states), None):
             found, expected = (step(loop, call, x, hx) for call in (compiled, loop))
             assert all(map(torch.equal, found, expected))
@@ -261,7 +263,7 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
             op._op(*whole[:k], wrong, *whole[k + 1 :])
 
 
-# ------------------------------------------------------------------------------------------- what a module is in PyTorch
+# ------------------------------------------------------------------------------------------ what a module is in PyTorch
 @pytest.mark.parametrize("options", [{}, {"bias": False, "dtype": torch.float64}], ids=["default", "options"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_values_and_state_dicts(kind, options):
@@ -334,9 +336,10 @@ def test_autocast(kind, dtype, of_x, of_hx):
 def test_what_it_does_not_have(kind):
     module, x = made(kind), torch.randn(3, 5, requires_grad=True)
     (grad,) = torch.autograd.grad(states_of(module(x))[0].square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: there are no second derivatives; use torch.nn.{kind}"):
+    prefix = f"^blockcell.torch.{kind}: "
+    with pytest.raises(RuntimeError, match=f"{prefix}there are no second derivatives; use torch.nn.{kind}, see"):
         grad.square().sum().backward()
-    with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: torch.func's transforms do not go through it"):
+    with pytest.raises(RuntimeError, match=f"{prefix}torch.func's transforms do not go through it"):
         torch.func.grad(lambda x: states_of(module(x))[0].sum())(x.detach())
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         module(forward_ad.make_dual(x.detach(), torch.ones(3, 5)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def by_episodes(module, kind, x, states, reset):
         row = slice(b, b + 1)
         starts = [0, *[t for t in range(1, len(x)) if reset[t, b]], len(x)]
         ys, lasts = [], []
-        for k, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for k, (begin, end) in enumerate(pairwise(starts)):
             first = []
             for state in states:
                 kept = torch.zeros(len(state), 1, 1, dtype=state.dtype)
@@ -102,7 +103,8 @@ def test_random_configurations(kind, dtype):
         options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias")}
         options["num_layers"] = int(g.integers(1, 4))
         where = f"seed {SEED}, configuration {k}: {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
-        ours = getattr(nn, kind)(inputs, hidden, batch_first=bool(g.integers(2)), dtype=getattr(torch, dtype), **options)
+        first = bool(g.integers(2))
+        ours = getattr(nn, kind)(inputs, hidden, batch_first=first, dtype=getattr(torch, dtype), **options)
         theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
         torch.set_num_threads(int(g.integers(1, 3)))
