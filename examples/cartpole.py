@@ -1,7 +1,7 @@
 """A cart and a pole whose velocities nobody sees: recurrent PPO over whole rollouts, and beside it the usual loop.
 
 The task is Barto, Sutton and Anderson's ("Neuronlike adaptive elements", 1983): keep a pole upright on a cart by
-pushing it left or right, for 500 steps at most.  What the policy sees is the cart's position and the pole's angle alone,
+pushing it left or right, for 500 steps at most.  The policy sees the cart's position and the pole's angle alone,
 so it has to remember how both have moved.  It is an LSTM, trained by proximal policy optimization (Schulman et al.,
 2017).
 
