@@ -18,7 +18,8 @@ where the layer has one of these descriptions:
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, a GRU with ``reset_after=True`` has
+An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, an LSTM with a projection has its ``"proj_clip"``,
+one with ``coupled=True`` has ``"coupled": true``, a GRU with ``reset_after=True`` has
 ``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
 where there is none.
 
@@ -68,6 +69,7 @@ from .optable import (
     WEIGHT_STORAGES,
     Array,
     Tensor,
+    lstm_weights,
     sizes_of,
 )
 
@@ -80,8 +82,8 @@ PARTS = {
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values
-    "LSTM": {"reverse": (True,)},
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values, if few
+    "LSTM": {"coupled": (True,), "proj_clip": (), "reverse": (True,)},
     "GRU": {"reset_after": (True,), "reverse": (True,)},
     "Dense": {"last": (True, "ends")},
 }
@@ -250,7 +252,7 @@ def check(description: Any) -> None:
         for name, known in OPTIONS.get(kind, {}).items():
             if name in names:
                 names.remove(name)
-                if not any(type(each[name]) is type(value) and each[name] == value for value in known):
+                if known and not any(type(each[name]) is type(value) and each[name] == value for value in known):
                     expected = " or ".join(map(json.dumps, known))
                     raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
         if names != PARTS[kind]:
@@ -274,7 +276,9 @@ def _check_attributes(description: Mapping[str, Any]) -> None:
     order = description["gate_order"]
     if not isinstance(order, str) or order not in GATE_ORDERS:
         raise ValueError(f"its LSTM has gate_order {short(order)}; expected one of {', '.join(GATE_ORDERS)}")
-    for name in ("forget_bias", "cell_clip"):
+    if "coupled" in description and order != "icfo":
+        raise ValueError(f"its LSTM is coupled and has gate_order {order}; expected icfo")
+    for name in ("forget_bias", "cell_clip", *(["proj_clip"] if "proj_clip" in description else [])):
         value = description[name]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
@@ -296,7 +300,7 @@ def weights_of(cell: Any) -> tuple[Tensor, ...]:
     if cell["type"] == "Dense":
         return DENSE_WEIGHTS
     if cell["type"] == "LSTM":
-        return OPS["BlockLSTM"].weights
+        return lstm_weights("coupled" in cell, "proj_clip" in cell)
     return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
 
 
@@ -367,10 +371,13 @@ def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | 
             raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, {why}")
         if shape == "I O":
             sizes = dict(zip("IO", (*stored[name].shape, 0, 0), strict=False))
-        elif shape.startswith("I+H "):
+        elif shape.startswith("I+"):
             rows, columns = stored[name].shape if len(stored[name].shape) == 2 else (0, 0)
             hidden = columns // int(shape[4:-1] or 1)
-            sizes = {"I": max(0, rows - hidden), "H": hidden}
+            sizes = {"H": hidden}
+            if "P" in shape:
+                sizes["P"] = stored[f"{name}_p"].shape[-1] if stored[f"{name}_p"].shape else 0
+            sizes = {"I": max(0, rows - sizes.get("P", hidden))} | sizes
         if stored[name].shape != sizes_of(shape, sizes):
             form = f"({shape.replace(' ', ', ')}) with {' and '.join(f'{key}={size}' for key, size in sizes.items())}"
             raise ValueError(f"its {name} has shape {short(str(stored[name].shape))}; expected {form}")

@@ -239,7 +239,8 @@ def block_gru_reset_after_grad(
 
 # ================================================================================================================= LSTM
 # The cells' order of gates is i, ci, f, o; only BlockLSTMV2 and its gradient have i, f, ci, o. So the mathematics is in
-# three functions that are told the order; the ops follow them.
+# three functions that are told the order; the ops follow them, and then what the layer has beyond the ops.
+# Where there is no gate i, it is 1 - f, and there is no wci.
 
 
 def _lstm_step(
@@ -253,13 +254,15 @@ def _lstm_step(
     forget_bias: float,
     cell_clip: float,
 ) -> LSTMStates:
-    bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, 4, axis=1), strict=True))  # (1)
+    coupled = "i" not in gates
+    bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, len(gates), axis=1), strict=True))  # (1)
     if peepholes is not None:
         wci, wcf, wco = peepholes
-        bar["i"] = bar["i"] + cs_prev * wci
+        if not coupled:
+            bar["i"] = bar["i"] + cs_prev * wci
         bar["f"] = bar["f"] + cs_prev * wcf
-    i = sigmoid(bar["i"])  # (2) input gate; its peephole sees the old cell state
-    f = sigmoid(bar["f"] + forget_bias)  # (3) forget gate; likewise
+    f = sigmoid(bar["f"] + forget_bias)  # (3) forget gate; its peephole sees the old cell state
+    i = 1 - f if coupled else sigmoid(bar["i"])  # (2) input gate; likewise
     ci = np.tanh(bar["ci"])  # (4) candidate
     cs = i * ci + f * cs_prev  # (5) new cell state
     if cell_clip > 0:
@@ -289,8 +292,12 @@ def _lstm_step_grad(
         d_cs = d_cs + d_o_bar * wco  # from (8)
     # (6) is taken for the identity, also where it clipped: straight through, as TF does
     d_ci_bar = d_cs * i * (1 - ci * ci)  # from (5) through (4)
-    d_f_bar = d_cs * cs_prev * f * (1 - f)  # from (5) through (3)
-    d_i_bar = d_cs * ci * i * (1 - i)  # from (5) through (2)
+    if "i" in gates:
+        d_f_bar = d_cs * cs_prev * f * (1 - f)  # from (5) through (3)
+        d_i_bar = d_cs * ci * i * (1 - i)  # from (5) through (2)
+    else:
+        d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)  # from (5) through (3), also through (2), which is 1 - f
+        d_i_bar = np.zeros_like(d_f_bar)
     cs_prev_grad = d_cs * f  # from (5)
     if peepholes is not None:
         cs_prev_grad = cs_prev_grad + d_i_bar * wci + d_f_bar * wcf  # from (2) and (3)
@@ -569,6 +576,95 @@ def BlockLSTMGradV2(
     gates = OPS["BlockLSTMGradV2"].gates
     weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
     return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+
+
+# ------------------------------------------------------------------------------------------- the layer beyond the ops
+def _layer_peepholes(*weights: ArrayLike | None) -> tuple[Float64, ...] | None:
+    """Those that a layer has; a coupled one has no wci."""
+    if all(weight is None for weight in weights):
+        return None
+    return _float64(*(0.0 if weight is None else weight for weight in weights))
+
+
+def lstm_layer(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    w_p: ArrayLike | None = None,
+    forget_bias: float = 0.0,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
+) -> LSTMStates:
+    """What a `blockcell.LSTM` computes over T steps, with `gates` in the order of w's columns: ``("ci", "f", "o")`` for
+    coupled ones. h is [T,B,P] with a projection w_p [H,P], else [T,B,H]; all else is [T,B,H]."""
+    x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
+    peepholes = _layer_peepholes(wci, wcf, wco)
+    steps = []
+    for x_t in x:
+        step = _lstm_step(gates, x_t, cs, h, w, peepholes, b, forget_bias, cell_clip)
+        if w_p is not None:
+            h = step.h @ np.asarray(w_p, np.float64)  # (10)
+            if proj_clip > 0:
+                h = np.clip(h, -proj_clip, proj_clip)  # (11)
+            step = step._replace(h=h)
+        cs, h = step.cs, step.h
+        steps.append(step)
+    return LSTMStates(*map(np.stack, zip(*steps, strict=True)))
+
+
+def lstm_layer_grad(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    w_p: ArrayLike | None = None,
+    proj_clip: float = 0.0,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
+    states: LSTMStates,
+    h_grad: ArrayLike,
+    cs_last_grad: ArrayLike,
+    h_last_grad: ArrayLike,
+) -> dict[str, Float64]:
+    """The gradients to x, cs_prev, h_prev and the weights, by their names, from those to h [T,B,.] and to the last
+    states, with what `lstm_layer` returned."""
+    x, cs_first, h_first, w, b, h_grad = _float64(x, cs_prev, h_prev, w, b, h_grad)
+    peepholes, states = _layer_peepholes(wci, wcf, wco), LSTMStates(*_float64(*states))
+    grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros_like(b)}
+    sums = np.zeros((3, cs_first.shape[1]))
+    d_cs, d_h = _float64(cs_last_grad, h_last_grad)  # what later steps send back
+    if w_p is not None:
+        (w_p,) = _float64(w_p)
+        grads["w_p"] = np.zeros_like(w_p)
+    for t in reversed(range(len(x))):
+        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_first, h_first)
+        now = LSTMStates(*(state[t] for state in states))
+        d_m = d_h + h_grad[t]
+        if w_p is not None:
+            if proj_clip > 0:
+                d_m = np.where(np.abs(now.h) < proj_clip, d_m, 0)  # from (11): nothing passes where it clips
+            grads["w_p"] += (now.o * now.co).T @ d_m  # from (10)
+            d_m = d_m @ w_p.T  # from (10)
+        step = _lstm_step_grad(gates, cs_before, peepholes, now, d_cs, d_m)
+        d_cs = step.cs_prev_grad
+        grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
+        grads["w"] += w_step
+        grads["b"] += b_step
+        sums += (step.wci_grad, step.wcf_grad, step.wco_grad)
+    given = {"wci": wci, "wcf": wcf, "wco": wco}
+    grads |= {name: each for (name, weight), each in zip(given.items(), sums, strict=True) if weight is not None}
+    return grads | {"cs_prev": d_cs, "h_prev": d_h}
 
 
 # ================================================================================================================ Dense

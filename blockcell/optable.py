@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -152,8 +152,9 @@ def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
 
 def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
-    if "O" in shape:  # of a `Dense` layer's weights, which are of no op
-        return tuple(sizes[letter] for letter in shape.split())
+    if "O" in shape or "P" in shape:  # of weights that only layers have
+        words = (re.findall(r"(\d*)([A-Z])", word) for word in shape.split())
+        return tuple(sum(int(factor or 1) * sizes[letter] for factor, letter in word) for word in words)
     T, B, I, H = (sizes.get(letter, 0) for letter in LETTERS)  # noqa: E741
     return tuple([t * T + b * B + i * I + h * H for t, b, i, h in dims(shape)])
 
@@ -454,3 +455,16 @@ DENSE_WEIGHTS = (Tensor("w", "I O", "matrix"), Tensor("b", "O", "bias"))
 
 GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
 """The orders of an LSTM's gates, by the names that layers have for them."""
+
+COUPLED_GATES = _ICFO[1:]
+"""Those of an LSTM whose input gate is 1 - f."""
+
+
+@cache
+def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
+    """The weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
+    rows, gates = "I+P" if projected else "I+H", len(COUPLED_GATES if coupled else _ICFO)
+    shapes = {"w": f"{rows} {gates}H", "b": f"{gates}H"}
+    tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in OPS["BlockLSTM"].weights)
+    kept = tuple(tensor for tensor in tensors if not (coupled and tensor.name == "wci"))
+    return (*kept, Tensor("w_p", "H P", "matrix")) if projected else kept

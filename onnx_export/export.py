@@ -174,6 +174,11 @@ def export(
         raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, Dense, Bidirectional or Stack")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"export: path is {short(path)}; expected a path or None")
+    for prefix, cell in layer._cells().items():
+        if isinstance(cell, LSTM) and (cell.coupled or "w_p" in cell.weights):
+            what = "is coupled" if cell.coupled else "has a projection"
+            where = f"the LSTM {prefix.rstrip('.')}" if prefix else "the LSTM"
+            raise ValueError(f"export: {where} {what}; expected one with four gates and without w_p")
     if streaming and train:
         raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
     if streaming and not state:

@@ -344,6 +344,7 @@ cdef class SingleRunner(Runner):
     cdef tuple names  # of the weights in the kernels' order
     cdef type state
     cdef int states
+    cdef Py_ssize_t[STATES] sizes  # of a row of each state
     cdef Plan plan, plan_back
 
     def __init__(self, layer):
@@ -352,6 +353,8 @@ cdef class SingleRunner(Runner):
         assert len(self.names) <= WEIGHTS
         self.states = len(layer._state._fields)
         self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
+        for k in range(self.states):
+            self.sizes[k] = layer._state_sizes[k]
 
     cdef bint takes(self, state, Py_ssize_t B) except -1:
         cdef int k
@@ -360,7 +363,7 @@ cdef class SingleRunner(Runner):
         if type(state) is not self.state or len(<tuple> state) != self.states:
             return False
         for k in range(self.states):
-            if not is_shaped((<tuple> state)[k], self.type_number, 2, 0, B, self.outputs):
+            if not is_shaped((<tuple> state)[k], self.type_number, 2, 0, B, self.sizes[k]):
                 return False
         return True
 
@@ -369,7 +372,7 @@ cdef class SingleRunner(Runner):
         cdef list arrays = []
         cdef int k
         for k in range(self.states):
-            array = new(self.dtype, self.type_number, 2, B, self.outputs)
+            array = new(self.dtype, self.type_number, 2, B, self.sizes[k])
             addresses[k] = PyArray_BYTES(<ndarray> array)
             arrays.append(array)
         return tuple.__new__(self.state, arrays)
@@ -381,7 +384,7 @@ cdef class SingleRunner(Runner):
         copy = self.new_state(B, addresses)
         for k in range(self.states):
             if state is None:
-                memset(addresses[k], 0, B * self.outputs * self.dtype.itemsize)
+                memset(addresses[k], 0, B * self.sizes[k] * self.dtype.itemsize)
             else:
                 PyArray_CopyInto(<ndarray> copy[k], <ndarray> (<tuple> state)[k])
         return copy
@@ -439,10 +442,11 @@ cdef class CellRunner(SingleRunner):
 
     cdef bint reverse
     cdef int saved  # arrays on a tape beside h
+    cdef Py_ssize_t cells
 
     def __init__(self, layer):
         SingleRunner.__init__(self, layer)
-        self.reverse, self.saved = layer.reverse, len(layer._op.outputs) - 1
+        self.reverse, self.saved, self.cells = layer.reverse, len(layer._op.outputs) - 1, layer.hidden_size
 
     cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
         cdef Pass a
@@ -453,7 +457,7 @@ cdef class CellRunner(SingleRunner):
         saved = tape = None
         a.saved, a.marks, a.reverse = NULL, NULL, reverse ^ self.reverse
         if current.training:
-            saved = new(self.dtype, self.type_number, 4, self.saved, T, B, self.outputs)
+            saved = new(self.dtype, self.type_number, 4, self.saved, T, B, self.cells)
             state = self.copy_of(state, B)
             a.saved = PyArray_BYTES(<ndarray> saved)
         h = self.rows(T, B, self.outputs) if y is None or current.training else y

@@ -11,18 +11,18 @@ from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
-from lstm cimport load_peepholes, lstm_grad_line, lstm_of, peephole_grads
+from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
-    WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
+    W_P, WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, take_marks_back, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, take_marks_back, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -37,9 +37,10 @@ use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef forward_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads,
+    Py_ssize_t P=0, bint coupled=False
 ):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     c.narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
     return p.total * itemsize + 64, p.threads
@@ -102,8 +103,11 @@ def block_lstm(
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+cdef backward_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P=0,
+    bint coupled=False
+):
+    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
     return p.total * itemsize + 64, p.threads
 
@@ -204,7 +208,7 @@ cdef void peephole_parts(
     cdef Py_ssize_t j
     for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
         if loading:
-            load_peepholes(work + p.peep, inputs, p.H, j)
+            load_peepholes(c, work + p.peep, inputs, p.H, j)
         else:
             peephole_grads(p, c, inputs, outputs, d, j)
 
@@ -273,50 +277,59 @@ def lstm_cell_grad(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-def lstm_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+# P is the size of a projection, 0 where there is none.
+def lstm_pack_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
+    bint coupled
+):
+    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, 1)
     return p.panels * itemsize + 64, 1
 
 
 def lstm_pack(
     const store[:, ::1] w, const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
-    unsigned char[::1] packed, bint use_peephole, bint ifco
+    const store[:, ::1] w_p, unsigned char[::1] packed, bint use_peephole, bint ifco, bint coupled
 ):
     """Pack a layer's weights as its kernel reads them."""
     cdef const store *inputs[INPUTS]
-    cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
-    cdef Py_ssize_t H = w.shape[1] // 4
-    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, computed_size(&w[0, 0]), True, 1)
+    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1], coupled, 0)
+    cdef Py_ssize_t H = w.shape[1] // c.gates[0], I = w.shape[0] - size_of_h(&c, H)
+    cdef Forward p = forward_of(&c, 1, 1, I, H, computed_size(&w[0, 0]), True, 1)
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
+    inputs[W_P] = &w_p[0, 0]
     use_panels(&p, aligned(packed))
     run_pack(&p, &c, inputs)
 
 
-def lstm_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
+def lstm_narrow_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads, Py_ssize_t P, bint coupled
+):
     """`narrow` says how the weights are stored."""
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     c.narrow = narrow
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
     return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
 
 
 def lstm_narrow(
-    unsigned char[:, ::1] w, float[::1] scale, const float[::1] wci, const float[::1] wcf, const float[::1] wco,
-    const float[::1] b, unsigned char[::1] packed, int narrow, bint back, bint use_peephole, bint ifco
+    unsigned char[:, ::1] w, unsigned char[:, ::1] w_p, float[::1] scale, float[::1] scale_p, const float[::1] wci,
+    const float[::1] wcf, const float[::1] wco, const float[::1] b, unsigned char[::1] packed, int narrow, bint back,
+    bint use_peephole, bint ifco, bint coupled
 ):
     """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
-    cdef unsigned char *codes = &w[0, 0]
-    cdef float *scales = &scale[0]
-    cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
-    cdef Py_ssize_t H = w.shape[1] // (4 * bytes_of(narrow))
+    cdef unsigned char *codes[2]
+    cdef float *scales[2]
+    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1] // bytes_of(narrow), coupled, 0)
+    cdef Py_ssize_t H = w.shape[1] // (c.gates[0] * bytes_of(narrow)), I = w.shape[0] - size_of_h(&c, H)
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, sizeof(float), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
+    codes[0], codes[1], scales[0], scales[1] = &w[0, 0], &w_p[0, 0], &scale[0], &scale_p[0]
     inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &wci[0], &wcf[0], &wco[0], &b[0]
     use_panels(&p, aligned(packed))
     with nogil:
-        run_pack_narrow(&p, &c, inputs, &codes, &scales, back)
+        run_pack_narrow(&p, &c, inputs, codes, scales, back)
 
 
 def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -324,19 +337,22 @@ def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_s
 
 
 def lstm_widen(
-    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
-    unsigned char[::1] work, int num_threads, int ready
+    Py_ssize_t I, Py_ssize_t H, Py_ssize_t P, bint coupled, const unsigned char[::1] packed, unsigned char[::1] wide,
+    int narrow, unsigned char[::1] work, int num_threads, int ready
 ):
     """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     cdef long long nanoseconds
     with nogil:
         nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
     return nanoseconds
 
 
-def lstm_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, True, num_threads)
+def lstm_layer_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
+    bint coupled
+):
+    return forward_work(T, B, I, H, itemsize, True, num_threads, P, coupled)
 
 
 cdef struct LayerPlan:
@@ -352,19 +368,22 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 def lstm_layer(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
-    double forget_bias, double cell_clip, bint use_peephole
+    double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
-    s.c = lstm_of(forget_bias, cell_clip, use_peephole, False)
+    s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
     s.c.narrow = narrow
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
-def lstm_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(T, B, I, H, itemsize, num_threads)
+def lstm_layer_grad_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
+    bint coupled
+):
+    return backward_work(T, B, I, H, itemsize, num_threads, P, coupled)
 
 
 cdef struct GradPlan:
@@ -379,12 +398,12 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 
 def lstm_layer_grad(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, bint use_peephole,
-    bint ifco
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, double proj_clip,
+    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled
 ):
     """Likewise for the gradients."""
     cdef GradPlan s
-    s.c = lstm_of(0, 0, use_peephole, ifco)
+    s.c = layer_of(0, 0, use_peephole, ifco, P, coupled, proj_clip)
     s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -44,7 +44,7 @@ cdef class Stream:
     activations : str
         To what x and h are rounded for products: "int8" or "int16"; "float32" for not at all.
     state : LSTMState, GRUState or the empty tuple
-        [B,H] each; a copy.  Assigning sets it.
+        [B,H] each, h of a projected LSTM [B,P]; a copy.  Assigning sets it.
     """
 
     cdef readonly object layer, storage, activations
@@ -57,17 +57,18 @@ cdef class Stream:
     cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
     cdef const void *first[STATES]  # where both are in memory
     cdef void *last[STATES]
-    cdef Py_ssize_t inputs, cells, room
+    cdef Py_ssize_t inputs, outputs, room
     cdef object memory  # scratch, of so much room
     cdef int type_number, in_use
 
     def __init__(self, layer, batch=1, storage=None, activations="float32"):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
-        if batch * (layer.input_size + layer.hidden_size + 1) * layer.dtype.itemsize > sys.maxsize:
+        width = layer.input_size + max(layer.hidden_size, layer.output_size)
+        if batch * (width + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
         self.layer, self.cell, self.batch, self.storage, self.activations = layer, layer, batch, storage, activations
-        self.inputs, self.cells, self.dtype = layer.input_size, layer.hidden_size, layer.dtype
+        self.inputs, self.outputs, self.dtype = layer.input_size, layer.output_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room = None, 0
         self.states, self.following = self.zeros(), self.zeros()
@@ -76,8 +77,8 @@ cdef class Stream:
 
     cdef list zeros(self):
         cdef list arrays = []  # by a loop: Cython's list comprehensions free an item twice where the list cannot grow
-        for _ in self.cell._state._fields:
-            array = numpy.zeros((self.batch, self.cells), self.dtype)
+        for size in self.cell._state_sizes:
+            array = numpy.zeros((self.batch, size), self.dtype)
             arrays.append(array)
         return arrays
 
@@ -101,12 +102,13 @@ cdef class Stream:
         x : array_like
             [B,I], of the layer's dtype.
         out : ndarray, optional
-            [B,H], filled and returned: C-contiguous and writeable.  Then nothing is allocated.
+            [B,H], or [B,P] where y has that size, filled and returned: C-contiguous and writeable.  Then nothing is
+            allocated.
 
         Returns
         -------
         ndarray
-            h, [B,H].
+            h, in the form of `out`.
 
         Raises
         ------
@@ -130,12 +132,12 @@ cdef class Stream:
     cdef output(self, x, out, int rank, Py_ssize_t T):
         """Where the results go."""
         if out is None:
-            return empty((T, self.batch, self.cells)[3 - rank :], self.dtype)
+            return empty((T, self.batch, self.outputs)[3 - rank :], self.dtype)
         if (
-            not is_shaped(out, self.type_number, rank, T, self.batch, self.cells)
+            not is_shaped(out, self.type_number, rank, T, self.batch, self.outputs)
             or not PyArray_ISWRITEABLE(<ndarray> out)
         ):
-            shape = (T, self.batch, self.cells)[3 - rank :]
+            shape = (T, self.batch, self.outputs)[3 - rank :]
             found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
             expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
             message = f"{type(self.cell).__name__}.stream: out is {found}; {expected}"
@@ -149,7 +151,7 @@ cdef class Stream:
         cdef Plan plan
         cdef Pass a
         cdef int k
-        if self.cells == 0:
+        if self.outputs == 0:
             return
         if T == 1:
             plan = self.step_plan = plan_of(self.step_plan, self.cell, "layer", self.narrow, 1, self.batch)
@@ -163,7 +165,7 @@ cdef class Stream:
         for k in range(STATES):
             a.first[k], a.last[k] = self.first[k], self.last[k]
         a.x_layout.step, a.x_layout.row = self.batch * self.inputs, self.inputs
-        a.y_layout.step, a.y_layout.row = self.batch * self.cells, self.cells
+        a.y_layout.step, a.y_layout.row = self.batch * self.outputs, self.outputs
         plan.execute(PyArray_BYTES(<ndarray> self.memory), &a)
 
     # ---------------------------------------------------------------------------------------------- states and weights
@@ -281,7 +283,7 @@ def advance(tuple streams, tuple between, x, out, int rank):
             elif rank == 2:
                 y = between[k]
             else:
-                y = empty((T, stream.batch, stream.cells), stream.dtype)
+                y = empty((T, stream.batch, stream.outputs), stream.dtype)
             stream.compute(x, y, T)
             x = y
         for k in range(top + 1):

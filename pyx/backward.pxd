@@ -1,11 +1,11 @@
 """The backward pass of all cells: `backward` is the list of its phases, and where threads wait for each other.
 
-    load incoming gradients, pack w.T  ->  for each step, the last one first: gate gradients d of the step
-    ->  h_prev_grad, x_grad  ->  gradients of weights and biases
+    load incoming gradients, pack w.T  ->  for each step, the last one first: of a projected LSTM d_h, then for all
+    gate gradients d of the step  ->  h_prev_grad, x_grad  ->  gradients of weights and biases
 
 The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
-pre-activations side by side: dicfo of an LSTM; d_r_bar, d_u_bar, d_c_bar of a GRU, and d_hc if it resets after the
-product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
+pre-activations side by side: dicfo of an LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and
+d_hc if it resets after the product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
 """
 from cython.parallel cimport parallel, prange
 
@@ -16,15 +16,16 @@ from gradients cimport (
 from gru cimport candidate_grad_line, gates_grad_line
 from gru_reset_after cimport bars_grad_line
 from half cimport half
-from lstm cimport load_peepholes, lstm_grad_line, peephole_grads
+from lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad_line
 from operands cimport (
     BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR,
-    H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CS, OUT_H, OUT_R, W, WCI, WCI_GRAD, W_C,
-    W_C_GRAD, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
+    H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, W, WCI, WCI_GRAD,
+    W_C, W_C_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, X, X_GRAD
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, saved_of, take_marks_back
+    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, products_of, projects, saved_of,
+    take_marks_back
 )
 from real cimport real
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
@@ -37,13 +38,13 @@ from tile cimport (
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_carry(
-    const Backward *p, real *carry, const store *last_grad, Py_ssize_t b
+    const Backward *p, real *carry, Py_ssize_t stride, const store *last_grad, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
     """Load the gradient of the state after the last step, for the row in slot b; NULL stands for zeros."""
     if last_grad is NULL:
-        clear(carry + b * p.Hs, p.Hs)
+        clear(carry + b * stride, stride)
     else:
-        load_row(carry + b * p.Hs, last_grad + row_in(&p.steps, b) * p.H, p.H)
+        load_row(carry + b * stride, last_grad + row_in(&p.steps, b) * size, size)
 
 
 cdef inline void load_gradients(
@@ -52,37 +53,38 @@ cdef inline void load_gradients(
     """One part of the rows, and for the LSTM one part of the peepholes."""
     cdef Py_ssize_t b, j
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        load_carry(p, work + p.d_h, inputs[H_LAST_GRAD], b)
+        load_carry(p, work + p.d_h, p.Ps, inputs[H_LAST_GRAD], p.P, b)
         if cell is Lstm:
-            load_carry(p, work + p.d_cs, inputs[CS_LAST_GRAD], b)
+            load_carry(p, work + p.d_cs, p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
         if c.peephole:
             for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
-                load_peepholes(work + p.peep, inputs, p.H, j)
+                load_peepholes(c, work + p.peep, inputs, p.H, j)
 
 
 cdef inline void pack_w(
     const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for matrix n of the weights and its rows for x or for h."""
-    cdef Py_ssize_t rows = p.I if of_x else p.H, at = j * PLAIN * p.L, left = rows - at
+    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], at = j * PLAIN * p.L, left = rows - at
     if p.transposed:
         pack_rows(panel, min(<Py_ssize_t> PLAIN, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at, rows,
                   left, p.N[n])
     else:
-        pack_transposed(panel, inputs[W + n] + (0 if of_x else p.I * p.N[n]), p.N[n], rows, j)
+        pack_transposed(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
 
 
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the panels of w.T."""
-    cdef Py_ssize_t panels = p.h_panels + p.x_panels, k, j
+    cdef Py_ssize_t panels, k, j
     cdef int n
-    for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
-        j = k - p.h_panels
-        for n in range(matrices_of(c)):
-            if k < p.h_panels:
+    for n in range(matrices_of(c)):
+        panels = p.h_panels[n] + (p.x_panels if p.x_rows[n] > 0 else 0)
+        for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
+            j = k - p.h_panels[n]
+            if j < 0:
                 pack_w(p, inputs, work + p.w_h[n] + k * p.panel[n], n, False, k)
             else:
                 pack_w(p, inputs, work + p.w_x[n] + j * p.panel[n], n, True, j)
@@ -121,12 +123,13 @@ cdef inline void state_grad_rows(
     const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
-    step's d, or of the GRU with two products d_u_bar and d_c_bar.  For k = -1 h_prev_grad.  Panel j, slots b0 to b1; a
-    row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
-    weights; that GRU needs the first one alone here."""
+    step's d, or of a step with two products d_u_bar and d_c_bar, or d_h.  For k = -1 h_prev_grad.  Panel j, slots b0 to
+    b1; a row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
+    weights; such a step needs the first one alone here."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t b = b0, m, n, first = 0, q, s, l, r, row, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
+    cdef Py_ssize_t b = b0, m, n, first = 0, q, s, l, r, row, at, lines = min(<Py_ssize_t> PLAIN, p.JP - j * PLAIN)
+    cdef bint projected = projects(c)
     cdef Py_ssize_t t = step_at(&p.steps, k), here = taking_part(&p.steps, k, b0, b1)
     cdef Py_ssize_t there = taking_part(&p.steps, k + 1, b0, b1)
     cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
@@ -142,7 +145,7 @@ cdef inline void state_grad_rows(
         for q in range(m):
             for s in range(lines):
                 carry = acc + (q * LINES + s) * L
-                d_h = work + p.d_h + (b + q) * p.Hs + (j * PLAIN + s) * L
+                d_h = work + p.d_h + (b + q) * p.Ps + (j * PLAIN + s) * L
                 for l in range(L):
                     carry[l] = d_h[l]
         n = min(m, there - b)
@@ -164,15 +167,16 @@ cdef inline void state_grad_rows(
             for s in range(lines):
                 at = j * PLAIN + s
                 carry = acc + (q * LINES + s) * L
-                d_h = work + p.d_h + r * p.Hs + at * L
+                d_h = work + p.d_h + r * p.Ps + at * L
                 if cell is Lstm:
                     d_cs = work + p.d_cs + r * p.Hs + at * L
                 if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's states
                     clear(carry, L)
                     if cell is Lstm:
-                        clear(d_cs, L)
+                        if not projected:  # else `second_grad_rows` has done it
+                            clear(d_cs, L)
                 if k < 0:
-                    store_line(outputs[H_PREV_GRAD] + row * p.H + at * L, carry, p.H - at * L)
+                    store_line(outputs[H_PREV_GRAD] + row * p.P + at * L, carry, p.P - at * L)
                 elif r >= here or marked(&p.steps, k, r, ENDED):
                     for l in range(L):
                         d_h[l] = carry[l]
@@ -180,7 +184,10 @@ cdef inline void state_grad_rows(
                         clear(d + l * p.H + at * L, min(L, p.H - at * L))
                 elif cell is Lstm:
                     clear(d_h, L)
-                    lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
+                    if projected:
+                        projected_grad_line(p, c, inputs, at, t, row, carry, d)
+                    else:
+                        lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
                 elif cell is ResetAfter:
                     bars_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
                 else:
@@ -189,16 +196,18 @@ cdef inline void state_grad_rows(
         first += TILES
 
 
-cdef inline void reset_grad_rows(
-    const Backward *p, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0,
-    Py_ssize_t b1
+cdef inline void second_grad_rows(
+    const Backward *p, const cell *c, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k,
+    Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """d_r_bar from d_c_bar, for a GRU's step processed as number k.  Panel j, slots b0 to b1."""
+    """For the step processed as number k, d_r_bar of a GRU from d_c_bar, or dicfo of a projected LSTM from d_h.  Panel
+    j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(work)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0, q, s, row, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real *d = work + p.d + t * p.B * p.Ns
+    cdef real *d_cs
     cdef const store *before
     b1 = taking_part(&p.steps, k, b0, b1)
     while b < b1:
@@ -208,11 +217,21 @@ cdef inline void reset_grad_rows(
         for q in range(m):
             if not marked(&p.steps, k, b + q, ENDED):
                 row = row_in(&p.steps, b + q)
-                before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
+                if cell is Lstm:
+                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
+                else:
+                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
                 for s in range(lines):
                     at = j * PLAIN + s
-                    gates_grad_line(p, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
-                                    work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
+                    if cell is Lstm:
+                        d_cs = work + p.d_cs + (b + q) * p.Hs + at * L
+                        lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, acc + (q * LINES + s) * L, d_cs,
+                                       d + (b + q) * p.Ns)
+                        if marked(&p.steps, k, b + q, FRESH):  # the step before did not lead here
+                            clear(d_cs, L)
+                    else:
+                        gates_grad_line(p, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
+                                        work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
         b += m
         first += TILES
 
@@ -222,13 +241,13 @@ cdef inline void state_grads(
     Py_ssize_t parts, Py_ssize_t k
 ) noexcept nogil:
     """One part of `state_grad_rows` for the step processed as number k."""
-    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
+    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels[0], b0 = 0, b1 = p.B
     cdef const real *panel
     cdef const real *panel2 = NULL
     if p.by_rows or not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
-        j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
+        j0, j1 = share(p.h_panels[0], number, parts), share(p.h_panels[0], number + 1, parts)
     for j in range(j0, j1):
         panel = work + p.w_h[0] + j * p.panel[0]
         if cell is ResetAfter:
@@ -236,18 +255,18 @@ cdef inline void state_grads(
         state_grad_rows(p, c, inputs, outputs, work, panel, panel2, j, k, b0, b1)
 
 
-cdef inline void reset_grads(
+cdef inline void second_grads(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts,
     Py_ssize_t k
 ) noexcept nogil:
-    """One part of `reset_grad_rows` for the step processed as number k."""
-    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels, b0 = 0, b1 = p.B
+    """One part of `second_grad_rows` for the step processed as number k."""
+    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels[1], b0 = 0, b1 = p.B
     if p.by_rows:
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
-        j0, j1 = share(p.h_panels, number, parts), share(p.h_panels, number + 1, parts)
+        j0, j1 = share(p.h_panels[1], number, parts), share(p.h_panels[1], number + 1, parts)
     for j in range(j0, j1):
-        reset_grad_rows(p, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, b0, b1)
+        second_grad_rows(p, c, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, b0, b1)
 
 
 cdef inline void all_steps_back(
@@ -258,8 +277,8 @@ cdef inline void all_steps_back(
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
         state_grads(p, c, inputs, outputs, work, number, parts, k)
-        if cell is Gru:
-            reset_grads(p, c, inputs, work, number, parts, k)
+        if products_of(c) > 1:
+            second_grads(p, c, inputs, work, number, parts, k)
         k -= 1
 
 
@@ -272,7 +291,7 @@ cdef inline void x_grads(
     cdef const real *panels = NULL
     if p.x_panels == 0:  # there are no inputs, or nobody asked for it
         return
-    if matrices_of(c) > 1:
+    if matrices_of(c) > 1 and not projects(c):
         K, panels = p.N[1], work + p.w_x[1]
     input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, parts if p.by_rows else 1, p.I, work + p.d, p.Ns,
                 work + p.w_x[0], p.N[0], panels, K, number, parts)
@@ -283,7 +302,7 @@ cdef inline void single_step_grads(
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
-    cdef Py_ssize_t j, k, j0 = 0, j1 = p.h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
+    cdef Py_ssize_t h_panels = p.h_panels[0], j, k, j0 = 0, j1 = h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
     cdef real *panel = own_panel(p, c, work, number, 0)
     cdef real *panel2 = own_panel(p, c, work, number, 1)
     cdef const real *h_panel2 = NULL
@@ -292,17 +311,17 @@ cdef inline void single_step_grads(
     if p.by_rows:
         b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
     else:
-        j0, j1 = share(p.h_panels + p.x_panels, number, parts), share(p.h_panels + p.x_panels, number + 1, parts)
+        j0, j1 = share(h_panels + p.x_panels, number, parts), share(h_panels + p.x_panels, number + 1, parts)
     if p.x_panels > 0 and not p.adds:
         clear_past_ends(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
     for j in range(j0, j1):
-        if j < p.h_panels:
+        if j < h_panels:
             if cell is ResetAfter:
                 h_panel2 = h_panel(p, c, inputs, work, number, 1, j)
             state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), h_panel2, j, -1,
                             b0, b1)
             continue
-        k = j - p.h_panels
+        k = j - h_panels
         pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
             pack_w(p, inputs, panel2, 1, True, k)
@@ -340,13 +359,13 @@ cdef inline void pack_block(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the rows of x and h_prev (h_prev * r for a GRU's second product), of a block of rows from r0 on; if
-    transposed of d too."""
+    """One part of the rows of x and h_prev (for a second product h_prev * r, or o * co), of a block of rows from r0 on;
+    if transposed of d too."""
     cdef RowBlock block
     cdef Py_ssize_t k, end, last, chain, m, q, at, t, b
     cdef const store *x[PACK]
     cdef const store *h[PACK]
-    cdef const store *reset[PACK]
+    cdef const store *factor[PACK]
     cdef const store **scales = NULL
     cdef const real *d[PACK]
     cdef const real *d_h[PACK]
@@ -360,22 +379,27 @@ cdef inline void pack_block(
             for q in range(m):
                 t, b = block.t[at + q], block.b[at + q]
                 x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
-                h[q] = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+                h[q] = input_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
                 d[q] = work + p.d + block.d[at + q] * p.Ns + p.column[n]
                 d_h[q] = work + p.d + block.d[at + q] * p.Ns + p.h_column[n]
                 if cell is Gru:
                     if n == 1:
-                        reset[q], scales = inputs[OUT_R] + (t * p.B + b) * p.H, reset
+                        factor[q], scales = inputs[OUT_R] + (t * p.B + b) * p.H, factor
+                elif cell is Lstm:
+                    if n == 1:
+                        h[q] = inputs[OUT_O] + (t * p.B + b) * p.H
+                        factor[q], scales = inputs[OUT_CO] + (t * p.B + b) * p.H, factor
             if p.transposed:
                 pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
                 if p.h_column[n] != p.column[n]:
                     pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n], m)
                 for q in range(m):
-                    pack_row(work + p.panels, x[q], p.I, &block, chain, k + q)
-                    pack_row(work + p.panels + h_panels_at(p, block.rows), h[q], p.H, &block, chain, k + q)
+                    pack_row(work + p.panels, x[q], <const store *> NULL, p.x_rows[n], &block, chain, k + q)
+                    pack_row(work + p.panels + h_panels_at(p, block.rows), h[q],
+                             <const store *> NULL if scales is NULL else scales[q], p.h_rows[n], &block, chain, k + q)
             else:
-                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, x, <const store **> NULL, p.I, m)
-                pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, h, scales, p.H, m)
+                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n], m)
+                pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], m)
             k += m
         k, last = max(k - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
 
@@ -384,7 +408,7 @@ cdef inline real *weight_grad_of(
     const Backward *p, const real *work, store **outputs, int n, bint of_x
 ) noexcept nogil:
     """Where it is summed, in its rows for x or in those for h: in the output, or for float16 in scratch, in float32."""
-    cdef Py_ssize_t h = 0 if of_x else p.I * p.N[n]
+    cdef Py_ssize_t h = 0 if of_x else p.x_rows[n] * p.N[n]
     if store is half:
         return <real *> work + p.w_grad[n] + h
     elif p.transposed:
@@ -416,10 +440,10 @@ cdef inline void transposed_grads(
     cdef const real *panels = work + p.panels
     cdef RowBlock block
     find_rows(&block, &p.steps, r0)
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x_tiles, panels, N, p.I, &block, r0 == 0,
-                    number, parts)
+    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x_tiles, panels, N, p.x_rows[n], &block,
+                    r0 == 0, number, parts)
     transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.h_tiles if apart else p.x_tiles),
-                    panels + h_panels_at(p, block.rows), N, p.H, &block, r0 == 0, number, parts)
+                    panels + h_panels_at(p, block.rows), N, p.h_rows[n], &block, r0 == 0, number, parts)
     bias_grads(p, outputs, work, share(lines_in(work, N), number, parts), share(lines_in(work, N), number + 1, parts),
                n, r0, &block)
 
@@ -429,13 +453,13 @@ cdef inline void bias_grads(
     const RowBlock *block
 ) noexcept nogil:
     """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
-    may have a bias of their own, with d in another column."""
+    may have a bias of their own, with d in another column.  A projection has none."""
     cdef Py_ssize_t L = line_of(work), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
     cdef const real *d = work + p.d + at
     cdef double *sums = <double *> (work + p.sums)
     cdef double *sums_h = sums + lines_in(work, N) * L
     cdef bint apart = p.h_column[n] != p.column[n]
-    if columns <= 0:
+    if columns <= 0 or outputs[BIAS_GRAD + n] is NULL:
         return
     if r0 == 0:
         clear(sums + at, (end - j) * L)
@@ -469,10 +493,12 @@ cdef inline void weight_grads(
         m = min(<Py_ssize_t> PLAIN, end - j)
         pack_columns(panel, m, &block, d + j * L, p.Ns, N - j * L)
         bias_grads(p, outputs, work, j, j + m, n, r0, &block)
-        weight_grad_rows(out + j * L, N, p.I, work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
+        weight_grad_rows(out + j * L, N, p.x_rows[n], work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block,
+                         r0 == 0)
         if d_h != d:
             pack_columns(panel, m, &block, d_h + j * L, p.Ns, N - j * L)
-        weight_grad_rows(out_h + j * L, N, p.H, work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
+        weight_grad_rows(out_h + j * L, N, p.h_rows[n], work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block,
+                         r0 == 0)
         j += m
 
 
@@ -480,14 +506,15 @@ cdef inline void narrow_weight_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of the weight gradients of float16; transposed ones have as many values, in two arrays."""
-    cdef Py_ssize_t rows = p.I + p.H, k
+    cdef Py_ssize_t rows, k
     cdef store *to
     cdef int n
-    for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
-        for n in range(matrices_of(c)):
+    for n in range(matrices_of(c)):
+        rows = p.x_rows[n] + p.h_rows[n]
+        for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
             to = outputs[W_GRAD + n] + k * p.N[n]
-            if p.transposed and k >= p.I:
-                to = outputs[W_H_GRAD + n] + (k - p.I) * p.N[n]
+            if p.transposed and k >= p.x_rows[n]:
+                to = outputs[W_H_GRAD + n] + (k - p.x_rows[n]) * p.N[n]
             store_row(to, work + p.w_grad[n] + k * p.N[n], p.N[n])
 
 
@@ -551,9 +578,9 @@ cdef inline long long backward(
                 for part in prange(parts, schedule="static"):
                     state_grads(p, c, inputs, outputs, work, part, parts, k)
                 barrier(&team)
-                if cell is Gru:
+                if products_of(c) > 1:
                     for part in prange(parts, schedule="static"):
-                        reset_grads(p, c, inputs, work, part, parts, k)
+                        second_grads(p, c, inputs, work, part, parts, k)
                     barrier(&team)
                 k = k - 1
         if p.packs_all:
@@ -622,6 +649,9 @@ cdef inline long long pass_backward(
         for k in range(PEEPHOLES):
             inputs[WCI + k] = <const store *> a.weights[1 + k]
             outputs[WCI_GRAD + k] = <store *> a.weight_grads[1 + k]
+        if projects(c):
+            inputs[W_P], outputs[W_P_GRAD] = <const store *> a.weights[5], <store *> a.weight_grads[5]
+            outputs[BIAS_GRAD + 1] = NULL
     else:
         inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
         outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL

@@ -157,7 +157,7 @@ cdef inline Forward forward_of(
     p.L = 64 // itemsize
     p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, I, O, p.L, 1, stored)
+    p.w = panels_with(I, I, 0, O, p.L, 1, stored)
     p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
     if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
         p.threads = 1

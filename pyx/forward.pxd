@@ -1,7 +1,7 @@
 """The forward pass of all cells: `forward` is the list of its phases, and where threads wait for each other.
 
-    load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells
-    ->  store states
+    load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells,
+    of a projected LSTM m @ w_p  ->  store states
 
 The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
@@ -13,10 +13,10 @@ from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
 from integer cimport in_integers, quantise_row
-from lstm cimport load_peepholes, lstm_cells
+from lstm cimport load_peepholes, lstm_cells, projected_cells
 from narrow cimport WIDE
 from operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, X
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 )
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
@@ -25,7 +25,7 @@ from panels cimport (
 from passes cimport Pass
 from plan cimport (
     PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
-    products_of, saved_of, take_marks, use_panels, x_of, z_of
+    products_of, projects, saved_of, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from steps cimport (
@@ -38,12 +38,14 @@ from tile cimport (
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
-cdef inline void load_state(const Forward *p, real *rows, const store *first, Py_ssize_t b) noexcept nogil:
+cdef inline void load_state(
+    const Forward *p, real *rows, Py_ssize_t stride, const store *first, Py_ssize_t size, Py_ssize_t b
+) noexcept nogil:
     """Load the state that the row in slot b starts from; NULL stands for zeros."""
     if first is NULL or marked(&p.steps, first_step(&p.steps, b), b, FRESH):
-        clear(rows + b * p.Hs, p.Hs)
+        clear(rows + b * stride, stride)
     else:
-        load_row(rows + b * p.Hs, first + row_in(&p.steps, b) * p.H, p.H)
+        load_row(rows + b * stride, first + row_in(&p.steps, b) * size, size)
 
 
 cdef inline void clear_ended(
@@ -52,7 +54,7 @@ cdef inline void clear_ended(
     """Zeros in the outputs of one part of the rows, where these have ended."""
     cdef Layout saved = layout_of(p.B, p.H)
     cdef int out
-    clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.H, number, parts)
+    clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
     for out in range(OUT_H + 1, OUTS if cell is Lstm else OUT_C + 1 if cell is Gru else OUT_HC + 1):
         if outputs[out] is not NULL:
             clear_past_ends(&p.steps, outputs[out], &saved, p.H, number, parts)
@@ -66,9 +68,9 @@ cdef inline void load_states(
     cdef real *rows = work + number * p.thread_gap
     cdef Py_ssize_t b
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        load_state(p, h_before(p, rows, first_step(&p.steps, b)), inputs[H_PREV], b)
+        load_state(p, h_before(p, rows, first_step(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if cell is Lstm:
-            load_state(p, rows + p.cs, inputs[CS_PREV], b)
+            load_state(p, rows + p.cs, p.Hs, inputs[CS_PREV], p.H, b)
     if p.steps.slots is not NULL:
         clear_ended(p, c, outputs, number, parts)
 
@@ -86,13 +88,13 @@ cdef inline void pack(
         w = &p.w[n]
         panels = <real *> w.base
         j0, j1 = share(w.count, number, parts), share(w.count, number + 1, parts)
-        pack_bias(w, panels, &inputs[BIAS + n], j0, j1)
+        pack_bias(w, panels, <const store **> NULL if cell is Lstm and n == 1 else &inputs[BIAS + n], j0, j1)
         if p.packs_all and w.narrow == WIDE:
-            pack_panels(w, panels, &inputs[W + n], p.I, j0, j1)
+            pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
         if cell is Lstm:
-            if c.peephole:
+            if c.peephole and n == 0:
                 for j in range(j0, j1):
-                    load_peepholes(<real *> p.peep, inputs, p.H, j)
+                    load_peepholes(c, <real *> p.peep, inputs, p.H, j)
 
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
@@ -114,7 +116,7 @@ cdef inline void multiply_x(
     cdef Py_ssize_t rows = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
-        for n in range(products_of(c)):
+        for n in range(2 if cell is Gru else 1):
             add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, rows, z_of(p, work, part, n),
                               p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
@@ -128,7 +130,10 @@ cdef inline void cells(
     b1."""
     cdef Py_ssize_t j
     if cell is Lstm:
-        lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+        if n == 0:
+            lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+        else:
+            projected_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
     elif cell is ResetAfter:
         reset_after_cells(p, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
     elif n == 0:
@@ -149,16 +154,18 @@ cdef inline void step_rows(
     cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0
+    cdef bint of_x = not (cell is Lstm and n == 1)
     cdef real *a
     while b < b1:
         m = row_group(b1 - b)
-        if p.chunk > 1:
+        if p.chunk > 1 and of_x:
             a = z + (b - b0) * LINES * L
         else:
             a = acc
             add_bias(w, j, m, a)
-            add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, p.I, p.H, h + b * p.As, p.As, m, a + w.apart * L, first)
+            if of_x:
+                add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
+        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.apart * L, first)
         spread(w, j, m, a)
         cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
@@ -175,22 +182,24 @@ cdef inline void step_row(
     cdef real[TILES * TILE] acc
     # Many cells in a row overlap each other in the CPU; those of a GRU with two products overlap the next product.
     cdef Py_ssize_t j = j0, end, m, i, q, most = ONCE if cell is Gru else TILES * ROWS
+    cdef bint of_x = not (cell is Lstm and n == 1), ahead = p.chunk > 1 and of_x
     cdef real *a
     cdef real *panel
-    if p.chunk == 1:
+    if not ahead:
         z_panel = LINES * L
     while j < j1:
         end = min(j1, j + most)
-        a = z + j * z_panel if p.chunk > 1 else acc
+        a = z + j * z_panel if ahead else acc
         i = j
         while i < end:
             m = at_once(w, i, end)
             panel = a + (i - j) * z_panel
-            if p.chunk == 1:
+            if not ahead:
                 for q in range(m):
                     add_bias(w, i + q, 1, panel + q * z_panel)
-                add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, p.I, p.H, h + b * p.As, panel + w.apart * L, z_panel)
+                if of_x:
+                    add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
+            add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.apart * L, z_panel)
             i += m
             spread(w, i - 1, 1, panel + (m - 1) * z_panel)
         cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
@@ -208,21 +217,21 @@ cdef inline void step_unpacked(
     cdef real *z = work + p.z
     for j in range(j0, j1):
         add_bias(panels, j, rows, z + j * z_panel)
-    add_product_once(panels, w, 0, p.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
-    add_product_once(panels, w, p.I, p.H, False, h, p.Hs, rows, z + panels.apart * p.L, z_panel, j0, j1)
+    add_product_once(panels, w, 0, panels.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
+    add_product_once(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.apart * p.L, z_panel, j0, j1)
     for j in range(j0, j1):
         cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
 
 
 cdef inline const real *as_codes(
-    const Forward *p, real *work, const Part *part, const real *h, Py_ssize_t b1
+    const Forward *p, real *work, const Part *part, int n, const real *h, Py_ssize_t b1
 ) noexcept nogil:
-    """Rows of codes of h, for a part's slots up to b1."""
-    cdef real *codes = codes_of(p, work, part)
-    cdef Py_ssize_t b
+    """Rows of codes of h, or of what product n reads instead, for a part's slots up to b1."""
+    cdef real *codes = codes_of(p, work, part, n)
+    cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
     if real is float:
         for b in range(part.b0, b1):
-            quantise_row(p.w[0].narrow, codes + b * p.As, h + b * p.Hs, p.H)
+            quantise_row(p.w[n].narrow, codes + b * p.As[n], h + b * stride, p.w[n].R)
     return codes
 
 
@@ -238,16 +247,15 @@ cdef inline void multiply_h(
     cdef const real *h = h_before(p, rows, k)
     cdef const real *x
     cdef real *z
-    if cell is Gru:
-        if n == 1:
-            h = rows + p.hr
+    if n == 1:
+        h = rows + (p.m if cell is Lstm else p.hr)
     if b0 == b1:
         return
     if not p.packs_all:
         step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
         return
     if in_integers(p.w[n].narrow):
-        h = as_codes(p, work, part, h, b1)
+        h = as_codes(p, work, part, n, h, b1)
     x = x_of(p, work, part) + row * p.Is
     z = z_of(p, work, part, n) + row * LINES * p.L
     if b1 - b0 == 1:
@@ -267,10 +275,10 @@ cdef inline void store_states(
     if outputs[H_LAST] is NULL:
         return
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        at = row_in(&p.steps, b) * p.H
-        store_row(outputs[H_LAST] + at, h_before(p, rows, last_step(&p.steps, b)) + b * p.Hs, p.H)
+        at = row_in(&p.steps, b)
+        store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, last_step(&p.steps, b)) + b * p.Ps, p.P)
         if cell is Lstm:
-            store_row(outputs[CS_LAST] + at, rows + p.cs + b * p.Hs, p.H)
+            store_row(outputs[CS_LAST] + at * p.H, rows + p.cs + b * p.Hs, p.H)
 
 
 # ------------------------------------------------------------------------------------ what a part does in a phase alone
@@ -309,7 +317,7 @@ cdef inline void all_steps(
         row, end = 0, end_of_chunk(p, k, part.b0, part.b1)
         while k < end:
             multiply_h(p, c, inputs, outputs, work, &part, 0, k, row)
-            if cell is Gru:
+            if products_of(c) > 1:
                 multiply_h(p, c, inputs, outputs, work, &part, 1, k, row)
             row += taking_part(&p.steps, k, part.b0, part.b1) - part.b0
             k += 1
@@ -355,7 +363,7 @@ cdef inline long long forward(
                     for part in prange(parts, schedule="static"):
                         multiply_h_part(p, c, inputs, outputs, work, part, parts, 0, k, row)
                     barrier(&team)
-                    if cell is Gru:
+                    if products_of(c) > 1:
                         for part in prange(parts, schedule="static"):
                             multiply_h_part(p, c, inputs, outputs, work, part, parts, 1, k, row)
                         barrier(&team)
@@ -440,6 +448,8 @@ cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, co
         inputs[W_C], inputs[W_C_H] = inputs[W] + c.gates[0] * p.H * p.I, inputs[W_H] + c.gates[0] * p.H * p.H
     for k in range(3 if cell is ResetAfter else 1):
         inputs[BIAS + k] = <const store *> a.weights[2 + k]
+    if projects(c):
+        inputs[W_P_H] = <const store *> a.weights[3]
 
 
 cdef inline long long pass_forward(

@@ -211,10 +211,12 @@ cdef inline void pack_tiles(
 
 
 cdef inline void pack_row(
-    real *panels, const store *row, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
+    real *panels, const store *row, const store *scale, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
 ) noexcept nogil:
-    """Row k of a block's chain c in the panels that hold M columns := `row`; zeros if that is NULL."""
-    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), j, g, n
+    """Row k of a block's chain c in the panels that hold M columns := `row`, multiplied by `scale` unless that is NULL;
+    zeros if the row is NULL."""
+    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), j, g, n, l
+    cdef real[LF] factor
     cdef real *panel
     cdef real *to
     for j in range(plain_panels(lines)):
@@ -226,6 +228,10 @@ cdef inline void pack_row(
                 clear(to, L)
             else:
                 load_line(to, row + (j * PLAIN + g) * L, M - (j * PLAIN + g) * L)
+                if scale is not NULL:
+                    load_line(factor, scale + (j * PLAIN + g) * L, M - (j * PLAIN + g) * L)
+                    for l in range(L):
+                        to[l] = to[l] * factor[l]
 
 
 cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:

@@ -8,6 +8,14 @@ One step, with terms in [ ] if there are peepholes:
     cs = clip(ci * i + f * cs_prev)                co = tanh(cs)
     o  = sigmoid(o_bar [+ cs * wco])               h  = o * co
 
+A layer may have two variants of it, also both at once: `coupled`, without i_bar and wci,
+
+    i  = 1 - f
+
+and projected, from m to fewer numbers or more,
+
+    m  = o * co                                    h  = clip(m @ w_p)
+
 Its gradient, from h_grad and cs_grad to dicfo = [d_i_bar, d_ci_bar, d_f_bar, d_o_bar]:
 
     d_o_bar = h_grad * co * o * (1 - o)
@@ -15,6 +23,11 @@ Its gradient, from h_grad and cs_grad to dicfo = [d_i_bar, d_ci_bar, d_f_bar, d_
     d_i_bar = d_cs * ci * i * (1 - i)              d_ci_bar = d_cs * i * (1 - ci^2)
     d_f_bar = d_cs * cs_prev * f * (1 - f)
     cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
+
+Coupled, and projected, where m_grad takes h_grad's place above:
+
+    d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)
+    d_h     = h_grad where |h| < proj_clip, else 0     m_grad = d_h @ w_p.T
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
@@ -27,10 +40,13 @@ from operands cimport (
     WCO, WCO_GRAD
 )
 from outputs cimport store_output
+from panels cimport units_in
 from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from tile cimport (
+    LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
+)
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -45,6 +61,19 @@ cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bi
     c.gates[0], c.gates[1], c.transposed, c.narrow = GATES, 0, False, WIDE
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
+    c.coupled, c.P, c.proj_clip = False, 0, 0
+    return c
+
+
+cdef inline Lstm layer_of(
+    double forget_bias, double cell_clip, bint peephole, bint ifco, Py_ssize_t P, bint coupled, double proj_clip
+) noexcept nogil:
+    """That of a layer, which may be projected or coupled."""
+    cdef Lstm c = lstm_of(forget_bias, cell_clip, peephole, ifco)
+    c.P, c.coupled, c.proj_clip = P, coupled, proj_clip
+    if coupled:
+        c.gates[0] = GATES - 1
+        c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 1, 2
     return c
 
 
@@ -54,20 +83,32 @@ cdef inline called cell_state(
 ) noexcept nogil:
     """From z to the new cs, and to i, f, ci, cs in y."""
     cdef Py_ssize_t l, L = line_of(y)
-    cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip
+    cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, s
-    for l in range(L):
-        i_bar[l] = z[I_BAR * L + l]
-        f_bar[l] = z[F_BAR * L + l] + forget_bias
-    if c.peephole:
+    if c.coupled:
         for l in range(L):
-            i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
-            f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
-    for l in range(L):
-        y[OUT_I * L + l] = sigmoid(i_bar[l])
-        y[OUT_F * L + l] = sigmoid(f_bar[l])
-        y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
-        s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+            f_bar[l] = z[(F_BAR - 1) * L + l] + forget_bias
+        if c.peephole:
+            for l in range(L):
+                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
+        for l in range(L):
+            y[OUT_F * L + l] = sigmoid(f_bar[l])
+            y[OUT_I * L + l] = one - y[OUT_F * L + l]
+            y[OUT_CI * L + l] = tanh(z[(CI_BAR - 1) * L + l])
+            s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+    else:
+        for l in range(L):
+            i_bar[l] = z[I_BAR * L + l]
+            f_bar[l] = z[F_BAR * L + l] + forget_bias
+        if c.peephole:
+            for l in range(L):
+                i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
+                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
+        for l in range(L):
+            y[OUT_I * L + l] = sigmoid(i_bar[l])
+            y[OUT_F * L + l] = sigmoid(f_bar[l])
+            y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
+            s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     if clip > 0:
         for l in range(L):
             s[l] = clip if s[l] > clip else s[l]
@@ -82,10 +123,10 @@ cdef inline called cell_output(
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
     """From z and the new cs to the new h, and to o, co, h in y."""
-    cdef Py_ssize_t l, L = line_of(y)
+    cdef Py_ssize_t l, L = line_of(y), o_line = O_BAR - c.coupled
     cdef real[LF] o_bar
     for l in range(L):
-        o_bar[l] = z[O_BAR * L + l]
+        o_bar[l] = z[o_line * L + l]
     if c.peephole:
         for l in range(L):
             o_bar[l] = o_bar[l] + cs_state[l] * peep[PEEP_O * L + l]
@@ -112,6 +153,15 @@ cdef inline called cell_grad(
     if c.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
+    if c.coupled:
+        for l in range(L):
+            dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
+            dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * f[l] * (one - f[l])
+            cs_grad[l] = d_cs[l] * f[l]
+        if c.peephole:
+            for l in range(L):
+                cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
+        return
     for l in range(L):
         dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])
         dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
@@ -130,12 +180,14 @@ cdef inline void lstm_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
-    slots b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished."""
+    slots b0 to b1.  All cs first, then all h: the CPU can begin the next cs while one is not finished.  Where h is to
+    be projected, what is otherwise h is m."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, row, l, t = step_at(&p.steps, k)
+    cdef bint projected = c.P > 0
     cdef const real *h_prev = h_before(p, rows, k)
-    cdef real *h_next = h_before(p, rows, k + 1)
+    cdef real *h_next = rows + p.m if projected else h_before(p, rows, k + 1)
     cdef const real *peep
     cdef real *cs
     cdef real *h
@@ -158,7 +210,7 @@ cdef inline void lstm_cells(
             cs = rows + p.cs + b * p.Hs + j * L
             h = h_next + b * p.Hs + j * L
             if marked(&p.steps, k, b, ENDED):
-                for l in range(L):
+                for l in range(0 if projected else L):
                     h[l] = h_prev[b * p.Hs + j * L + l]
                 clear(y, OUTS * L)
             else:
@@ -166,19 +218,58 @@ cdef inline void lstm_cells(
             row = row_in(&p.steps, b)
             store_output(p, outputs, OUT_O, j, t, row, y)
             store_output(p, outputs, OUT_CO, j, t, row, y)
-            store_output(p, outputs, OUT_H, j, t, row, y)
+            if not projected:
+                store_output(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the states as they are stored
                 round_to_half(cs)
-                round_to_half(h)
+                if not projected:
+                    round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):
                 clear(cs, L)
-                clear(h, L)
+                if not projected:
+                    clear(h, L)
 
 
-cdef inline void load_peepholes(real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j) noexcept nogil:
-    """Load line j of all three, side by side."""
+cdef inline void projected_cells(
+    const Forward *p, const Lstm *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil:
+    """h of the step processed as number k, and where it is the next step's state, from z = m @ w_p, whose panels are
+    z_panel apart: panels j0 to j1, slots b0 to b1."""
+    cdef Py_ssize_t L = line_of(z), units = p.w[1].units, j, b, s, at, l, t = step_at(&p.steps, k)
+    cdef real clip = <real> c.proj_clip
+    cdef real *h
+    cdef const real *value
+    cdef store *row
+    for j in range(j0, j1):
+        for b in range(b0, b1):
+            for s in range(units_in(&p.w[1], j)):
+                at = (j * units + s) * L
+                h = h_before(p, rows, k + 1) + b * p.Ps + at
+                value = z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L
+                for l in range(L):
+                    h[l] = value[l]
+                if clip > 0:
+                    for l in range(L):
+                        h[l] = clip if h[l] > clip else h[l]
+                        h[l] = -clip if h[l] < -clip else h[l]
+                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
+                store_line(row, h, p.P - at)
+                if at + units * L < p.P:
+                    for_writing(row + units * L)  # for panel j + 1
+                if store is half:
+                    round_to_half(h)
+                if marked(&p.steps, k + 1, b, FRESH):
+                    clear(h, L)
+
+
+cdef inline void load_peepholes(
+    const Lstm *c, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
+) noexcept nogil:
+    """Load line j of all three, side by side, or of the two that a coupled one has."""
     cdef Py_ssize_t L = line_of(peep), at = j * L
-    load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
+    if not c.coupled:
+        load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
     load_line(peep + (PEEPHOLES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
     load_line(peep + (PEEPHOLES * j + PEEP_O) * L, inputs[WCO] + at, H - at)
 
@@ -188,17 +279,22 @@ cdef inline void lstm_grad_line(
     const Backward *p, const Lstm *c, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t b, const real *carry, real *d_cs, real *d
 ) noexcept nogil:
-    """Line j of row (t, b) of dicfo, to row d, from the carried gradients of h and cs and the incoming ones.
-    d_cs becomes the gradient of `cs_prev`, the row that the step started from, or NULL for zeros."""
+    """Line j of row (t, b) of dicfo, to row d, from the carried gradients of h and cs and the incoming ones, or where
+    h is projected from the gradient of m in `carry`.  d_cs becomes the gradient of `cs_prev`, the row that the step
+    started from, or NULL for zeros."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are; OUT_H is not needed otherwise
     cdef real[GATES * LF] dicfo
     cdef real[LF] d_h
     cdef const real *value
     cdef Py_ssize_t gate, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
-    value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
-    for l in range(L):
-        d_h[l] = carry[l] + value[l]
+    if c.P > 0:
+        for l in range(L):
+            d_h[l] = carry[l]
+    else:
+        value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
+        for l in range(L):
+            d_h[l] = carry[l] + value[l]
     if inputs[CS_GRAD] is not NULL:
         value = line_at(&room[0], inputs[CS_GRAD] + at, n)
         for l in range(L):
@@ -207,8 +303,27 @@ cdef inline void lstm_grad_line(
     cell_grad(c, line_at(&room[OUT_I * L], inputs[OUT_I] + at, n), line_at(&room[OUT_F * L], inputs[OUT_F] + at, n),
               line_at(&room[OUT_O * L], inputs[OUT_O] + at, n), line_at(&room[OUT_CI * L], inputs[OUT_CI] + at, n),
               line_at(&room[OUT_CO * L], inputs[OUT_CO] + at, n), value, peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
-    for gate in range(GATES):
+    for gate in range(c.coupled, GATES):
         store_line(d + c.column[gate] * p.H + j * L, dicfo + gate * L, n)
+
+
+cdef inline void projected_grad_line(
+    const Backward *p, const Lstm *c, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
+    const real *carry, real *d
+) noexcept nogil:
+    """Line j of row (t, b) of d_h, to row d, from the carried gradient of h and the incoming one."""
+    cdef Py_ssize_t L = line_of(d), l, n = p.P - j * L
+    cdef real clip = <real> c.proj_clip
+    cdef real[LF] room
+    cdef real[LF] d_h
+    cdef const real *value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
+    for l in range(L):
+        d_h[l] = carry[l] + value[l]
+    if clip > 0:
+        value = line_at(&room[0], inputs[OUT_H] + place(&p.h_layout, t, b) + j * L, n)
+        for l in range(L):
+            d_h[l] = 0 if value[l] >= clip or value[l] <= -clip else d_h[l]
+    store_line(d + p.column[1] + j * L, d_h, n)
 
 
 cdef inline void peephole_grads(
@@ -218,8 +333,9 @@ cdef inline void peephole_grads(
     cdef Py_ssize_t at = j * line_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at
-    peephole_sum(outputs[WCI_GRAD] + at, d + c.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
-                 &p.cs_layout, n)
+    if not c.coupled:
+        peephole_sum(outputs[WCI_GRAD] + at, d + c.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
+                     &p.cs_layout, n)
     peephole_sum(outputs[WCF_GRAD] + at, d + c.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
                  &p.cs_layout, n)
     peephole_sum(outputs[WCO_GRAD] + at, d + c.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL, p.H, cs,

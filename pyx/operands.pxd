@@ -24,6 +24,8 @@ cdef enum:  # inputs
     H_LAST_GRAD, CS_LAST_GRAD  # of a layer: of the states after the last step
     INPUTS
     W_RU = W
+    W_P = W_C  # of an LSTM with a projection, which has all its rows for what would be h
+    W_P_H = W_C_H
     BIAS_RU = BIAS
 
 cdef enum:  # outputs
@@ -38,4 +40,5 @@ cdef enum:  # outputs
     DICFO, D_C_BAR, D_R_BAR_U_BAR  # where the cells' gradients end in TensorFlow
     OUTPUTS
     W_RU_GRAD = W_GRAD
+    W_P_GRAD = W_C_GRAD
     BIAS_RU_GRAD = BIAS_GRAD

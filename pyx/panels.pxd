@@ -44,34 +44,27 @@ cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
     return ((n + L - 1) // L | 1) * L
 
 
-cdef inline bint splits_rows(
-    Py_ssize_t B, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
-) noexcept nogil:
+cdef inline bint splits_rows(Py_ssize_t B, Py_ssize_t w, Py_ssize_t threads) noexcept nogil:
     """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
-    tiles and the recurrent weights fit into each core's second-level cache, or nearly into its first."""
-    cdef Py_ssize_t w = gates * H * H * itemsize
+    tiles and the recurrent weights, of w bytes, fit into each core's second-level cache, or nearly into its first."""
     return (
         B >= 16 * threads or (B >= 4 * threads and w <= cache_sizes[L2])
         or (B >= 2 * threads and w <= 2 * cache_sizes[L1])
     )
 
 
-cdef inline bint packs_all(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t itemsize, Py_ssize_t threads
-) noexcept nogil:
-    """Whether all of w is packed before any of it is used: for several steps, or for many rows if it fits into each
-    core's cache, since each thread can then keep to its own rows."""
-    cdef Py_ssize_t w = gates * H * (I + H) * itemsize
+cdef inline bint packs_all(Py_ssize_t T, Py_ssize_t B, Py_ssize_t w, Py_ssize_t threads) noexcept nogil:
+    """Whether all of w, so many bytes, is packed before any of it is used: for several steps, or for many rows if it
+    fits into each core's cache, since each thread can then keep to its own rows."""
     return T > 1 or (w <= cache_sizes[L2] and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
 
 
 cdef inline Py_ssize_t forward_threads(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t gates, Py_ssize_t panels, bint by_rows,
-    bint packs_all, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t weights, Py_ssize_t panels, bint by_rows, bint packs_all, Py_ssize_t threads
 ) noexcept nogil:
     """1 if waking the other threads and waiting for them would cost more than they save."""
-    cdef double step = 2.0 * gates * B * H * (I + H)  # floating-point operations
-    cdef double packing = 16.0 * gates * H * (I + H) if not packs_all else 0.0  # block by block, in as many operations
+    cdef double step = 2.0 * B * weights  # floating-point operations
+    cdef double packing = 16.0 * weights if not packs_all else 0.0  # block by block, in as many operations
     if step * T + packing < WAKING or (packs_all and not by_rows and step < MEETING):
         return 1
     return threads if by_rows else min(threads, panels)
@@ -98,23 +91,23 @@ cdef struct Panels:
     bint transposed
     int narrow  # how packed weights are stored; WIDE: as they are computed
     bint fetches  # the panel that comes next, ahead of its product
-    Py_ssize_t I  # rows of w for x
+    Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
 
 
 cdef inline Panels panels_of(
-    bint packs_all, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+    bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
 ) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    return panels_with(I + H if packs_all else min(<Py_ssize_t> BLOCK, max(I, H)), I, H, L, gates, narrow)
+    return panels_with(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, L, gates, narrow)
 
 
 cdef inline Panels panels_with(
-    Py_ssize_t K, Py_ssize_t I, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
 ) noexcept nogil:
-    """Panels that hold K rows, of which I are for x."""
+    """Panels that hold K rows of a matrix with I rows for x and R for h."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
@@ -124,7 +117,7 @@ cdef inline Panels panels_with(
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
-    p.I, p.K = I, K
+    p.I, p.R, p.K = I, R, K
     p.narrow = narrow
     p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
     return p
@@ -195,7 +188,7 @@ cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noe
 cdef inline Py_ssize_t row_stride(const Panels *p, Py_ssize_t gate, bint of_x) noexcept nogil:
     """From one row of a gate's matrix to the next, or of a transposed one from one column to the next."""
     if p.transposed:
-        return p.I if of_x else p.H
+        return p.I if of_x else p.R
     return p.width[p.matrix[gate]] * p.H
 
 
@@ -208,7 +201,7 @@ cdef inline const store *weight_at(
         return w[n] + row * row_stride(p, gate, of_x) + column
     if of_x:
         return w[n] + column * p.I + row
-    return w[MATRICES + n] + column * p.H + row - p.I
+    return w[MATRICES + n] + column * p.R + row - p.I
 
 
 cdef inline void pack_joined(
@@ -274,11 +267,15 @@ cdef inline void pack_panels(
 cdef inline void pack_bias(
     const Panels *p, real *panels, const store **b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack the biases: one for each matrix, and where the last gate's products are apart one more, for that with h."""
+    """Pack the biases: one for each matrix, and where the last gate's products are apart one more, for that with h.
+    NULL stands for zeros."""
     cdef Py_ssize_t j, u, gate, width
     cdef real *bias
     for j in range(j0, j1):
         bias = bias_at(p, panels, j)
+        if b is NULL:
+            clear(bias, lines_in_panel(p, j) * p.L)
+            continue
         for u in range(units_in(p, j)):
             width = width_of(p, j, u)
             if joins_gates(p, j, u):
@@ -465,8 +462,8 @@ cdef inline void add_product(
 
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
     """How many panels from j on a single row is multiplied with at once."""
-    cdef Py_ssize_t most = most_at_once(p.gates * p.units)
-    if j + most > end or (p.narrow != WIDE and units_in(p, j + most - 1) < p.units):
+    cdef Py_ssize_t lines = p.gates * p.units, most = most_at_once(lines)
+    if j + most > end or ((p.narrow != WIDE or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):
         return 1
     return most
 

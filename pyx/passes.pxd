@@ -8,7 +8,7 @@ from steps cimport Layout
 
 cdef enum:
     STATES = 2  # at most
-    WEIGHTS = 5  # likewise; in the order of the table of ops
+    WEIGHTS = 6  # likewise; in the order of the table of ops, and then those that only layers have
 
 
 cdef struct Pass:

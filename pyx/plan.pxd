@@ -30,6 +30,9 @@ cdef struct Lstm:
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
+    bint coupled  # i is 1 - f, and w has no column for it
+    Py_ssize_t P  # to how many numbers o * co is projected, which are h; 0: it is h
+    double proj_clip
 
 
 cdef struct Gru:
@@ -54,17 +57,38 @@ cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
     return c.gates[0] + c.gates[1]
 
 
+cdef inline bint projects(const cell *c) noexcept nogil:
+    """Whether h is a product of its own, of a matrix that has no rows for x and no bias."""
+    if cell is Lstm:
+        return c.P > 0
+    else:
+        return False
+
+
+cdef inline Py_ssize_t size_of_h(const cell *c, Py_ssize_t H) noexcept nogil:
+    if cell is Lstm:
+        return c.P if c.P > 0 else H
+    else:
+        return H
+
+
 cdef inline int products_of(const cell *c) noexcept nogil:
     """Of a step: each needs the results of the one before."""
-    return 2 if cell is Gru else 1
+    return 2 if cell is Gru or projects(c) else 1
 
 
 cdef inline int matrices_of(const cell *c) noexcept nogil:
-    return 1 if cell is Lstm else 2
+    return 2 if cell is not Lstm or projects(c) else 1
+
+
+cdef inline Py_ssize_t recurrent_weights(const cell *c, Py_ssize_t H) noexcept nogil:
+    """How many weights a step multiplies with its states."""
+    cdef Py_ssize_t P = size_of_h(c, H)
+    return gates_of(c) * H * P + (H * P if projects(c) else 0)
 
 
 cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
-    """Of a row of gradients d, in units of H: one for each gate, and d_hc."""
+    """Of a row of gradients d, in units of H: one for each gate, and d_hc.  Behind them is d_h of a projection."""
     return gates_of(c) + (1 if cell is ResetAfter else 0)
 
 
@@ -88,9 +112,10 @@ cdef inline Py_ssize_t take_slots(Py_ssize_t *total, Py_ssize_t B, Py_ssize_t L)
 cdef struct Forward:
     Steps steps  # those that are run
     Py_ssize_t B, I, H
+    Py_ssize_t P  # of the numbers in a row of h: H, or those of a projection
     Py_ssize_t L  # units in a line
-    Py_ssize_t Is, Hs  # strides of rows of x and h in scratch
-    Py_ssize_t As  # and of rows of h, or of the GRU's h_prev * r, as a product reads them
+    Py_ssize_t Is, Hs, Ps  # strides of rows of x, of H and of P in scratch
+    Py_ssize_t[PRODUCTS] As  # and of rows of h, of the GRU's h_prev * r or of m, as each product reads them
     Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
     Py_ssize_t threads  # that are of use
@@ -101,10 +126,12 @@ cdef struct Forward:
     Panels[PRODUCTS] w
     void *peep  # the three peepholes of each line, behind the panels
     Py_ssize_t panels  # reals of all panels and of the peepholes
-    # Where rows of H begin in scratch: h, that of every other step, the LSTM's cs; or for the GRU h, h_prev * r, u.
-    Py_ssize_t h, h_odd, cs, hr, u
+    # Where rows begin in scratch: h, that of every other step, the LSTM's cs, m = o * co, which is projected; or for
+    # the GRU h, h_prev * r, u.
+    Py_ssize_t h, h_odd, cs, m, hr, u
     Py_ssize_t x, z, slots, total  # where rows of x, rows of z and the slots begin, and the size of scratch
-    Py_ssize_t codes  # where rows of codes of h begin, for products in integers
+    Py_ssize_t z_panels  # for which z has room
+    Py_ssize_t[PRODUCTS] codes  # where rows of codes of these begin, for products in integers
 
 
 cdef struct Part:
@@ -120,14 +147,15 @@ cdef inline Forward forward_of(
 ) noexcept nogil:
     """The plan of a forward pass.  If the weights are `packed` already, scratch has no room for them."""
     cdef Forward p
-    cdef Py_ssize_t gates = gates_of(c), rows
+    cdef Py_ssize_t gates = gates_of(c), P = size_of_h(c, H), recurrent = recurrent_weights(c, H), rows, n
+    cdef Py_ssize_t weights = gates * H * I + recurrent
     p.steps = steps_of(T, B)
-    p.B, p.I, p.H = B, I, H
-    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, H)
+    p.B, p.I, p.H, p.P = B, I, H, P
+    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, P)
     p.L = 64 // itemsize
     p.packed = packed
-    p.packs_all = packed or packs_all(T, B, I, H, gates, itemsize, threads)
-    p.w[0] = panels_of(p.packs_all, I, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
+    p.packs_all = packed or packs_all(T, B, weights * itemsize, threads)
+    p.w[0] = panels_of(p.packs_all, I, P, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
@@ -135,38 +163,46 @@ cdef inline Forward forward_of(
         join_gates(&p.w[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
-        p.w[0].column[0], p.w[0].column[1] = c.column[0], c.column[1]
-        p.w[0].column[2], p.w[0].column[3] = c.column[2], c.column[3]
+        for n in range(gates):
+            p.w[0].column[n] = c.column[n + c.coupled]
         p.panels += PEEPHOLES * p.w[0].J * p.L
-    p.w[1].count = 0
+    p.w[1].count = p.w[1].size = 0
     if cell is Gru:
-        p.w[1] = panels_of(p.packs_all, I, H, p.L, c.gates[1], c.narrow)
-        p.panels += p.w[1].size * p.w[1].count
-    p.Is, p.Hs = stride_of(I, p.L), stride_of(H, p.L)
-    p.As = p.Hs
+        p.w[1] = panels_of(p.packs_all, I, H, H, p.L, c.gates[1], c.narrow)
+    elif projects(c):
+        p.w[1] = panels_of(p.packs_all, 0, H, P, p.L, 1, c.narrow)
+        p.w[1].transposed = c.transposed
+    p.panels += p.w[1].size * p.w[1].count
+    p.z_panels = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
+    p.Is, p.Hs, p.Ps = stride_of(I, p.L), stride_of(H, p.L), stride_of(P, p.L)
+    p.As[0], p.As[1] = p.Ps, p.Hs
     if in_integers(c.narrow):
-        p.Is, p.As = stride_of_codes(c.narrow, I), stride_of_codes(c.narrow, H)
-    p.by_rows = p.packs_all and splits_rows(B, H, gates, 1 if in_integers(c.narrow) else itemsize, threads)
-    p.threads = forward_threads(T, B, I, H, gates, p.w[0].count, p.by_rows, p.packs_all, threads)
+        p.Is = stride_of_codes(c.narrow, I)
+        p.As[0], p.As[1] = stride_of_codes(c.narrow, P), stride_of_codes(c.narrow, H)
+    p.by_rows = p.packs_all and splits_rows(B, recurrent * (1 if in_integers(c.narrow) else itemsize), threads)
+    p.threads = forward_threads(T, B, weights, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.w[0].fetches = p.w[1].fetches = outgrow_l2(gates * H * H * itemsize, 1 if p.by_rows else p.threads)
+    p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, 1 if p.by_rows else p.threads)
     p.thread_gap = THREAD_GAP * p.L if p.by_rows else 0
     p.total = 0 if packed else p.panels
-    rows = B * p.Hs + (p.threads - 1) * p.thread_gap
+    rows = B * p.Ps + (p.threads - 1) * p.thread_gap
     p.h = take(&p.total, rows)
-    p.h_odd = p.h if cell is Gru else take(&p.total, rows)
+    p.h_odd = p.h if cell is Gru or projects(c) else take(&p.total, rows)
+    rows = B * p.Hs + (p.threads - 1) * p.thread_gap
     if cell is Lstm:
         p.cs = take(&p.total, rows)
+        p.m = take(&p.total, rows) if projects(c) else 0
     elif cell is Gru:
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
     p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
-    p.codes = p.total
-    if in_integers(c.narrow):
-        take(&p.total, (B if p.by_rows else p.threads * B) * p.As + (p.threads - 1) * p.thread_gap)
+    for n in range(PRODUCTS):
+        p.codes[n] = p.total
+        if in_integers(c.narrow) and (n == 1 or projects(c)):
+            take(&p.total, (B if p.by_rows else p.threads * B) * p.As[n] + (p.threads - 1) * p.thread_gap)
     p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
-        take(&p.total, (p.w[0].count + p.w[1].count) * p.chunk * B * LINES * p.L)
+        take(&p.total, p.z_panels * p.chunk * B * LINES * p.L)
     p.slots = take_slots(&p.total, B, p.L)
     return p
 
@@ -180,7 +216,8 @@ cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     """Say where the packed weights are, or will be."""
     cdef Py_ssize_t itemsize = 64 // p.L
     cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
-    p.w[0].base, p.w[1].base, p.peep = panels, second, second
+    p.w[0].base, p.w[1].base = panels, second
+    p.peep = second + p.w[1].size * p.w[1].count * itemsize
 
 
 cdef inline Part part_of(const Forward *p, Py_ssize_t number, Py_ssize_t parts) noexcept nogil:
@@ -223,15 +260,15 @@ cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept 
     return work + part.shift + p.x + p.chunk * part.b0 * p.Is
 
 
-cdef inline real *codes_of(const Forward *p, real *work, const Part *part) noexcept nogil:
-    """Where a part has rows of codes of all rows of h that it reads, the first one that of slot 0."""
-    return work + part.shift + p.codes + (0 if p.by_rows else part.number * p.B * p.As)
+cdef inline real *codes_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
+    """Where a part has rows of codes of all rows of h that product n reads, the first one that of slot 0."""
+    return work + part.shift + p.codes[n] + (0 if p.by_rows else part.number * p.B * p.As[n])
 
 
 cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
     """Where a part keeps product n of x and the weights for a chunk of steps, panel after panel."""
     cdef Py_ssize_t row = p.chunk * LINES * p.L
-    work += part.shift + p.z + (p.w[0].count + p.w[1].count) * part.b0 * row
+    work += part.shift + p.z + p.z_panels * part.b0 * row
     return work + p.w[0].count * (part.b1 - part.b0) * row if n else work
 
 
@@ -241,11 +278,14 @@ cdef struct Backward:
     Layout x_layout, h_layout, cs_layout  # of x, the output h, and cs
     Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
     Py_ssize_t B, I, H
-    Py_ssize_t L, J  # units in a line, lines of units
-    Py_ssize_t Hs, Ns  # strides in scratch of rows of H, and of the gate gradients d of a row (t, b)
+    Py_ssize_t P  # as in Forward
+    Py_ssize_t L, J, JP  # units in a line, lines of H, lines of P
+    Py_ssize_t Hs, Ps, Ns  # strides in scratch of rows of H, of P, and of the gate gradients d of a row (t, b)
+    Py_ssize_t[MATRICES] x_rows, h_rows  # of each matrix of weights: its rows for x, and for h or m
     Py_ssize_t[MATRICES] N, column  # columns of each matrix of weights, and where their gradients begin in a row of d
     Py_ssize_t[MATRICES] h_column  # likewise for the weights' rows for h
-    Py_ssize_t h_panels, x_panels  # of the transposed weights: those for h and those for x
+    Py_ssize_t[MATRICES] h_panels  # of the transposed weights: those for h or m
+    Py_ssize_t x_panels  # and those for x
     Py_ssize_t[MATRICES] panel  # reals of one
     Py_ssize_t threads  # that are of use
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
@@ -270,35 +310,42 @@ cdef inline Backward backward_of(
     """The plan of a backward pass; with `weights` it computes gradients of the weights and biases too."""
     cdef Backward p
     cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0, N
+    cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), weights_in_all = gates * H * I + recurrent
     cdef int n
     p.steps = steps_of(T, B)
-    p.B, p.I, p.H = B, I, H
+    p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout = p.d_x_layout = layout_of(B, I)
-    p.h_layout = p.cs_layout = p.d_y_layout = layout_of(B, H)
+    p.h_layout = p.d_y_layout = layout_of(B, P)
+    p.cs_layout = layout_of(B, H)
     p.adds, p.transposed = False, c.transposed
     p.L = 64 // itemsize
-    p.J = (H + p.L - 1) // p.L
-    p.Hs, p.Ns = stride_of(H, p.L), stride_of(columns_of(c) * H, p.L)
-    p.h_panels, p.x_panels = plain_panels(p.J), plain_panels((I + p.L - 1) // p.L)
-    p.packs_all = packs_all(T, B, I, H, gates, itemsize, threads)
+    p.J, p.JP = (H + p.L - 1) // p.L, (P + p.L - 1) // p.L
+    p.Hs, p.Ps = stride_of(H, p.L), stride_of(P, p.L)
+    p.Ns = stride_of(columns_of(c) * H + (P if projects(c) else 0), p.L)
+    p.h_panels[0], p.h_panels[1] = plain_panels(p.JP), plain_panels(p.J)
+    p.x_panels = plain_panels((I + p.L - 1) // p.L)
+    p.packs_all = projects(c) or packs_all(T, B, weights_in_all * itemsize, threads)
     if p.packs_all:
-        p.by_rows = splits_rows(B, H, gates, itemsize, threads)
+        p.by_rows = splits_rows(B, recurrent * itemsize, threads)
     else:
         p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
-    p.threads = backward_threads(4.0 * gates * B * H * (I + H), T, p.by_rows, threads)
-    p.fetches = outgrow_l2(gates * H * H * itemsize, 1 if p.by_rows else p.threads)
+    p.threads = backward_threads(4.0 * B * weights_in_all, T, p.by_rows, threads)
+    p.fetches = outgrow_l2(recurrent * itemsize, 1 if p.by_rows else p.threads)
     p.total = 0
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.h_column[n] = n * (c.gates[0] + 1) * H if cell is ResetAfter else p.column[n]
+        p.x_rows[n], p.h_rows[n] = I, P
+        if n == 1 and projects(c):
+            p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
         p.panel[n] = PLAIN * p.L * p.N[n]
-        p.w_grad[n] = n * (I + H) * p.N[0]
+        p.w_grad[n] = n * (I + P) * p.N[0]
         own += p.panel[n]
-        p.w_h[n] = take(&p.total, p.h_panels * p.panel[n])
+        p.w_h[n] = take(&p.total, p.h_panels[n] * p.panel[n])
     for n in range(matrices_of(c)):
-        p.w_x[n] = take(&p.total, p.x_panels * p.panel[n])
+        p.w_x[n] = take(&p.total, p.x_panels * p.panel[n] if p.x_rows[n] > 0 else 0)
     p.total = max(p.total, threads * own)
-    p.d_h = take(&p.total, B * p.Hs)
+    p.d_h = take(&p.total, B * p.Ps)
     if cell is Lstm:
         p.d_cs = take(&p.total, B * p.Hs)
         p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
@@ -307,9 +354,10 @@ cdef inline Backward backward_of(
         p.tile_gap = stride_of(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
         p.x_tiles = take(&p.total, tiles_of(N if c.transposed else I) * p.tile_gap)
-        p.h_tiles = take(&p.total, tiles_of(N if c.transposed else H) * p.tile_gap)
+        p.h_tiles = take(&p.total, tiles_of(N if c.transposed else max(P, H)) * p.tile_gap)
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
-        p.panels = take(&p.total, block * PLAIN * p.L * (p.x_panels + p.h_panels if c.transposed else threads))
+        N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else threads
+        p.panels = take(&p.total, block * PLAIN * p.L * N)
     p.slots = take_slots(&p.total, B, p.L)
     return p
 

@@ -24,6 +24,7 @@ from .shared import (
     has_peepholes,
     make_cell,
     read_arrays,
+    refuse_variants,
     reorder,
     split_cell,
 )
@@ -214,6 +215,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
             f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
         )
     for cell in cells:
+        refuse_variants(caller, cell)
         if isinstance(cell, LSTM) and clips(cell):
             raise ConversionError(
                 f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; the ONNX attribute clip limits what"

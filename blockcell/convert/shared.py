@@ -118,8 +118,19 @@ def clips(cell: Cell) -> bool:
     return isinstance(cell, LSTM) and cell.cell_clip > 0 and math.isfinite(cell.cell_clip)
 
 
+def refuse_variants(caller: str, cell: Cell) -> None:
+    """Refuse LSTMs of another form than those of four gates whose output is h."""
+    if not isinstance(cell, LSTM):
+        return
+    if cell.coupled:
+        raise ConversionError(f"{caller}: the LSTM has coupled=True, so its input gate is 1 - f; expected four gates")
+    if "w_p" in cell.weights:
+        raise ConversionError(f"{caller}: the LSTM has a projection, w_p; expected one without")
+
+
 def refuse_extras(caller: str, cell: Cell, target: str) -> None:
     """Refuse what layers of blockcell have and most others do not."""
+    refuse_variants(caller, cell)
     if cell.reverse:
         raise ConversionError(
             f"{caller}: the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert"

@@ -380,7 +380,8 @@ class Layer(ABC, Generic[S_co]):
     ) -> tuple[Array, S_co, dict[str, Array]]:
         """The gradients of a loss to arguments and weights, given those to the results of `forward`.
 
-        The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow.
+        The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow. It is zero where
+        ``proj_clip`` clips.
 
         Parameters
         ----------
@@ -520,7 +521,7 @@ class Single(Layer[S_co]):
     _kernel: str
     """The first part of the kernels' names."""
     _tensors: tuple[Tensor, ...]
-    """The weights in the order in which kernels take them."""
+    """The weights that it has, or may have, in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[NoState]]
     _runs: ClassVar[type[Runner]]
     _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
@@ -530,8 +531,18 @@ class Single(Layer[S_co]):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The weights' names in this order."""
-        return tuple(tensor.name for tensor in self._tensors)
+        """The names of all weights that its kernels take, in this order."""
+        return tuple(tensor.name for tensor in self._places)
+
+    @property
+    def _places(self) -> tuple[Tensor, ...]:
+        """These weights; a layer may not have all of them."""
+        return self._tensors
+
+    @property
+    def _form(self) -> tuple[int, ...]:
+        """What beside the sizes says how large the arrays of its kernels are."""
+        return ()
 
     def _pack_options(self) -> tuple[bool, ...]:
         """Options of the kernels that pack weights."""
@@ -546,8 +557,8 @@ class Single(Layer[S_co]):
         return self._pack_options()
 
     @abstractmethod
-    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
-        """The letters' values by the shape of the first weight; `what` begins a message."""
+    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
+        """The letters' values by the weights, of which the first is a matrix; `what` begins a message about that."""
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
@@ -570,6 +581,11 @@ class Single(Layer[S_co]):
     def output_size(self) -> int:
         """H, the last dimension of y."""
         return self._sizes["H"]
+
+    @property
+    def _state_sizes(self) -> tuple[int, ...]:
+        """The last dimension of each array of the state."""
+        return tuple(self.hidden_size if name == "cs" else self.output_size for name in self._state._fields)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -610,7 +626,7 @@ class Single(Layer[S_co]):
         what = f"{reader.caller}: {first.name} has shape {shape}; expected {form(first.shape)}"
         if len(shape) != 2:
             raise ValueError(f"{what}, rank 2")
-        self._sizes = self._sizes_of(shape, what)
+        self._sizes = self._sizes_of(arrays, what)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
         self._runner = self._runs(self)
 
@@ -644,9 +660,11 @@ class Single(Layer[S_co]):
         return CellWeights(arrays, packed)
 
     def _ordered(self, arrays: dict[str, Array], *kinds: Kind) -> list[Array]:
-        """One array for each weight of the op, or of these kinds, an empty one if the cell does not have it."""
+        """One array for each weight that the kernels take, or of these kinds, an empty one if the cell does not have
+        it."""
         empty = _EMPTY[self._number]
-        return [arrays.get(t.name, empty) for t in self._tensors if not kinds or t.kind in kinds]
+        places = [t for t in self._places if not kinds or t.kind in kinds]
+        return [arrays[t.name] if t.name in arrays else empty.reshape((0,) * t.rank) for t in places]
 
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
@@ -662,9 +680,10 @@ class Single(Layer[S_co]):
         arrays = {prefix + name: array for name, array in weights.arrays.items()}
         stored = self._stored(reader, prefix, arrays, storage)
         number = 1 + [*WEIGHT_STORAGES].index(storage) + ROUNDINGS.index(activations)
-        size, _ = _kernels.WORK[f"{self._kernel}_narrow"](1, 1, self.input_size, self.hidden_size, number, 1)
+        work = _kernels.WORK[f"{self._kernel}_narrow"]
+        size, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
-        self._exchange(narrow, [*stored.values()], False)
+        self._exchange(narrow, {name.removeprefix(prefix): each for name, each in stored.items()}, False)
         keeps = keeps_widened(number, self._work("pack", 1, 1, 1)[0])
         return self._widened(narrow, get_num_threads()) if keeps else narrow
 
@@ -674,7 +693,7 @@ class Single(Layer[S_co]):
         wide = CellWeights(narrow.arrays, np.empty(size, np.uint8), 0, narrow)
         if self.hidden_size:
             sizes = self.input_size, self.hidden_size
-            arguments = *sizes, narrow.packed, wide.packed, narrow.narrow
+            arguments = *sizes, *self._form, narrow.packed, wide.packed, narrow.narrow
             _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), threads, arguments)
         return wide
 
@@ -696,14 +715,16 @@ class Single(Layer[S_co]):
             name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
             for name, shape in shapes.items()
         }
-        self._exchange(weights, [*stored.values()], True)
+        self._exchange(weights, stored, True)
         return stored
 
-    def _exchange(self, weights: CellWeights, stored: list[Narrow], back: bool) -> None:
+    def _exchange(self, weights: CellWeights, stored: Mapping[str, Narrow], back: bool) -> None:
         """From the matrices to the packed weights, or back."""
         if self.hidden_size:
-            codes = [np.ascontiguousarray(each.codes).view(np.uint8) for each in stored]
-            scales = [_EMPTY[self._number] if each.scale is None else each.scale for each in stored]
+            none = Narrow(np.empty((0, 0), np.uint8), None)
+            matrices = [stored.get(t.name, none) for t in self._places if t.kind == "matrix"]
+            codes = [np.ascontiguousarray(each.codes).view(np.uint8) for each in matrices]
+            scales = [_EMPTY[self._number] if each.scale is None else each.scale for each in matrices]
             vectors = self._ordered(weights.arrays, "peephole", "bias")
             options = weights.packed, weights.narrow, back, *self._pack_options()
             self._run("narrow", *codes, *scales, *vectors, *options)
@@ -761,8 +782,8 @@ class Single(Layer[S_co]):
             raise TypeError(f"{what} is {short(value)}; expected {self._form_of_state()}")
         if len(value) != len(names):
             raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names) or 'none'}")
-        shape = batch, self.hidden_size
-        return [self._taken(name, array, shape) for name, array in zip(names, value, strict=True)]
+        parts = zip(names, value, self._state_sizes, strict=True)
+        return [self._taken(name, array, (batch, size)) for name, array, size in parts]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
@@ -778,7 +799,8 @@ class Single(Layer[S_co]):
         itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
         if narrow > len(WEIGHT_STORAGES):  # then it is that of a number in a row of a product, of int8 or int16
             itemsize = narrow - len(WEIGHT_STORAGES)
-        return _kernels.WORK[f"{self._kernel}_{name}"](T, B, self.input_size, self.hidden_size, itemsize, threads)
+        sizes = T, B, self.input_size, self.hidden_size
+        return _kernels.WORK[f"{self._kernel}_{name}"](*sizes, itemsize, threads, *self._form)
 
     def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
         """What runs T steps, or differentiates them; its plan, and what `_work` returns."""
@@ -788,19 +810,16 @@ class Single(Layer[S_co]):
         return kernel, plan, *self._work(name, T, B, threads, narrow)
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
-        fields, shape = self._state._fields, (B, self.hidden_size)
-        if state is None:
-            return self._state(*[np.zeros(shape, self.dtype) for _ in fields])
+        fields, arrays = self._state._fields, []
         parts = read_parts(reader, name, state, fields, self._form_of_state())
-        expected = f"(B, H) = {shape} with B from x, H from the layer"
-        return self._state(
-            *(
-                np.zeros(shape, self.dtype)
-                if value is None
-                else read_array(reader, part, value, self.dtype, shape, expected)
-                for part, value in parts.items()
-            )
-        )
+        for size, (part, value) in zip(self._state_sizes, parts.items(), strict=True):
+            if value is None:
+                arrays.append(np.zeros((B, size), self.dtype))
+                continue
+            letter = "H" if size == self.hidden_size else "P"
+            expected = f"(B, {letter}) = {(B, size)} with B from x, {letter} from the layer"
+            arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))
+        return self._state(*arrays)
 
 
 def _apart(value: Any) -> Any:

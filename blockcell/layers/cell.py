@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from .._layers import CellRunner
 from .._stream import Stream
-from ..optable import Op
+from ..optable import Array, Op
 from .base import Single
 from .shared import Directions, S_co
 
@@ -35,16 +36,29 @@ class Cell(Single[S_co]):
         return ["reverse=True"] if self.reverse else []
 
     def _directions(self, reverse: bool) -> Directions:
-        return [(self.hidden_size, reverse ^ self.reverse)]
+        return [(self.output_size, reverse ^ self.reverse)]
 
-    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
-        gates = len(self._op.gates)
-        hidden, rest = divmod(shape[1], gates)
+    @property
+    def _gates(self) -> tuple[str, ...]:
+        """The gates in the order of the first matrix' columns."""
+        return self._op.gates
+
+    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
+        gates = len(self._gates)
+        rows, columns = arrays[self._tensors[0].name].shape
+        hidden, rest = divmod(columns, gates)
         if rest:
             raise ValueError(f"{what}, so {gates} times as many columns as cells")
-        if shape[0] < hidden:
-            raise ValueError(f"{what}, so at least H = {hidden} rows")
-        return {"I": shape[0] - hidden, "H": hidden}
+        fed_back = self._fed_back(arrays, hidden)
+        for letter, size in fed_back.items():
+            if rows < size:
+                raise ValueError(f"{what}, so at least {letter} = {size} rows")
+            rows -= size
+        return {"I": rows, "H": hidden} | fed_back
+
+    def _fed_back(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
+        """The size of h, by its letter."""
+        return {"H": hidden}
 
     def stream(
         self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from .._layers import DenseRunner
 from .._read import ArgumentReader, short
 from .._stream import Stream
-from ..optable import ACTIVATIONS, DENSE_WEIGHTS
+from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
 from .shared import CellWeights, Directions, NoState
@@ -141,8 +142,8 @@ class Dense(Single[tuple[()]]):
     def _remarks(self) -> list[str]:
         return [f"{name}={value!r}" for name, value in self._attributes().items() if value is not None]
 
-    def _sizes_of(self, shape: tuple[int, int], what: str) -> dict[str, int]:
-        return dict(zip("IO", shape, strict=True))
+    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
+        return dict(zip("IO", arrays["w"].shape, strict=True))
 
     # ----------------------------------------------------------------------------------------------- the layer below it
     def _stand_above(self, layer: Layer | None) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .._read import ArgumentReader, short
-from ..optable import DTYPES, GATE_ORDERS, OPS, Array
+from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
 from .base import HALF
 from .cell import Cell
 from .shared import GRUState, LSTMState
+
+_LSTM_PLACES = lstm_weights(False, True)
 
 
 class LSTM(Cell[LSTMState]):
@@ -27,23 +30,40 @@ class LSTM(Cell[LSTMState]):
         o = sigmoid(o_bar + cs * wco)
         h = o * tanh(cs)
 
+    With ``coupled=True`` the input gate is ``i = 1 - f``, and w and b have three gates, ci, f, o, as TensorFlow's
+    CoupledInputForgetGateLSTMCell has. With `w_p` the output is projected, to P numbers:
+
+    .. code-block:: text
+
+        h = (o * tanh(cs)) @ w_p                                       clipped to [-proj_clip, proj_clip]
+
+    P is then the size of h in the state, of y and of the rows of w for h, while cs and the peepholes have H numbers.
+
     **forget_bias and cell_clip are 0 unless given.** The raw ops keep TensorFlow's defaults, 1.0 and 3.0: give these
     for weights that were trained with them.
 
     Parameters
     ----------
     w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h; columns by gate, in `gate_order`.
+        Weights: I rows for x, H rows for h; columns by gate, in `gate_order`. (I+P, 4H) with `w_p`, and 3H columns with
+        `coupled`.
     b : array_like (4H,)
-        Bias, with the gates in the same order.
+        Bias, with the gates in the same order. (3H,) with `coupled`.
     wci, wcf, wco : array_like (H,), optional
-        Peephole weights of the gates i, f and o; all three or none.
+        Peephole weights of the gates i, f and o; all three or none. With `coupled` only `wcf` and `wco`.
+    w_p : array_like (H, P), optional
+        Weights of the projection, which has no bias.
     forget_bias : float
         Added to the forget gate.
     cell_clip : float
-        Bound of the cell state; 0 or less for none.
+        Bound of the cell state; 0 or less for none. The gradient passes through it as if there were none.
+    proj_clip : float
+        Bound of the projected output; 0 or less for none. The gradient is zero where it clips.
+    coupled : bool
+        Whether the input gate is 1 - f.
     gate_order : {"icfo", "ifco"}
-        Order of the columns: "icfo" as in LSTMBlockCell and BlockLSTM, or "ifco" as in BlockLSTMV2.
+        Order of the columns: "icfo" as in LSTMBlockCell and BlockLSTM, or "ifco" as in BlockLSTMV2. With `coupled`
+        it is ci, f, o, which goes with "icfo".
     reverse : bool
         Whether the layer runs from each row's last step to its first. y stays in the order of x; the state before the
         first step is that before the last one in time. Within a `Bidirectional`, leave it False: that turns `bw`.
@@ -53,11 +73,11 @@ class LSTM(Cell[LSTMState]):
     TypeError
         The arrays are not all of one dtype of float32, float64 and float16, or an argument is of the wrong kind.
     ValueError
-        Shapes do not agree, or the gate order is unknown.
+        Shapes do not agree, or the gate order is unknown; `wci` or the order "ifco" with `coupled`; a `proj_clip`
+        without `w_p`.
     """
 
     _op = OPS["BlockLSTM"]
-    _tensors = _op.weights
     _kernel = "lstm"
     _state = LSTMState
 
@@ -69,8 +89,11 @@ class LSTM(Cell[LSTMState]):
         wci: ArrayLike | None = None,
         wcf: ArrayLike | None = None,
         wco: ArrayLike | None = None,
+        w_p: ArrayLike | None = None,
         forget_bias: float = 0.0,
         cell_clip: float = 0.0,
+        proj_clip: float = 0.0,
+        coupled: bool = False,
         gate_order: str = "icfo",
         reverse: bool = False,
     ) -> None:
@@ -80,11 +103,34 @@ class LSTM(Cell[LSTMState]):
             raise error(f"{reader.caller}: gate_order is {short(gate_order)}; expected 'icfo' or 'ifco'")
         self._forget_bias = reader.number("forget_bias", forget_bias)
         self._cell_clip = reader.number("cell_clip", cell_clip)
+        self._proj_clip = reader.number("proj_clip", proj_clip)
+        self._coupled = reader.switch("coupled", coupled)
         self._gate_order = gate_order
         self._reverse = reader.switch("reverse", reverse)
         peepholes = {"wci": wci, "wcf": wcf, "wco": wco}
+        if self._coupled:
+            if gate_order != "icfo":
+                expected = "expected 'icfo', as the gates are then ci, f, o"
+                raise ValueError(f"{reader.caller}: gate_order is {gate_order!r} and coupled is True; {expected}")
+            if peepholes.pop("wci") is not None:
+                expected = "expected wcf and wco alone, as the input gate is then 1 - f"
+                raise ValueError(f"{reader.caller}: wci is given and coupled is True; {expected}")
+        if w_p is None and self._proj_clip != 0:
+            expected = "expected the weights of a projection, w_p, or no proj_clip"
+            raise ValueError(f"{reader.caller}: proj_clip is {self._proj_clip:g} and w_p is None; {expected}")
         self._use_peephole = any(value is not None for value in peepholes.values())
-        self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}))
+        self._tensors = lstm_weights(self._coupled, w_p is not None)
+        projection = {} if w_p is None else {"w_p": w_p}
+        self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}) | projection)
+
+    def _fed_back(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
+        if "w_p" not in arrays:
+            return super()._fed_back(arrays, hidden)
+        shape = arrays["w_p"].shape
+        if len(shape) != 2 or 0 in shape:
+            expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
+            raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
+        return {"P": shape[1]}
 
     @classmethod
     def init(
@@ -95,15 +141,18 @@ class LSTM(Cell[LSTMState]):
         seed: Any = None,
         dtype: DTypeLike = np.float32,
         use_peephole: bool = False,
+        proj_size: SupportsIndex = 0,
         forget_bias: float = 0.0,
         cell_clip: float = 0.0,
+        proj_clip: float = 0.0,
+        coupled: bool = False,
         gate_order: str = "icfo",
         reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
 
         The weights of each gate are Glorot uniform for x and a random orthogonal matrix for h. b is 0, except that it
-        is 1 for the forget gate if `forget_bias` is 0. Peephole weights are Glorot uniform.
+        is 1 for the forget gate if `forget_bias` is 0. Peephole weights are Glorot uniform, and so is a projection.
 
         TensorFlow 1's cells, such as LSTMBlockCell, have other defaults: all of w is Glorot uniform, b is 0,
         forget_bias is 1, and there is no clip (the raw ops clip at 3). Keras also uses Glorot uniform and orthogonal
@@ -118,23 +167,33 @@ class LSTM(Cell[LSTMState]):
         dtype : float32, float64 or float16
         use_peephole : bool
             Whether the layer has peephole weights.
-        forget_bias, cell_clip, gate_order, reverse
+        proj_size : int
+            P, to how many numbers the output is projected, as in PyTorch (TensorFlow's num_proj); 0 for no projection.
+        forget_bias, cell_clip, proj_clip, coupled, gate_order, reverse
             As in the constructor.
         """
         reader = ArgumentReader(f"{cls.__name__}.init")
         I, H, dtype = _read_sizes(reader, input_size, hidden_size, dtype)  # noqa: E741
+        P = reader.integer("proj_size", proj_size)
+        if P < 0:
+            raise ValueError(f"{reader.caller}: proj_size is {P}; expected at least 0")
         g = np.random.default_rng(seed)
-        gates = GATE_ORDERS.get(gate_order, ())
-        weights: dict[str, Array] = {"w": _initial_weights(g, I, H, 4), "b": np.zeros(4 * H)}
-        if forget_bias == 0 and gates:
+        coupled = reader.switch("coupled", coupled)
+        gates = COUPLED_GATES if coupled else GATE_ORDERS.get(gate_order, GATE_ORDERS["icfo"])
+        weights: dict[str, Array] = {"w": _initial_weights(g, I, P or H, H, len(gates)), "b": np.zeros(len(gates) * H)}
+        if forget_bias == 0:
             k = gates.index("f")
             weights["b"][k * H : (k + 1) * H] = 1
         if reader.switch("use_peephole", use_peephole):
-            weights |= {name: _glorot(g, H, H, (H,)) for name in ("wci", "wcf", "wco")}
+            weights |= {name: _glorot(g, H, H, (H,)) for name in ("wci", "wcf", "wco")[coupled:]}
+        if P:
+            weights["w_p"] = _glorot(g, H, P, (H, P))
         return cls(
             **_rounded(weights, dtype),
             forget_bias=forget_bias,
             cell_clip=cell_clip,
+            proj_clip=proj_clip,
+            coupled=coupled,
             gate_order=gate_order,
             reverse=reverse,
         )
@@ -148,11 +207,37 @@ class LSTM(Cell[LSTMState]):
         return self._cell_clip
 
     @property
+    def proj_clip(self) -> float:
+        return self._proj_clip
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the input gate is 1 - f."""
+        return self._coupled
+
+    @property
     def gate_order(self) -> str:
         return self._gate_order
 
+    @property
+    def output_size(self) -> int:
+        """H, the last dimension of y; P, if there is a projection."""
+        return self._sizes.get("P", self.hidden_size)
+
+    @property
+    def _gates(self) -> tuple[str, ...]:
+        return COUPLED_GATES if self.coupled else GATE_ORDERS[self.gate_order]
+
+    @property
+    def _places(self) -> tuple[Tensor, ...]:
+        return _LSTM_PLACES
+
     def _attributes(self) -> dict[str, Any]:
-        return {"forget_bias": self.forget_bias, "cell_clip": self.cell_clip, "gate_order": self.gate_order}
+        """Those that every LSTM has, and those of a projected or a coupled one."""
+        attributes = {"forget_bias": self.forget_bias, "cell_clip": self.cell_clip, "gate_order": self.gate_order}
+        if "P" in self._sizes:
+            attributes["proj_clip"] = self.proj_clip
+        return attributes | ({"coupled": True} if self.coupled else {})
 
     def _arguments(self) -> dict[str, Any]:
         return super()._arguments() | self._attributes()
@@ -161,16 +246,29 @@ class LSTM(Cell[LSTMState]):
         return self._described(**self._attributes())
 
     def _remarks(self) -> list[str]:
-        usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
+        usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo", "proj_clip": 0.0, "coupled": False}
         unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
-        return ["use_peephole=True"] * self._use_peephole + unusual + super()._remarks()
+        sizes = [f"proj_size={self.output_size}"] if "P" in self._sizes else []
+        return ["use_peephole=True"] * self._use_peephole + sizes + unusual + super()._remarks()
+
+    @property
+    def _form(self) -> tuple[int, ...]:
+        """P, 0 where there is no projection, and whether gates are coupled."""
+        return self._sizes.get("P", 0), self.coupled
 
     def _pack_options(self) -> tuple[bool, ...]:
-        return self._use_peephole, self.gate_order == "ifco"
+        return self._use_peephole, self.gate_order == "ifco", self.coupled
 
     def _forward_options(self) -> tuple[float, ...]:
-        numbers = self.forget_bias, self.cell_clip
-        return *(map(ArgumentReader.half, numbers) if self._number == HALF else numbers), self._use_peephole
+        numbers = self._numbers(self.forget_bias, self.cell_clip, self.proj_clip)
+        return *numbers, self._use_peephole, *self._form
+
+    def _gradient_options(self) -> tuple[float, ...]:
+        return *self._numbers(self.proj_clip), self._use_peephole, self.gate_order == "ifco", *self._form
+
+    def _numbers(self, *values: float) -> tuple[float, ...]:
+        """Attributes in the precision of the arrays."""
+        return tuple(map(ArgumentReader.half, values)) if self._number == HALF else values
 
 
 class GRU(Cell[GRUState]):
@@ -289,7 +387,7 @@ class GRU(Cell[GRUState]):
         """
         I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
-        w_ru, w_c = _initial_weights(g, I, H, 2), _initial_weights(g, I, H, 1)
+        w_ru, w_c = _initial_weights(g, I, H, H, 2), _initial_weights(g, I, H, H, 1)
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}
         return cls(**_rounded(weights, dtype), reset_after=reset_after, reverse=reverse)
 
@@ -314,16 +412,18 @@ def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int,
     return g.uniform(-bound, bound, shape)
 
 
-def _orthogonal(g: np.random.Generator, size: int) -> Array:
-    """A matrix drawn uniformly from all orthogonal ones."""
-    q, r = np.linalg.qr(g.standard_normal((size, size)))
-    return q * np.copysign(1, np.diagonal(r))  # type: ignore[no-any-return]
+def _orthogonal(g: np.random.Generator, rows: int, columns: int) -> Array:
+    """A matrix drawn uniformly from all with orthonormal columns, or rows if these are fewer."""
+    q, r = np.linalg.qr(g.standard_normal((max(rows, columns), min(rows, columns))))
+    q = q * np.copysign(1, np.diagonal(r))
+    return q.T if rows < columns else q  # type: ignore[no-any-return]
 
 
-def _initial_weights(g: np.random.Generator, inputs: int, hidden: int, gates: int) -> Array:
-    """[I+H, gates H]"""
+def _initial_weights(g: np.random.Generator, inputs: int, fed_back: int, hidden: int, gates: int) -> Array:
+    """[I+H, gates H], or with P rows for h that many."""
     columns = [
-        np.concatenate([_glorot(g, inputs, hidden, (inputs, hidden)), _orthogonal(g, hidden)]) for _ in range(gates)
+        np.concatenate([_glorot(g, inputs, hidden, (inputs, hidden)), _orthogonal(g, fed_back, hidden)])
+        for _ in range(gates)
     ]
     return np.concatenate(columns, axis=1)
 

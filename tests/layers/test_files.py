@@ -36,6 +36,11 @@ LAYERS = {
         3, 4, seed=1, use_peephole=True, forget_bias=0.1, cell_clip=1 / 3, gate_order="ifco", **d
     ),
     "lstm with infinities": lambda **d: LSTM.init(3, 4, seed=1, forget_bias=-math.inf, cell_clip=math.inf, **d),
+    "projected lstm": lambda **d: LSTM.init(3, 4, seed=0, proj_size=2, **d),
+    "coupled lstm": lambda **d: LSTM.init(3, 4, seed=0, use_peephole=True, coupled=True, **d),
+    "projected coupled lstm": lambda **d: LSTM.init(
+        3, 4, seed=1, use_peephole=True, proj_size=5, proj_clip=1 / 3, coupled=True, reverse=True, **d
+    ),
     "lstm of nothing": lambda **d: LSTM.init(0, 0, seed=2, **d),
     "gru": lambda **d: GRU.init(3, 4, seed=3, **d),
     "gru reset after": lambda **d: GRU(

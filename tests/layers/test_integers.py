@@ -19,6 +19,7 @@ from blockcell.layers.storage import narrowed
 F32 = np.float32
 BITS = {"int8": 8, "int16": 16}
 WAYS = _integer.available()
+KINDS = ["LSTM", "LSTM(w_p)", "LSTM(coupled, w_p)", "GRU", "GRU(reset_after)"]
 
 
 @pytest.fixture(params=WAYS)
@@ -37,11 +38,14 @@ def drawn(rng, *shape):
 
 
 def layers(rng, I, H):
-    seeds = iter(rng.integers(1 << 30, size=3))
+    seeds = iter(rng.integers(1 << 30, size=5))
+    projected = {"proj_size": H // 2 + 2, "proj_clip": 0.2}
     return {
         "LSTM": LSTM.init(I, H, seed=next(seeds), forget_bias=0.5),
         "GRU": GRU.init(I, H, seed=next(seeds)),
         "GRU(reset_after)": GRU.init(I, H, seed=next(seeds), reset_after=True),
+        "LSTM(w_p)": LSTM.init(I, H, seed=next(seeds), use_peephole=True, **projected),
+        "LSTM(coupled, w_p)": LSTM.init(I, H, seed=next(seeds), coupled=True, **projected),
     }
 
 
@@ -93,8 +97,8 @@ def test_rows_of_any_numbers_are_those_of_the_formulas(activations, way):
 def zero_layer(layer, **biases):
     """One of the same kind whose z are the biases: what the cell makes of them."""
     weights = {name: np.zeros_like(w) for name, w in layer.weights.items()} | biases
-    options = {"forget_bias": layer.forget_bias} if isinstance(layer, LSTM) else {"reset_after": layer.reset_after}
-    return type(layer)(**weights, **options)
+    names = ("forget_bias", "proj_clip", "coupled") if isinstance(layer, LSTM) else ("reset_after",)
+    return type(layer)(**weights, **{name: getattr(layer, name) for name in names})
 
 
 def step_of(layer, activations, x, state):
@@ -111,8 +115,15 @@ def step_of(layer, activations, x, state):
 
     nothing = np.zeros((1, 1, I), F32)
     if isinstance(layer, LSTM):
-        cell = zero_layer(layer, b=both(w["b"], "w", state.h))
-        return cell(nothing, state)[1]
+        peepholes = {name: array for name, array in w.items() if name.startswith("wc")}
+        cell = zero_layer(layer, b=both(w["b"], "w", state.h), **peepholes)
+        if "w_p" not in w:
+            return cell(nothing, state)[1]
+        _, after, tape = cell.forward(nothing, state)
+        _, _, _, o, _, co = tape.content.saved[:, 0]
+        codes, scale = stored["w_p"]
+        h = add_product_in_integers(np.zeros((1, len(scale)), F32), o * co, codes, scale, bits)
+        return type(after)(after.cs, np.clip(h, -F32(layer.proj_clip), F32(layer.proj_clip)))
     gates = both(w["b_ru"], "w_ru", state.h)
     if layer.reset_after:
         b_c = product(w["b_c"][None], x[None], "w_c", True)[0]
@@ -126,7 +137,7 @@ def step_of(layer, activations, x, state):
 
 
 @pytest.mark.parametrize("activations", BITS)
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("I, H", [(1, 3), (5, 16), (70, 37)])
 def test_every_step_is_that_of_the_formulas(kind, I, H, activations, way):
     rng = np.random.default_rng([I, H])
@@ -161,10 +172,12 @@ def test_bits_do_not_depend_on_anything_else(seed):
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     I, H, T, B = (int(rng.integers(1, most)) for most in (90, 150, 12, 60))
-    kind = str(rng.choice(["LSTM", "GRU", "GRU(reset_after)"]))
+    kind = str(rng.choice(KINDS))
     activations = str(rng.choice([*BITS]))
-    first, second = layers(rng, I, H)[kind], layers(rng, H, 20)[kind]
-    layer = Stack([first, second, Dense.init(20, 5, seed=seed, activation=rng.choice([None, "tanh", "softmax"]))])
+    first = layers(rng, I, H)[kind]
+    second = layers(rng, first.output_size, 20)[kind]
+    activation = rng.choice([None, "tanh", "softmax"])
+    layer = Stack([first, second, Dense.init(second.output_size, 5, seed=seed, activation=activation)])
     packed, x = layer.packed("int8", activations), drawn(rng, T, B, I)
     lengths = rng.integers(0, T + 1, B) if seed % 2 else None
     reset = rng.random((T, B)) < 0.1
@@ -213,7 +226,7 @@ def test_directions(activations):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_stays_in_its_row(kind, bad, way):
     rng = np.random.default_rng(4)
     packed = layers(rng, 5, 18)[kind].packed("int8", "int8")
@@ -228,7 +241,7 @@ def test_what_is_not_finite_stays_in_its_row(kind, bad, way):
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU(reset_after)"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_error(kind):
     """16 bits cost next to nothing more than weights in int8 do, and 8 bits less than half as much again."""
     rng = np.random.default_rng(5)

@@ -43,7 +43,7 @@ def loop(layer, x, state, lengths, reset, reverse=False):
         return np.where((np.arange(len(x))[:, None] < lengths)[..., None], y, 0), ()
 
     T, B, _ = x.shape
-    y = np.zeros((T, B, layer.hidden_size))
+    y = np.zeros((T, B, layer.output_size))
     last = like(state, lambda a: a.astype(np.float64))
     for b in range(B):
         now = [part[b : b + 1] for part in last]

@@ -262,9 +262,9 @@ def loop(layer, x, state, mask, reset, reverse=False):
         return np.concatenate([fw, bw], axis=2), (last_fw, last_bw)
     T, B, _ = x.shape
     reverse = not isinstance(layer, Dense) and reverse ^ layer.reverse
-    y, last = np.zeros((T, B, layer.hidden_size)), like(state, lambda a: a.astype(np.float64))
+    y, last = np.zeros((T, B, layer.output_size)), like(state, lambda a: a.astype(np.float64))
     for b in range(B):
-        now, output, fresh = [part[b : b + 1] for part in last], np.zeros(layer.hidden_size), False
+        now, output, fresh = [part[b : b + 1] for part in last], np.zeros(layer.output_size), False
         begun = False
         for t in reversed(range(T)) if reverse else range(T):
             fresh |= not reverse and reset[t, b]

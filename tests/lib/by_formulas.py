@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from blockcell import GRU
-from blockcell.formulas import FORMULAS
+from blockcell.formulas import FORMULAS, lstm_layer
 
 
 def rounded(value, dtype):
@@ -19,6 +19,11 @@ def step(layer, x, state):
     if isinstance(layer, GRU):
         return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **layer.weights).h]
     weights = layer.weights
+    if layer.coupled or "w_p" in weights:
+        attributes = {name: getattr(layer, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
+        gates = ("ci", "f", "o") if layer.coupled else ("i", "ci", "f", "o")
+        result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], **weights, **attributes, gates=gates)
+        return [result.cs[0], result.h[0]]
     if layer.gate_order == "ifco":
         for name in ("w", "b"):
             i, f, ci, o = np.split(weights[name], 4, axis=-1)

@@ -29,7 +29,8 @@ from blockcell import GRU, LSTM, Bidirectional, Dense, ops, raw_ops
 SEED, CASES = 20240229, 200  # of each level, dtype and kind
 DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
-CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense")
+VARIANTS = ("projected LSTM", "coupled LSTM", "projected coupled LSTM") if hasattr(LSTM, "coupled") else ()
+CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense", *VARIANTS)
 KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS))
 MOST = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
@@ -117,9 +118,25 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
         return Dense(array(g, "w", (I, H), dtype), array(g, "b", (H,), dtype), activation)
     if "GRU" in kind:
         return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"))
+    if kind.endswith(VARIANTS or "none"):
+        return variant(g, kind, dtype, I, H)
     peepholes = drawn("wci", "wcf", "wco") if g.integers(2) else {}
     options = {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
     return LSTM(**drawn("w", "b"), **peepholes, **options, gate_order=str(g.choice(["icfo", "ifco"])))
+
+
+def variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
+    """An LSTM with a projection, or with coupled gates."""
+    coupled, P = "coupled" in kind, int(g.choice([1, 16, 64, g.integers(1, 200)])) if "projected" in kind else 0
+    gates = 3 if coupled else 4
+    shapes: dict[str, tuple[int, ...]] = {"w": (I + (P or H), gates * H), "b": (gates * H,)}
+    if g.integers(2):
+        shapes |= dict.fromkeys(("wcf", "wco") if coupled else ("wci", "wcf", "wco"), (H,))
+    options = {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
+    if P:
+        shapes["w_p"], options["proj_clip"] = (H, P), float(g.choice([0, 0.2]))
+    weights = {name: array(g, name, shape, dtype) for name, shape in shapes.items()}
+    return LSTM(**weights, **options, coupled=coupled)
 
 
 def state_of(g: Generator, layer: Any, B: int) -> Any:
@@ -127,8 +144,8 @@ def state_of(g: Generator, layer: Any, B: int) -> Any:
         return state_of(g, layer.fw, B), state_of(g, layer.bw, B)
     if isinstance(layer, Dense):
         return ()
-    shape = B, layer.hidden_size
-    parts = [array(g, "h", shape, layer.dtype) for _ in range(2 if isinstance(layer, LSTM) else 1)]
+    sizes = [layer.hidden_size, layer.output_size][0 if isinstance(layer, LSTM) else 1 :]
+    parts = [array(g, "h", (B, size), layer.dtype) for size in sizes]
     return tuple(parts) if g.integers(4) else None
 
 

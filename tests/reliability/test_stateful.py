@@ -46,7 +46,8 @@ WAYS = st.sampled_from(_integer.available())  # of products in integers
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
-KINDS = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Dense"])
+UNPROJECTED = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Dense"])
+KINDS = st.sampled_from(["projected LSTM", "coupled LSTM"]) | UNPROJECTED
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -65,6 +66,15 @@ def cells(draw, inputs, hidden, dtype, kinds=KINDS, reverse=False):
         options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
         return GRU(*matrices, weights(2 * hidden), weights(hidden), **options, **direction)
     options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
+    if kind in ("projected LSTM", "coupled LSTM") and hidden:  # a coupled one may be projected, too
+        gates, outputs = 3 if kind == "coupled LSTM" else 4, draw(st.sampled_from([1, 16, 33, 70]))
+        if gates == 3 and draw(st.booleans()):
+            w, projection = weights(inputs + hidden, 3 * hidden), {}
+        else:
+            w, projection = weights(inputs + outputs, gates * hidden), {"w_p": weights(hidden, outputs)}
+            projection["proj_clip"] = draw(st.sampled_from([0.0, 0.2]))
+        peepholes = {name: weights(hidden) for name in ("wcf", "wco") if gates == 3}
+        return LSTM(w, weights(gates * hidden), coupled=gates == 3, **projection, **peepholes, **direction)
     peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
     return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options, **direction)
 
@@ -104,7 +114,8 @@ def streamed(draw):
 
 @st.composite
 def bidirectional(draw, inputs, hidden, dtype):
-    return Bidirectional(draw(cells(inputs, hidden, dtype)), draw(cells(inputs, hidden, dtype)))
+    fw = draw(cells(inputs, hidden, dtype))
+    return Bidirectional(fw, draw(cells(inputs, fw.output_size, dtype, UNPROJECTED)))
 
 
 def layers():
