@@ -18,8 +18,9 @@ from torch.autograd import forward_ad
 
 from .. import _threads
 from ..layers.packed import Packed
+from ..optable import Array
 from . import internals
-from .op import Tensors, _check, _dispatches, _steps
+from .op import Tensors, _dispatches
 
 _FLOAT32, _INT64, _BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
@@ -189,6 +190,20 @@ def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
     if version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
         return bool(torch.equal(weight, tensor))
     return bool(weight._version == version and weight.is_set_to(tensor))
+
+
+def _steps(tensor: Tensor) -> Array:
+    """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
+    array: Array = tensor.numpy(force=True)
+    return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
+
+
+def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
+        )
 
 
 def forget(weights: Iterable[Tensor]) -> None:

@@ -75,7 +75,7 @@ class _Pack(torch.autograd.Function):
 
 
 def marks_of(reset: Tensor) -> Tensor:
-    """The marks of resets [T,B] in both directions; the step that is processed first needs none where no row has ended."""
+    """The marks of resets [T,B] in both directions; where no row ends, the step that is processed first needs none."""
     fresh = reset.to(torch.uint8) * FRESH
     steps = torch.cat([fresh, fresh.new_zeros(1, reset.shape[1])])  # the other direction has that of the step after
     return torch.stack([steps[:-1], steps[1:]])
