@@ -34,11 +34,16 @@ class Recurrent(Base, RNNBase):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if proj_size:
-            raise ValueError(f"{self._caller()}: proj_size is {proj_size}; expected 0, or use torch.nn.{self._name}")
+        if proj_size and not self._op.projects:
+            raise ValueError(f"{self._caller()}: proj_size is {proj_size}; expected 0, or an LSTM")
         self._check_new(device, dtype)
-        options = num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
-        super().__init__(self._name, input_size, hidden_size, *options)
+        options = num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype
+        super().__init__(self._mode, input_size, hidden_size, *options)
+
+    @property
+    def _mode(self) -> str:
+        """What torch.nn calls it."""
+        return self._name
 
     def forward(self, input: Any, hx: Any = None, *, reset: Any = None) -> Any:
         """As that of torch.nn.LSTM and torch.nn.GRU, and with resets.
@@ -110,7 +115,7 @@ class Recurrent(Base, RNNBase):
         states: list[Tensor],
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H], rounded to a dtype if one is given."""
+        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,.], rounded to a dtype if one is given."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         if self.storage is not None:
             self._check_inference([weight for each in weights for weight in each])
@@ -166,17 +171,18 @@ class Recurrent(Base, RNNBase):
         return self._narrower(x, given if hx is None else hx[0] if is_lstm else hx)
 
     def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor]:
-        """hx as a list, [L*D,B,H] each; none if there is no hx."""
+        """hx as a list, [L*D,B,.] each; none if there is no hx."""
         if hx is None:
             return []
         given = self._given_states(hx)
-        sizes = self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size
-        expected = sizes if is_batched else sizes[::2]
+        rows = (x.shape[1],) if is_batched else ()
+        widths = self.proj_size or self.hidden_size, self.hidden_size
         states: list[Tensor] = []
         for k, state in enumerate(given):
+            expected = self.num_layers * (2 if self.bidirectional else 1), *rows, widths[k]
             if state.shape != expected:
                 number = f"[{k}]" if len(given) > 1 else ""
-                raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
+                raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
             state = self._cast("hx", state, weights[0][0])
             states.append(state if is_batched else state.unsqueeze(1))
         return states
@@ -209,7 +215,7 @@ class LSTM(Recurrent):
         Of the outputs of all layers but the last, in training.
     bidirectional : bool
     proj_size : int
-        Only 0.
+        P, below `hidden_size`: h is projected to so many numbers, by weights [P,H]; 0 for not at all.
     device : optional
         Only the CPU, or "meta" for weights that come later.
     dtype : torch.dtype, optional
@@ -218,7 +224,7 @@ class LSTM(Recurrent):
     Raises
     ------
     ValueError
-        A `proj_size`, another device, or what torch.nn.LSTM refuses with it.
+        Another device, or what torch.nn.LSTM refuses with it.
     TypeError
         Another dtype, or an argument of the wrong kind.
 
@@ -246,7 +252,7 @@ class GRU(Recurrent):
         rnn = blockcell.torch.GRU(10, 20, num_layers=2)
         y, h_n = rnn(torch.randn(5, 3, 10))
 
-    Parameters, errors and what is not as in torch.nn are those of `LSTM`.
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but for `proj_size`, which has to be 0.
     """
 
     _name, _op, _narrow_op = "GRU", op.GRU, narrow.GRU

@@ -82,7 +82,7 @@ def replace(model: torch.nn.Module, storage: str | None = None, activations: str
     Returns
     -------
     Report
-        What was replaced, and what was left and why: a ``proj_size``, weights that are not on the CPU, not of float32
+        What was replaced, and what was left and why: a ``proj_size`` with a `storage`, weights that are not on the CPU, not of float32
         or, without a `storage`, float64, classes derived from PyTorch's, whose forward may be another one, and other
         kinds of modules.
 
@@ -157,8 +157,8 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str 
             if bases
             else "it has no gates"
         )
-    if isinstance(module, RNNBase) and module.proj_size:
-        return f"proj_size is {module.proj_size}"
+    if stored != _NOT_STORED and getattr(module, "proj_size", 0):
+        return f"proj_size is {module.proj_size}, which is not stored in {stored[0]}"
     for weight in module.parameters():
         if weight.device.type not in ("cpu", "meta"):
             return f"its weights are on {weight.device}"
