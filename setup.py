@@ -1,7 +1,7 @@
 """Builds the compiled modules; everything else about the package is in pyproject.toml.
 
-Every kernel source `pyx/_name.pyx` is compiled once per CPU level, as `blockcell._name_<level>`, and one of them is
-picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
+Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU level, as `blockcell._name_<level>`, and
+one of them is picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
 """
 
 import hashlib
@@ -84,11 +84,25 @@ def extensions():
                 extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
                 sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
                 extension.define_macros = [("BLOCKCELL_SOURCES", f'"{sources}"')]
-            extension.level = level
+            extension.level, extension.stem = level, source.stem
             yield extension
     extension = Extension(SHARED, ["_cyutility.c"])  # which cythonize writes, into its build_dir
-    extension.level = "base"
+    extension.level, extension.stem = "base", "_cyutility"
     yield extension
+
+
+def named(extension, c):
+    """The C file that compiles c, which is a module without a level, as this one."""
+    name = extension.name.removeprefix("blockcell.")
+    if name == extension.stem:
+        return c
+    file = Path(f"build/cython/{extension.level}/{extension.stem}.c")
+    text = f'#define PyInit_{extension.stem} PyInit_{name}\n#include "{Path(c).resolve().as_posix()}"\n'
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
+    extension.depends.append(c)
+    return file.as_posix()
 
 
 class BuildExt(build_ext):
@@ -112,30 +126,30 @@ class BuildExt(build_ext):
             compile_flags, link_flags = [], []
         if not self.failure(PROBE, NO_CALLS, []):
             compile_flags = NO_CALLS + compile_flags
-        for level in {extension.level: None for extension in self.extensions}:
-            level_flags = LEVELS[level] if HAS_LEVELS else []
-            group = [extension for extension in self.extensions if extension.level == level]
-            translated = cythonize(
-                group,
-                include_path=["pyx"],
-                build_dir=f"build/cython/{level}",
-                compiler_directives=DIRECTIVES,
-                shared_utility_qualified_name=SHARED,
-                nthreads=self.parallel,
-            )
-            for extension, c in zip(group, translated, strict=True):
-                extension.sources = c.sources
-                plain = extension.name.removeprefix("blockcell.") in (*PLAIN, "_cyutility")
-                extension.extra_compile_args = FLAGS + compile_flags + level_flags
-                # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
-                extension.extra_link_args = [] if plain else link_flags
-                if extension.name in ("blockcell._integer", "blockcell._training"):
-                    extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
-                if extension.name.removeprefix("blockcell.") in ("_args", "_layers", "_stream", "_training"):
-                    extension.include_dirs = [numpy.get_include()]
-                    extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
-                if extension.name == "blockcell._cpu":
-                    extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
+        sources = {extension.stem: extension.sources for extension in self.extensions}
+        translated = cythonize(
+            [Extension(f"blockcell.{stem}", files) for stem, files in sources.items()],
+            include_path=["pyx"],
+            build_dir="build/cython",
+            compiler_directives=DIRECTIVES,
+            shared_utility_qualified_name=SHARED,
+            nthreads=self.parallel,
+        )
+        c_files = {stem: module.sources[0] for stem, module in zip(sources, translated, strict=True)}
+        for extension in self.extensions:
+            extension.sources = [named(extension, c_files[extension.stem])]
+            plain = extension.stem in (*PLAIN, "_cyutility")
+            level_flags = LEVELS[extension.level] if HAS_LEVELS else []
+            extension.extra_compile_args = FLAGS + compile_flags + level_flags
+            # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
+            extension.extra_link_args = [] if plain else link_flags
+            if extension.stem in ("_integer", "_training"):
+                extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
+            if extension.stem in ("_args", "_layers", "_stream", "_training"):
+                extension.include_dirs = [numpy.get_include()]
+                extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+            if extension.stem == "_cpu":
+                extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
 
     def failure(self, program, compile_flags, link_flags):

@@ -1,6 +1,6 @@
 """TensorFlow's fused RNN block cells, forward and backward, without TensorFlow.
 
-`raw_ops` has TensorFlow's eight ops, `ops` four more in the same style; `LSTM`, `GRU`, `Dense`, `Bidirectional` and
+`raw_ops` has TensorFlow's eight ops, `ops` more in the same style; `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` and
 `Stack` are whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads
 their files.  numpy arrays in, numpy arrays out.
 """
@@ -22,7 +22,7 @@ from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
 from .errors import FormatError
-from .layers import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
+from .layers import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, RNNState, Stack
 from .layers.loading import load
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "GRU",
     "LSTM",
+    "RNN",
     "Bidirectional",
     "Dense",
     "FormatError",
     "GRUState",
     "LSTMState",
+    "RNNState",
     "Stack",
     "build_info",
     "convert",

@@ -20,7 +20,7 @@ from ._version import __version__
 from .installing import not_built
 from .optable import STORAGE
 
-MODULES = ("_lstm", "_gru", "_gru_reset_after", "_dense")
+MODULES = ("_lstm", "_gru", "_gru_reset_after", "_rnn", "_dense")
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
 # milliseconds.  By default they spin long, and take the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-import reprlib
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from . import _threads
+from . import _threads, activations
+from .errors import short as short
 from .optable import DTYPE_NAMES, DTYPES, Array, Attribute
 
 # Byte-swapped arrays are taken too, and converted.
@@ -33,13 +33,19 @@ class ArgumentReader:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.caller}: {error}") from None
 
-    def attributes(self, attributes: Iterable[Attribute], values: Iterable[Any]) -> tuple[float | bool, ...]:
+    def attributes(self, attributes: Iterable[Attribute], values: Iterable[Any]) -> tuple[Any, ...]:
+        """The values as kernels take them."""
+        read = {bool: self.switch, float: self.number, activations.Numbers: self.activation_numbers}
         return tuple(
-            [
-                self.switch(attribute.name, value) if attribute.kind is bool else self.number(attribute.name, value)
-                for attribute, value in zip(attributes, values, strict=True)
-            ]
+            [read[attribute.kind](attribute.name, value) for attribute, value in zip(attributes, values, strict=True)]
         )
+
+    def activation(self, name: str, value: Any) -> activations.Activation:
+        """In its canonical form."""
+        return activations.canonical(f"{self.caller}: {name}", value)
+
+    def activation_numbers(self, name: str, value: Any) -> activations.Numbers:
+        return activations.numbers(self.activation(name, value))
 
     def switch(self, name: str, value: Any) -> bool:
         if not isinstance(value, (bool, np.bool_)):
@@ -176,10 +182,3 @@ def form(shape: str) -> str:
     """``(I+H, 4H)``."""
     words = shape.split()
     return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
-
-
-def short(value: Any) -> str:
-    """The value for a message: shortened, or only its type where it is neither a number nor text."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return reprlib.repr(value)
-    return f"of type {type(value).__name__}"

@@ -1,9 +1,19 @@
-"""What is raised besides Python's own, and how names are shown."""
+"""What is raised besides Python's own, and how names and values are shown."""
+
+import reprlib
+from typing import Any
 
 
 def plain(text: str) -> str:
     """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def short(value: Any) -> str:
+    """The value for a message: shortened, or only its type where it is neither a number nor text."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return reprlib.repr(value)
+    return f"of type {type(value).__name__}"
 
 
 class FormatError(ValueError):

@@ -14,14 +14,17 @@ where the layer has one of these descriptions:
 
     {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
     {"type": "GRU"}
+    {"type": "RNN"}
     {"type": "Dense", "activation": "softmax"}
     {"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}
     {"type": "Stack", "layers": [{...}, ...]}
 
-An LSTM or GRU with ``reverse=True`` also has ``"reverse": true``, an LSTM with a projection has its ``"proj_clip"``,
-one with ``coupled=True`` has ``"coupled": true``, a GRU with ``reset_after=True`` has
-``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation is null
-where there is none.
+An LSTM, GRU or RNN with ``reverse=True`` also has ``"reverse": true``, an LSTM with a projection has its
+``"proj_clip"``, one with ``coupled=True`` has ``"coupled": true``, a GRU with ``reset_after=True`` has
+``"reset_after": true``, and a Dense with `last` has ``"last": true`` or ``"last": "ends"``. The activation of a Dense
+is null where there is none. Other layers have an ``"activation"`` that is not ``"tanh"``, and a
+``"recurrent_activation"`` that is not ``"sigmoid"``, as in `blockcell.activations`: ``"relu"``,
+``["leaky_relu", 0.01]``.
 
 A file of weights that are stored in fewer bytes, `blockcell.layers.storage`, has version 2 and says in what:
 
@@ -59,6 +62,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ._read import short
+from .activations import DEFAULTS, canonical
 from .optable import (
     ACTIVATIONS,
     DENSE_WEIGHTS,
@@ -78,6 +82,7 @@ KEY = "blockcell"
 PARTS = {
     "LSTM": ["cell_clip", "forget_bias", "gate_order"],
     "GRU": [],
+    "RNN": [],
     "Dense": ["activation"],
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
@@ -85,8 +90,10 @@ PARTS = {
 OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values, if few
     "LSTM": {"coupled": (True,), "proj_clip": (), "reverse": (True,)},
     "GRU": {"reset_after": (True,), "reverse": (True,)},
+    "RNN": {"reverse": (True,)},
     "Dense": {"last": (True, "ends")},
 }
+ACTIVATED = {"LSTM": [*DEFAULTS], "GRU": [*DEFAULTS], "RNN": ["activation"]}  # that such a layer may have, if not usual
 PEEPHOLES = tuple(tensor.name for tensor in OPS["BlockLSTM"].weights if tensor.kind == "peephole")
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
@@ -255,6 +262,10 @@ def check(description: Any) -> None:
                 if known and not any(type(each[name]) is type(value) and each[name] == value for value in known):
                     expected = " or ".join(map(json.dumps, known))
                     raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
+        for name in ACTIVATED.get(kind, []):
+            if name in names:
+                names.remove(name)
+                _check_activation(f"the {name} of its {kind}", name, each[name])
         if names != PARTS[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
         if kind == "LSTM":
@@ -270,6 +281,12 @@ def check(description: Any) -> None:
             if not isinstance(each["layers"], list) or not each["layers"]:
                 raise ValueError(f"its Stack has {short(each['layers'])} for layers; expected a list of at least one")
             waiting += each["layers"]
+
+
+def _check_activation(what: str, name: str, value: Any) -> None:
+    found = canonical(what, value)
+    if found == DEFAULTS[name] or (list(found) if isinstance(found, tuple) else found) != value:
+        raise ValueError(f"{what} is {short(json.dumps(value))}; expected what is not usual, in its shortest form")
 
 
 def _check_attributes(description: Mapping[str, Any]) -> None:
@@ -301,6 +318,8 @@ def weights_of(cell: Any) -> tuple[Tensor, ...]:
         return DENSE_WEIGHTS
     if cell["type"] == "LSTM":
         return lstm_weights("coupled" in cell, "proj_clip" in cell)
+    if cell["type"] == "RNN":
+        return OPS["block_rnn"].weights
     return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
 
 

@@ -3,8 +3,11 @@
 Written to be read. Each function has its op's name, keyword arguments and result, and stands by itself: nothing here is
 fast, nothing validates. Whatever the inputs' dtype, everything is computed and returned in float64.
 
+Where layers have arguments that their ops do not, such as `activation`, these are keyword arguments here, which change
+nothing where they are left out.
+
 Symbols: T time steps, B batch, I inputs, H cells; ``@`` is the matrix product, all else is elementwise. ``a_bar`` is
-the value that goes into gate a's sigmoid or tanh, ``d_a`` the gradient of the loss to ``a``. A comment ``from (3)``
+the value that goes into gate a's activation, ``d_a`` the gradient of the loss to ``a``. A comment ``from (3)``
 names the forward equation that a gradient goes back through.
 """
 
@@ -16,6 +19,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .activations import PARAMETERS, Activation, parts
 from .optable import (
     OPS,
     GRUCellGrad,
@@ -27,6 +31,8 @@ from .optable import (
     LSTMCellGrad,
     LSTMGrads,
     LSTMStates,
+    RNNGrads,
+    RNNStates,
 )
 
 Float64 = NDArray[np.float64]
@@ -46,15 +52,67 @@ def _beside(*arrays: Float64) -> Float64:
     return np.concatenate(arrays, axis=1)
 
 
+# ========================================================================================================== activations
+SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717  # scale and alpha
+
+
+def _hard_sigmoid(z: Float64, scale: float, shift: float) -> Float64:
+    return np.clip(scale * z + shift, 0, 1)
+
+
+def _elu(z: Float64, alpha: float) -> Float64:
+    return np.where(z > 0, z, alpha * np.expm1(np.minimum(z, 0)))
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Float64], Callable[..., Float64]]] = {
+    "tanh": (np.tanh, lambda y: 1 - y * y),
+    "sigmoid": (sigmoid, lambda y: y * (1 - y)),
+    "relu": (lambda z: np.maximum(z, 0), lambda y: np.where(y > 0, 1.0, 0.0)),
+    "leaky_relu": (lambda z, slope: np.where(z > 0, z, slope * z), lambda y, slope: np.where(y > 0, 1.0, slope)),
+    "elu": (_elu, lambda y, alpha: np.where(y > 0, 1.0, y + alpha)),
+    "selu": (
+        lambda z: SELU[0] * _elu(z, SELU[1]),
+        lambda y: np.where(y > 0, SELU[0], y + SELU[0] * SELU[1]),
+    ),
+    "softplus": (lambda z: np.logaddexp(z, 0), lambda y: -np.expm1(-y)),
+    "softsign": (lambda z: z / (1 + np.abs(z)), lambda y: (1 - np.abs(y)) ** 2),
+    "exponential": (np.exp, lambda y: y),
+    "hard_sigmoid": (_hard_sigmoid, lambda y, scale, shift: np.where((y > 0) & (y < 1), scale, 0.0)),
+    "linear": (lambda z: z, np.ones_like),
+}
+"""Each activation, and its derivative as a function of its value; both also take the parameters."""
+assert _FUNCTIONS.keys() == PARAMETERS.keys()
+
+
+def activated(z: ArrayLike, activation: Activation) -> Float64:
+    """The activation of z."""
+    name, values = parts(activation)
+    return _FUNCTIONS[name][0](np.asarray(z, dtype=np.float64), *values)
+
+
+def slope(y: ArrayLike, activation: Activation) -> Float64:
+    """The derivative of the activation where its value is y."""
+    name, values = parts(activation)
+    return _FUNCTIONS[name][1](np.asarray(y, dtype=np.float64), *values)
+
+
 # ================================================================================================================== GRU
 def GRUBlockCell(
-    *, x: ArrayLike, h_prev: ArrayLike, w_ru: ArrayLike, w_c: ArrayLike, b_ru: ArrayLike, b_c: ArrayLike
+    *,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w_ru: ArrayLike,
+    w_c: ArrayLike,
+    b_ru: ArrayLike,
+    b_c: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUStates:
     x, h_prev, w_ru, w_c, b_ru, b_c = _float64(x, h_prev, w_ru, w_c, b_ru, b_c)
     r_bar, u_bar = np.split(_beside(x, h_prev) @ w_ru + b_ru, 2, axis=1)  # (1)
-    r = sigmoid(r_bar)  # (2) reset gate
-    u = sigmoid(u_bar)  # (3) update gate: near 1 it keeps the old state
-    c = np.tanh(_beside(x, h_prev * r) @ w_c + b_c)  # (4) candidate; the reset comes before the product
+    r = activated(r_bar, recurrent_activation)  # (2) reset gate
+    u = activated(u_bar, recurrent_activation)  # (3) update gate: near 1 it keeps the old state
+    c = activated(_beside(x, h_prev * r) @ w_c + b_c, activation)  # (4) candidate; the reset comes before the product
     h = u * (h_prev - c) + c  # (5) which is u h_prev + (1 - u) c
     return GRUStates(r, u, c, h)
 
@@ -71,13 +129,15 @@ def GRUBlockCellGrad(
     u: ArrayLike,
     c: ArrayLike,
     d_h: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUCellGrad:
     x, h_prev, w_ru, w_c, r, u, c, d_h = _float64(x, h_prev, w_ru, w_c, r, u, c, d_h)
     inputs = x.shape[1]
-    d_c_bar = d_h * (1 - u) * (1 - c * c)  # from (5) through (4)
-    d_u_bar = d_h * (h_prev - c) * u * (1 - u)  # from (5) through (3)
+    d_c_bar = d_h * (1 - u) * slope(c, activation)  # from (5) through (4)
+    d_u_bar = d_h * (h_prev - c) * slope(u, recurrent_activation)  # from (5) through (3)
     to_x, to_hr = np.split(d_c_bar @ w_c.T, [inputs], axis=1)  # from (4): to x and to h_prev * r
-    d_r_bar = to_hr * h_prev * r * (1 - r)  # from (4) through (2)
+    d_r_bar = to_hr * h_prev * slope(r, recurrent_activation)  # from (4) through (2)
     d_r_bar_u_bar = _beside(d_r_bar, d_u_bar)
     to_x_1, to_h = np.split(d_r_bar_u_bar @ w_ru.T, [inputs], axis=1)  # from (1)
     d_x = to_x_1 + to_x
@@ -97,8 +157,12 @@ def gru_block_cell_vjp(
     u: ArrayLike,
     c: ArrayLike,
     d_h: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUCellVjp:
-    cell = GRUBlockCellGrad(x=x, h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, r=r, u=u, c=c, d_h=d_h)
+    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
+    weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
+    cell = GRUBlockCellGrad(x=x, h_prev=h_prev, r=r, u=u, c=c, d_h=d_h, **weights, **activations)
     x, h_prev, r = _float64(x, h_prev, r)
     d_w_ru = _beside(x, h_prev).T @ cell.d_r_bar_u_bar  # from (1)
     d_w_c = _beside(x, h_prev * r).T @ cell.d_c_bar  # from (4)
@@ -116,11 +180,14 @@ def block_gru(
     w_c: ArrayLike,
     b_ru: ArrayLike,
     b_c: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUStates:
+    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
     x, h_prev = _float64(x, h_prev)
     states = GRUStates(*(np.zeros((len(x), *h_prev.shape)) for _ in GRUStates._fields))  # zeros stay past seq_len_max
     for t in range(int(seq_len_max)):
-        step = GRUBlockCell(x=x[t], h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c)
+        step = GRUBlockCell(x=x[t], h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, **activations)
         for state, value in zip(states, step, strict=True):
             state[t] = value
         h_prev = step.h
@@ -141,7 +208,10 @@ def block_gru_grad(
     c: ArrayLike,
     h: ArrayLike,
     h_grad: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUGrads:
+    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
     x, h_prev, w_ru, w_c, b_ru, b_c = _float64(x, h_prev, w_ru, w_c, b_ru, b_c)
     r, u, c, h, h_grad = _float64(r, u, c, h, h_grad)
     x_grad, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad = map(np.zeros_like, (x, w_ru, w_c, b_ru, b_c))
@@ -158,6 +228,7 @@ def block_gru_grad(
             u=u[t],
             c=c[t],
             d_h=h_grad[t] + d_h,
+            **activations,
         )
         x_grad[t], d_h = step.d_x, step.d_h_prev
         w_ru_grad += step.d_w_ru
@@ -177,16 +248,18 @@ def block_gru_reset_after(
     b_ru: ArrayLike,
     b_c: ArrayLike,
     b_hc: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUResetAfterStates:
     x, h_before, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
     w_cx, w_ch = np.split(w_c, [x.shape[2]])  # the rows for x and those for h_prev
     states = GRUResetAfterStates(*(np.zeros((len(x), *h_before.shape)) for _ in GRUResetAfterStates._fields))
     for t in range(int(seq_len_max)):
         r_bar, u_bar = np.split(_beside(x[t], h_before) @ w_ru + b_ru, 2, axis=1)  # (1)
-        r = sigmoid(r_bar)  # (2)
-        u = sigmoid(u_bar)  # (3)
+        r = activated(r_bar, recurrent_activation)  # (2)
+        u = activated(u_bar, recurrent_activation)  # (3)
         hc = h_before @ w_ch + b_hc  # (4)
-        c = np.tanh(x[t] @ w_cx + b_c + r * hc)  # (5) the reset comes after the product
+        c = activated(x[t] @ w_cx + b_c + r * hc, activation)  # (5) the reset comes after the product
         h = u * (h_before - c) + c  # (6)
         for state, value in zip(states, (r, u, c, hc, h), strict=True):
             state[t] = value
@@ -210,6 +283,8 @@ def block_gru_reset_after_grad(
     hc: ArrayLike,
     h: ArrayLike,
     h_grad: ArrayLike,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> GRUResetAfterGrads:
     x, h_first, w_ru, w_c, b_ru, b_c, b_hc = _float64(x, h_prev, w_ru, w_c, b_ru, b_c, b_hc)
     r, u, c, hc, h, h_grad = _float64(r, u, c, hc, h, h_grad)
@@ -220,9 +295,9 @@ def block_gru_reset_after_grad(
     for t in reversed(range(int(seq_len_max))):
         h_before = h[t - 1] if t > 0 else h_first
         d_h = h_grad[t] + d_h_next
-        d_u_bar = d_h * (h_before - c[t]) * u[t] * (1 - u[t])  # from (6) through (3)
-        d_c_bar = d_h * (1 - u[t]) * (1 - c[t] * c[t])  # from (6) through (5)
-        d_r_bar = d_c_bar * hc[t] * r[t] * (1 - r[t])  # from (5) through (2)
+        d_u_bar = d_h * (h_before - c[t]) * slope(u[t], recurrent_activation)  # from (6) through (3)
+        d_c_bar = d_h * (1 - u[t]) * slope(c[t], activation)  # from (6) through (5)
+        d_r_bar = d_c_bar * hc[t] * slope(r[t], recurrent_activation)  # from (5) through (2)
         d_hc = d_c_bar * r[t]  # from (5)
         d_r_bar_u_bar = _beside(d_r_bar, d_u_bar)
         to_x, to_h = np.split(d_r_bar_u_bar @ w_ru.T, [inputs], axis=1)  # from (1)
@@ -235,6 +310,47 @@ def block_gru_reset_after_grad(
         b_c_grad += d_c_bar.sum(axis=0)
         b_hc_grad += d_hc.sum(axis=0)
     return GRUResetAfterGrads(x_grad, d_h_next, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad, b_hc_grad)
+
+
+# ================================================================================================================== RNN
+def block_rnn(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike,
+    activation: Activation = "tanh",
+) -> RNNStates:
+    x, h_before, w, b = _float64(x, h_prev, w, b)
+    h = np.zeros((len(x), *h_before.shape))  # zeros stay past seq_len_max
+    for t in range(int(seq_len_max)):
+        h[t] = activated(_beside(x[t], h_before) @ w + b, activation)  # (1)
+        h_before = h[t]
+    return RNNStates(h)
+
+
+def block_rnn_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+    activation: Activation = "tanh",
+) -> RNNGrads:
+    x, h_first, w, b, h, h_grad = _float64(x, h_prev, w, b, h, h_grad)
+    x_grad, w_grad, b_grad = map(np.zeros_like, (x, w, b))
+    d_h = np.zeros_like(h_first)  # what later steps send back
+    for t in reversed(range(int(seq_len_max))):
+        h_before = h[t - 1] if t > 0 else h_first
+        d_h_bar = (h_grad[t] + d_h) * slope(h[t], activation)  # from (1)
+        x_grad[t], d_h = np.split(d_h_bar @ w.T, [x.shape[2]], axis=1)
+        w_grad += _beside(x[t], h_before).T @ d_h_bar
+        b_grad += d_h_bar.sum(axis=0)
+    return RNNGrads(x_grad, d_h, w_grad, b_grad)
 
 
 # ================================================================================================================= LSTM
@@ -253,6 +369,8 @@ def _lstm_step(
     b: Float64,
     forget_bias: float,
     cell_clip: float,
+    activation: Activation,
+    recurrent_activation: Activation,
 ) -> LSTMStates:
     coupled = "i" not in gates
     bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, len(gates), axis=1), strict=True))  # (1)
@@ -261,16 +379,16 @@ def _lstm_step(
         if not coupled:
             bar["i"] = bar["i"] + cs_prev * wci
         bar["f"] = bar["f"] + cs_prev * wcf
-    f = sigmoid(bar["f"] + forget_bias)  # (3) forget gate; its peephole sees the old cell state
-    i = 1 - f if coupled else sigmoid(bar["i"])  # (2) input gate; likewise
-    ci = np.tanh(bar["ci"])  # (4) candidate
+    f = activated(bar["f"] + forget_bias, recurrent_activation)  # (3) forget gate; its peephole sees the old cell state
+    i = 1 - f if coupled else activated(bar["i"], recurrent_activation)  # (2) input gate; likewise
+    ci = activated(bar["ci"], activation)  # (4) candidate
     cs = i * ci + f * cs_prev  # (5) new cell state
     if cell_clip > 0:
         cs = np.clip(cs, -cell_clip, cell_clip)  # (6)
-    co = np.tanh(cs)  # (7)
+    co = activated(cs, activation)  # (7)
     if peepholes is not None:
         bar["o"] = bar["o"] + cs * wco
-    o = sigmoid(bar["o"])  # (8) output gate; its peephole sees the new cell state, after the clip
+    o = activated(bar["o"], recurrent_activation)  # (8) output gate; its peephole sees the new cs, clipped
     h = o * co  # (9)
     return LSTMStates(i, cs, f, o, ci, co, h)
 
@@ -282,21 +400,23 @@ def _lstm_step_grad(
     states: LSTMStates,
     cs_grad: Float64,
     h_grad: Float64,
+    activation: Activation,
+    recurrent_activation: Activation,
 ) -> LSTMCellGrad:
     """Back through (9) to (2); ``dicfo`` in the order of ``gates``."""
     i, cs, f, o, ci, co, _ = states
-    d_o_bar = h_grad * co * o * (1 - o)  # from (9) through (8)
-    d_cs = h_grad * o * (1 - co * co) + cs_grad  # from (9) through (7)
+    d_o_bar = h_grad * co * slope(o, recurrent_activation)  # from (9) through (8)
+    d_cs = h_grad * o * slope(co, activation) + cs_grad  # from (9) through (7)
     if peepholes is not None:
         wci, wcf, wco = peepholes
         d_cs = d_cs + d_o_bar * wco  # from (8)
     # (6) is taken for the identity, also where it clipped: straight through, as TF does
-    d_ci_bar = d_cs * i * (1 - ci * ci)  # from (5) through (4)
+    d_ci_bar = d_cs * i * slope(ci, activation)  # from (5) through (4)
     if "i" in gates:
-        d_f_bar = d_cs * cs_prev * f * (1 - f)  # from (5) through (3)
-        d_i_bar = d_cs * ci * i * (1 - i)  # from (5) through (2)
-    else:
-        d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)  # from (5) through (3), also through (2), which is 1 - f
+        d_f_bar = d_cs * cs_prev * slope(f, recurrent_activation)  # from (5) through (3)
+        d_i_bar = d_cs * ci * slope(i, recurrent_activation)  # from (5) through (2)
+    else:  # from (5) through (3), also through (2), which is 1 - f
+        d_f_bar = d_cs * (cs_prev - ci) * slope(f, recurrent_activation)
         d_i_bar = np.zeros_like(d_f_bar)
     cs_prev_grad = d_cs * f  # from (5)
     if peepholes is not None:
@@ -347,11 +467,14 @@ def LSTMBlockCell(
     forget_bias: float = 1.0,
     cell_clip: float = 3.0,
     use_peephole: bool = False,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
     x, cs_prev, h_prev, w, b = _float64(x, cs_prev, h_prev, w, b)
     peepholes = _peepholes(use_peephole, wci, wcf, wco)
     gates = OPS["LSTMBlockCell"].gates
-    return _lstm_step(gates, x, cs_prev, h_prev, w, peepholes, b, forget_bias, cell_clip)
+    activations = activation, recurrent_activation
+    return _lstm_step(gates, x, cs_prev, h_prev, w, peepholes, b, forget_bias, cell_clip, *activations)
 
 
 def LSTMBlockCellGrad(
@@ -373,11 +496,14 @@ def LSTMBlockCellGrad(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMCellGrad:
     cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad = _float64(cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad)
     peepholes = _peepholes(use_peephole, wci, wcf, wco)
     gates = OPS["LSTMBlockCellGrad"].gates
-    step = _lstm_step_grad(gates, cs_prev, peepholes, LSTMStates(i, cs, f, o, ci, co, o * co), cs_grad, h_grad)
+    states, activations = LSTMStates(i, cs, f, o, ci, co, o * co), (activation, recurrent_activation)
+    step = _lstm_step_grad(gates, cs_prev, peepholes, states, cs_grad, h_grad, *activations)
     peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), step[2:])
     return LSTMCellGrad(step.cs_prev_grad, step.dicfo, *peephole_grads)
 
@@ -401,6 +527,8 @@ def lstm_block_cell_vjp(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
     cell = LSTMBlockCellGrad(
         x=x,
@@ -420,6 +548,8 @@ def lstm_block_cell_vjp(
         cs_grad=cs_grad,
         h_grad=h_grad,
         use_peephole=use_peephole,
+        activation=activation,
+        recurrent_activation=recurrent_activation,
     )
     x, h_prev, w = _float64(x, h_prev, w)
     x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(x, h_prev, w, cell.dicfo)
@@ -439,12 +569,13 @@ def _block_lstm(
     forget_bias: float,
     cell_clip: float,
     use_peephole: bool,
+    *activations: Activation,
 ) -> LSTMStates:
     x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
     peepholes = _peepholes(use_peephole, *weights)
     states = LSTMStates(*(np.zeros((len(x), *cs.shape)) for _ in LSTMStates._fields))  # zeros stay past seq_len_max
     for t in range(int(seq_len_max)):
-        step = _lstm_step(gates, x[t], cs, h, w, peepholes, b, forget_bias, cell_clip)
+        step = _lstm_step(gates, x[t], cs, h, w, peepholes, b, forget_bias, cell_clip, *activations)
         for state, value in zip(states, step, strict=True):
             state[t] = value
         cs, h = step.cs, step.h
@@ -464,6 +595,7 @@ def _block_lstm_grad(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    *activations: Activation,
 ) -> LSTMGrads:
     x, cs_prev, h_prev, w, b, cs_grad, h_grad = _float64(x, cs_prev, h_prev, w, b, cs_grad, h_grad)
     hidden = cs_prev.shape[1]
@@ -475,7 +607,8 @@ def _block_lstm_grad(
     for t in reversed(range(int(seq_len_max))):
         cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_prev, h_prev)
         now = LSTMStates(*(state[t] for state in states))
-        step = _lstm_step_grad(gates, cs_before, peepholes, now, cs_grad[t] + d_cs, h_grad[t] + d_h)
+        incoming = cs_grad[t] + d_cs, h_grad[t] + d_h
+        step = _lstm_step_grad(gates, cs_before, peepholes, now, *incoming, *activations)
         d_cs = step.cs_prev_grad
         x_grad[t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
         w_grad += w_step
@@ -499,10 +632,12 @@ def BlockLSTM(
     forget_bias: float = 1.0,
     cell_clip: float = 3.0,
     use_peephole: bool = False,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    gates = OPS["BlockLSTM"].gates
-    weights = wci, wcf, wco
-    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, forget_bias, cell_clip, use_peephole)
+    gates, activations = OPS["BlockLSTM"].gates, (activation, recurrent_activation)
+    options = forget_bias, cell_clip, use_peephole, *activations
+    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, (wci, wcf, wco), b, *options)
 
 
 def BlockLSTMGrad(
@@ -526,10 +661,12 @@ def BlockLSTMGrad(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
-    gates = OPS["BlockLSTMGrad"].gates
+    gates, options = OPS["BlockLSTMGrad"].gates, (use_peephole, activation, recurrent_activation)
     weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
-    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, *options)
 
 
 def BlockLSTMV2(
@@ -545,10 +682,11 @@ def BlockLSTMV2(
     b: ArrayLike,
     cell_clip: float = 0.0,
     use_peephole: bool = False,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    gates = OPS["BlockLSTMV2"].gates
-    weights = wci, wcf, wco
-    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, 0.0, cell_clip, use_peephole)
+    gates, options = OPS["BlockLSTMV2"].gates, (cell_clip, use_peephole, activation, recurrent_activation)
+    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, (wci, wcf, wco), b, 0.0, *options)
 
 
 def BlockLSTMGradV2(
@@ -572,10 +710,12 @@ def BlockLSTMGradV2(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
-    gates = OPS["BlockLSTMGradV2"].gates
+    gates, options = OPS["BlockLSTMGradV2"].gates, (use_peephole, activation, recurrent_activation)
     weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
-    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, use_peephole)
+    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, *options)
 
 
 # ------------------------------------------------------------------------------------------- the layer beyond the ops
@@ -601,6 +741,8 @@ def lstm_layer(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
     gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
     """What a `blockcell.LSTM` computes over T steps, with `gates` in the order of w's columns: ``("ci", "f", "o")`` for
     coupled ones. h is [T,B,P] with a projection w_p [H,P], else [T,B,H]; all else is [T,B,H]."""
@@ -608,7 +750,8 @@ def lstm_layer(
     peepholes = _layer_peepholes(wci, wcf, wco)
     steps = []
     for x_t in x:
-        step = _lstm_step(gates, x_t, cs, h, w, peepholes, b, forget_bias, cell_clip)
+        options = forget_bias, cell_clip, activation, recurrent_activation
+        step = _lstm_step(gates, x_t, cs, h, w, peepholes, b, *options)
         if w_p is not None:
             h = step.h @ np.asarray(w_p, np.float64)  # (10)
             if proj_clip > 0:
@@ -632,6 +775,8 @@ def lstm_layer_grad(
     w_p: ArrayLike | None = None,
     proj_clip: float = 0.0,
     gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
     states: LSTMStates,
     h_grad: ArrayLike,
     cs_last_grad: ArrayLike,
@@ -656,7 +801,7 @@ def lstm_layer_grad(
                 d_m = np.where(np.abs(now.h) < proj_clip, d_m, 0)  # from (11): nothing passes where it clips
             grads["w_p"] += (now.o * now.co).T @ d_m  # from (10)
             d_m = d_m @ w_p.T  # from (10)
-        step = _lstm_step_grad(gates, cs_before, peepholes, now, d_cs, d_m)
+        step = _lstm_step_grad(gates, cs_before, peepholes, now, d_cs, d_m, activation, recurrent_activation)
         d_cs = step.cs_prev_grad
         grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
         grads["w"] += w_step

@@ -1,5 +1,5 @@
-"""Ops in the style of `blockcell.raw_ops` that TensorFlow does not have: two GRUs over sequences, and the gradients of
-the two cells to all of their arrays.
+"""Ops in the style of `blockcell.raw_ops` that TensorFlow does not have: two GRUs and a plain RNN over sequences, and
+the gradients of the two cells to all of their arrays.
 
 What the documentation of `blockcell.raw_ops` says of arguments, dtypes and shapes holds here too.
 """
@@ -11,13 +11,27 @@ from typing import SupportsIndex
 from numpy.typing import ArrayLike
 
 from ._bind import bind
-from .optable import OPS, Array, GRUCellVjp, GRUGrads, GRUResetAfterGrads, GRUResetAfterStates, GRUStates, LSTMGrads
+from .activations import Activation
+from .optable import (
+    OPS,
+    Array,
+    GRUCellVjp,
+    GRUGrads,
+    GRUResetAfterGrads,
+    GRUResetAfterStates,
+    GRUStates,
+    LSTMGrads,
+    RNNGrads,
+    RNNStates,
+)
 
 __all__ = [
     "block_gru",
     "block_gru_grad",
     "block_gru_reset_after",
     "block_gru_reset_after_grad",
+    "block_rnn",
+    "block_rnn_grad",
     "gru_block_cell_vjp",
     "lstm_block_cell_vjp",
 ]
@@ -26,6 +40,8 @@ _block_gru = bind(OPS["block_gru"]).run
 _block_gru_grad = bind(OPS["block_gru_grad"]).run
 _block_gru_reset_after = bind(OPS["block_gru_reset_after"]).run
 _block_gru_reset_after_grad = bind(OPS["block_gru_reset_after_grad"]).run
+_block_rnn = bind(OPS["block_rnn"]).run
+_block_rnn_grad = bind(OPS["block_rnn_grad"]).run
 _gru_block_cell_vjp = bind(OPS["gru_block_cell_vjp"]).run
 _lstm_block_cell_vjp = bind(OPS["lstm_block_cell_vjp"]).run
 
@@ -354,6 +370,145 @@ def block_gru_reset_after_grad(
     result: GRUResetAfterGrads = _block_gru_reset_after_grad(
         (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc, r, u, c, hc, h, h_grad), out, num_threads, (), seq_len_max
     )
+    return result
+
+
+def block_rnn(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike,
+    activation: Activation = "tanh",
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> RNNStates:
+    """A plain recurrent layer over a sequence: the RNN of PyTorch and ONNX, Keras' SimpleRNN.
+
+    At step t, with ``h_prev`` from step t - 1:
+
+    .. code-block:: text
+
+        h = activation([x, h_prev] @ w + b)
+
+    Past seq_len_max h is zero.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, H)
+        Weights: I rows for x, H rows for h_prev.
+    b : array_like (H,)
+        Bias.
+    activation : str or tuple
+        One of Keras' names, or a tuple of a name and parameters: `blockcell.activations` has them.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    RNNStates
+        h (T, B, H)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong, or the activation is unknown. The message names the argument and what was
+        expected.
+
+    Notes
+    -----
+    Source: the equations of ``torch.nn.RNN``, whose two biases are added up here, and of ``keras.layers.SimpleRNN``.
+    """
+    result: RNNStates = _block_rnn((x, h_prev, w, b), out, num_threads, (activation,), seq_len_max)
+    return result
+
+
+def block_rnn_grad(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike,
+    h: ArrayLike,
+    h_grad: ArrayLike,
+    activation: Activation = "tanh",
+    out: tuple[Array, ...] | None = None,
+    num_threads: SupportsIndex | None = None,
+) -> RNNGrads:
+    """The gradient of `block_rnn` to all its arrays.
+
+    At each step, with d_h the sum of the gradients from outside and from the step after it:
+
+    .. code-block:: text
+
+        d_h_bar = d_h * slope(h)
+        [d_x | d_h_prev] = d_h_bar @ w^T
+        d_w = [x, h_prev]^T @ d_h_bar
+        d_b = the sum of d_h_bar over the batch
+
+    ``slope(h)`` is the derivative of the activation where its value is h, such as ``1 - h * h`` for tanh.
+
+    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
+    that the step before it gets from outside; the weights' gradients are summed over the steps,
+    and x_grad is zero from seq_len_max on.
+
+    Parameters
+    ----------
+    seq_len_max : int
+        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
+        What x, and with it every array over time, holds from there on is never read.
+    x : array_like (T, B, I)
+        Input, time first.
+    h_prev : array_like (B, H)
+        Hidden state before the first step.
+    w : array_like (I+H, H)
+        Weights: I rows for x, H rows for h_prev.
+    b : array_like (H,)
+        Bias. The values are not used.
+    h : array_like (T, B, H)
+        What `block_rnn` returned.
+    h_grad : array_like (T, B, H)
+        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    activation : str or tuple
+        As in the forward call.
+    out : tuple of ndarray, optional
+        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
+        no memory with an input or with each other.
+    num_threads : int, optional
+        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+
+    Returns
+    -------
+    RNNGrads
+        x_grad (T, B, I), h_prev_grad (B, H), w_grad (I+H, H), b_grad (H,)
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
+    ValueError
+        A rank, size or range is wrong, or the activation is unknown. The message names the argument and what was
+        expected.
+
+    Notes
+    -----
+    Source: the derivative of the equations of `block_rnn`.
+    """
+    result: RNNGrads = _block_rnn_grad((x, h_prev, w, b, h, h_grad), out, num_threads, (activation,), seq_len_max)
     return result
 
 

@@ -5,7 +5,7 @@ allocation, the results' named tuples, test data, ONNX graphs, the README.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
-H from ``h_prev`` (GRU) or ``cs_prev`` (LSTM).
+H from ``h_prev`` (GRU, RNN) or ``cs_prev`` (LSTM).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .activations import Activation, Numbers
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
@@ -100,6 +102,21 @@ class GRUResetAfterGrads(NamedTuple):
     b_ru_grad: Array
     b_c_grad: Array
     b_hc_grad: Array
+
+
+class RNNStates(NamedTuple):
+    """New state."""
+
+    h: Array
+
+
+class RNNGrads(NamedTuple):
+    """Gradients to all four inputs of the sequence."""
+
+    x_grad: Array
+    h_prev_grad: Array
+    w_grad: Array
+    b_grad: Array
 
 
 class LSTMStates(NamedTuple):
@@ -187,11 +204,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A number or switch of an op. Required where the default is None."""
+    """A number, switch or activation of an op. Required where the default is None."""
 
     name: str
-    default: float | bool | None
-    kind: type[float] | type[bool] = float
+    default: float | bool | Activation | None
+    kind: type[float] | type[bool] | type[Numbers] = float
+    """What a kernel gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +276,7 @@ _GRU_STATES = "r[B H] u[B H] c[B H]"
 _GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
 _RESET_AFTER_WEIGHTS = _GRU_WEIGHTS | {"bias": "b_ru[2H] b_c[H] b_hc[H]"}
 _RESET_AFTER_SEQUENCE = "r[T B H] u[T B H] c[T B H] hc[T B H] h[T B H]"
+_RNN_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w[I+H H]", "bias": "b[H]"}
 _LSTM_WEIGHTS = {
     "state": "cs_prev[B H] h_prev[B H]",
     "matrix": "w[I+H 4H]",
@@ -269,6 +288,7 @@ _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B
 _LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
 _PEEPHOLE_GRADS = "wci_grad wcf_grad wco_grad"
 
+_ACTIVATION = Attribute("activation", "tanh", Numbers)
 _PEEPHOLE = Attribute("use_peephole", False, bool)
 _PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
 _LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
@@ -420,6 +440,28 @@ _TABLE = (
         outputs=_outputs(GRUResetAfterGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
         attributes=(),
         result=GRUResetAfterGrads,
+    ),
+    Op(
+        name="block_rnn",
+        module="ops",
+        kernel="block_rnn",
+        gates=("h",),
+        sequence=True,
+        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS),
+        outputs=_outputs(RNNStates, "T B H"),
+        attributes=(_ACTIVATION,),
+        result=RNNStates,
+    ),
+    Op(
+        name="block_rnn_grad",
+        module="ops",
+        kernel="block_rnn_grad",
+        gates=("h",),
+        sequence=True,
+        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
+        outputs=_outputs(RNNGrads, "T B I", "B H", "I+H H", "H"),
+        attributes=(_ACTIVATION,),
+        result=RNNGrads,
     ),
     Op(
         name="gru_block_cell_vjp",

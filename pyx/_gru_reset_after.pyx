@@ -19,7 +19,7 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, use_panels
+from plan cimport Backward, Forward, ResetAfter, backward_of, forward_of, use_activations, use_panels
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
 
@@ -192,11 +192,13 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 
 def gru_reset_after_layer(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
+    activation, recurrent_activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
     s.c = reset_after_of()
+    use_activations(&s.c, activation, recurrent_activation)
     s.c.narrow = narrow
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
@@ -221,11 +223,13 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 
 def gru_reset_after_layer_grad(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation,
+    recurrent_activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s
     s.c = reset_after_of()
+    use_activations(&s.c, activation, recurrent_activation)
     s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

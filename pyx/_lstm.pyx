@@ -22,7 +22,7 @@ from operands cimport (
 from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, use_activations, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -367,11 +367,13 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 def lstm_layer(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
-    double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled
+    double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled,
+    activation, recurrent_activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
     s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
+    use_activations(&s.c, activation, recurrent_activation)
     s.c.narrow = narrow
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
@@ -398,11 +400,12 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
 
 def lstm_layer_grad(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, double proj_clip,
-    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled
+    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled, activation, recurrent_activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s
     s.c = layer_of(0, 0, use_peephole, ifco, P, coupled, proj_clip)
+    use_activations(&s.c, activation, recurrent_activation)
     s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -5,7 +5,8 @@
 
 The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
 pre-activations side by side: dicfo of an LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and
-d_hc if it resets after the product (lstm.pxd, gru.pxd and gru_reset_after.pxd compute them).
+d_hc if it resets after the product; d_h_bar of a plain RNN (lstm.pxd, gru.pxd, gru_reset_after.pxd and rnn.pxd compute
+them).
 """
 from cython.parallel cimport parallel, prange
 
@@ -24,10 +25,11 @@ from operands cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, cell, columns_of, matrices_of, products_of, projects, saved_of,
+    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, Rnn, cell, columns_of, matrices_of, products_of, projects, saved_of,
     take_marks_back
 )
 from real cimport real
+from rnn cimport rnn_grad_line
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
@@ -95,7 +97,7 @@ cdef inline real *own_panel(
     const Backward *p, const cell *c, real *work, Py_ssize_t number, int n
 ) noexcept nogil:
     """Where a part packs one panel after the other in a single step."""
-    cdef Py_ssize_t size = p.panel[0] if cell is Lstm else p.panel[0] + p.panel[1]
+    cdef Py_ssize_t size = p.panel[0] + p.panel[1] if matrices_of(c) > 1 else p.panel[0]
     return work + p.w_h[0] + number * size + (p.panel[0] if n else 0)
 
 
@@ -189,9 +191,12 @@ cdef inline void state_grad_rows(
                     else:
                         lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
                 elif cell is ResetAfter:
-                    bars_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
+                    bars_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
+                elif cell is Rnn:
+                    clear(d_h, L)
+                    rnn_grad_line(p, c, inputs, at, t, row, carry, d)
                 else:
-                    candidate_grad_line(p, inputs, before, at, t, row, carry, d_h, d)
+                    candidate_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
         b += m
         first += TILES
 
@@ -229,8 +234,8 @@ cdef inline void second_grad_rows(
                                        d + (b + q) * p.Ns)
                         if marked(&p.steps, k, b + q, FRESH):  # the step before did not lead here
                             clear(d_cs, L)
-                    else:
-                        gates_grad_line(p, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
+                    elif cell is Gru:
+                        gates_grad_line(p, c, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
                                         work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
         b += m
         first += TILES
@@ -652,7 +657,7 @@ cdef inline void take_transposed(
 
 cdef inline void take_plain(const cell *c, const Pass *a, const store **inputs, store **outputs) noexcept nogil:
     """Weights and their gradients as layers have them."""
-    cdef int k, biases = 4 if cell is Lstm else 2  # where they begin among the weights
+    cdef int k, biases = 4 if cell is Lstm else 1 if cell is Rnn else 2  # where they begin among the weights
     inputs[W], outputs[W_GRAD] = <const store *> a.weights[0], <store *> a.weight_grads[0]
     outputs[BIAS_GRAD] = <store *> a.weight_grads[biases]
     if cell is Lstm:
@@ -663,8 +668,9 @@ cdef inline void take_plain(const cell *c, const Pass *a, const store **inputs, 
             inputs[W_P], outputs[W_P_GRAD] = <const store *> a.weights[5], <store *> a.weight_grads[5]
             outputs[BIAS_GRAD + 1] = NULL
     else:
-        inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
-        outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
+        if cell is not Rnn:
+            inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
+            outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
         if cell is ResetAfter:
             outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
 

@@ -4,7 +4,7 @@
     of a projected LSTM m @ w_p  ->  store states
 
 The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
-cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd) compute states and outputs from it.
+cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
 from libc.string cimport memcpy
@@ -16,7 +16,7 @@ from integer cimport in_integers, quantise_row
 from lstm cimport load_peepholes, lstm_cells, projected_cells
 from narrow cimport WIDE
 from operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_C, OUT_H, OUT_HC, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 )
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
@@ -24,10 +24,11 @@ from panels cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
+    PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, Rnn, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
     products_of, projects, saved_of, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
+from rnn cimport rnn_cells
 from steps cimport (
     FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, row_in, rows_of, taking_part
 )
@@ -55,7 +56,7 @@ cdef inline void clear_ended(
     cdef Layout saved = layout_of(p.B, p.H)
     cdef int out
     clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
-    for out in range(OUT_H + 1, OUTS if cell is Lstm else OUT_C + 1 if cell is Gru else OUT_HC + 1):
+    for out in range(OUT_H + 1, OUT_H + 1 + saved_of(c)):
         if outputs[out] is not NULL:
             clear_past_ends(&p.steps, outputs[out], &saved, p.H, number, parts)
 
@@ -135,13 +136,16 @@ cdef inline void cells(
         else:
             projected_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
     elif cell is ResetAfter:
-        reset_after_cells(p, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+        reset_after_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+    elif cell is Rnn:
+        for j in range(j0, j1):
+            rnn_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
     elif n == 0:
         for j in range(j0, j1):
-            gates_cells(p, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
+            gates_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
     else:
         for j in range(j0, j1):
-            candidate_cells(p, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
+            candidate_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
 
 
 cdef inline void step_rows(

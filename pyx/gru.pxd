@@ -11,9 +11,12 @@ Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
     d_r_bar = d_hr * h_prev * r * (1 - r)
     d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T, of the rows of w_ru for h
 
+A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then stands
+for u * (1 - u), and s(c) for 1 - c^2.
+
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
-from activations cimport sigmoid, tanh
+from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
 from gradients cimport state_line
 from half cimport half
 from narrow cimport WIDE
@@ -34,58 +37,86 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 cdef inline Gru gru_of() noexcept nogil:
     cdef Gru c
     c.gates[RU], c.gates[C], c.transposed, c.narrow = 2, 1, False, WIDE
+    c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
     return c
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
 cdef inline called gates(
-    const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u, real *restrict hr
+    const Gru *of, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
+    real *restrict hr
 ) noexcept nogil:
     """From z to r, u and hr = h_prev * r."""
     cdef Py_ssize_t l, L = line_of(z)
-    for l in range(L):
-        r[l] = sigmoid(z[R_BAR * L + l])
-        u[l] = sigmoid(z[U_BAR * L + l])
-        hr[l] = h_prev[l] * r[l]
+    if of.usual:
+        for l in range(L):
+            r[l] = sigmoid(z[R_BAR * L + l])
+            u[l] = sigmoid(z[U_BAR * L + l])
+            hr[l] = h_prev[l] * r[l]
+    else:
+        activate(&of.recurrent, z + R_BAR * L, r)
+        activate(&of.recurrent, z + U_BAR * L, u)
+        for l in range(L):
+            hr[l] = h_prev[l] * r[l]
 
 
 cdef inline called candidate(
-    const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
+    const Gru *of, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """From z and u to c; h becomes the new state."""
     cdef Py_ssize_t l, L = line_of(z)
-    for l in range(L):
-        c[l] = tanh(z[l])
-        h[l] = u[l] * (h[l] - c[l]) + c[l]
+    if of.usual:
+        for l in range(L):
+            c[l] = tanh(z[l])
+            h[l] = u[l] * (h[l] - c[l]) + c[l]
+    else:
+        activate(&of.activation, z, c)
+        for l in range(L):
+            h[l] = u[l] * (h[l] - c[l]) + c[l]
 
 
 cdef inline called candidate_grad(
-    const real *restrict u, const real *restrict c, const real *restrict h_prev, const real *restrict d_h,
-    real *restrict d_u_bar, real *restrict d_c_bar
+    const Gru *of, const real *restrict u, const real *restrict c, const real *restrict h_prev,
+    const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
     cdef Py_ssize_t l, L = line_of(u)
     cdef real one = 1  # a literal 1 would make all of it double
-    for l in range(L):
-        d_u_bar[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
-        d_c_bar[l] = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
+    cdef real[LF] s_u, s_c
+    if of.usual:
+        for l in range(L):
+            d_u_bar[l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
+            d_c_bar[l] = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
+    else:
+        slope(&of.recurrent, u, s_u)
+        slope(&of.activation, c, s_c)
+        for l in range(L):
+            d_u_bar[l] = d_h[l] * (h_prev[l] - c[l]) * s_u[l]
+            d_c_bar[l] = d_h[l] * (one - u[l]) * s_c[l]
 
 
 cdef inline called gates_grad(
-    const real *restrict r, const real *restrict u, const real *restrict h_prev, const real *restrict d_hr,
-    real *restrict d_h, real *restrict d_r_bar
+    const Gru *of, const real *restrict r, const real *restrict u, const real *restrict h_prev,
+    const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
     """d_h becomes the part of d_h_prev that does not come through r and u."""
     cdef Py_ssize_t l, L = line_of(r)
     cdef real one = 1
-    for l in range(L):
-        d_r_bar[l] = d_hr[l] * h_prev[l] * r[l] * (one - r[l])
-        d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
+    cdef real[LF] s_r
+    if of.usual:
+        for l in range(L):
+            d_r_bar[l] = d_hr[l] * h_prev[l] * r[l] * (one - r[l])
+            d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
+    else:
+        slope(&of.recurrent, r, s_r)
+        for l in range(L):
+            d_r_bar[l] = d_hr[l] * h_prev[l] * s_r[l]
+            d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void gates_cells(
-    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
-    store **outputs
+    const Forward *p, const Gru *of, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
+    real *rows, store **outputs
 ) noexcept nogil:
     """r, u and h_prev * r of the step processed as number k, from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[RU].units
@@ -97,7 +128,7 @@ cdef inline void gates_cells(
             at = (j * units + s) * L
             to = (t * p.B + row_in(&p.steps, b)) * p.H + at
             u = rows + p.u + b * p.Hs + at
-            gates(z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
+            gates(of, z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
                   rows + p.hr + b * p.Hs + at)
             if outputs[OUT_R] is NULL:
                 continue
@@ -112,8 +143,8 @@ cdef inline void gates_cells(
 
 
 cdef inline void candidate_cells(
-    const Forward *p, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z, real *rows,
-    store **outputs
+    const Forward *p, const Gru *of, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
+    real *rows, store **outputs
 ) noexcept nogil:
     """c, h and the new state of the step processed as number k, from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[C].units
@@ -133,7 +164,7 @@ cdef inline void candidate_cells(
                 clear(c, L)
                 y = zero
             else:
-                candidate(z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
+                candidate(of, z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
             if outputs[OUT_C] is not NULL:
                 row = outputs[OUT_C] + (t * p.B + row_in(&p.steps, b)) * p.H + at
                 store_line(row, c, p.H - at)
@@ -151,7 +182,7 @@ cdef inline void candidate_cells(
 
 # ------------------------------------------------------------------------------------------ backward: a step's cells
 cdef inline void candidate_grad_line(
-    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
+    const Backward *p, const Gru *of, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
     const real *carry, real *d_h, real *d
 ) noexcept nogil:
     """Line j of row (t, b) of d_u_bar and d_c_bar, to row d, and of d_h, the carried gradient plus the incoming
@@ -166,15 +197,15 @@ cdef inline void candidate_grad_line(
     load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
     for l in range(L):
         d_h[l] = carry[l] + d_h[l]
-    candidate_grad(line_at(&u[0], inputs[OUT_U] + at, n), line_at(&c[0], inputs[OUT_C] + at, n),
+    candidate_grad(of, line_at(&u[0], inputs[OUT_U] + at, n), line_at(&c[0], inputs[OUT_C] + at, n),
                    state_line(&h[0], h_prev, j, n), d_h, d_u_bar, d_c_bar)
     store_line(d + U_BAR * p.H + j * L, d_u_bar, n)
     store_line(d + C_BAR * p.H + j * L, d_c_bar, n)
 
 
 cdef inline void gates_grad_line(
-    const Backward *p, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r, const real *d_hr,
-    real *d_h, real *d
+    const Backward *p, const Gru *of, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t r,
+    const real *d_hr, real *d_h, real *d
 ) noexcept nogil:
     """Line j of row r = t * B + b of d_r_bar, to row d, from d_hr; d_h becomes the carried gradient."""
     cdef Py_ssize_t L = line_of(d)
@@ -183,6 +214,6 @@ cdef inline void gates_grad_line(
     cdef real[LF] h
     cdef real[LF] d_r_bar
     cdef Py_ssize_t at = r * p.H + j * L, n = p.H - j * L
-    gates_grad(line_at(&gate_r[0], inputs[OUT_R] + at, n), line_at(&u[0], inputs[OUT_U] + at, n),
+    gates_grad(of, line_at(&gate_r[0], inputs[OUT_R] + at, n), line_at(&u[0], inputs[OUT_U] + at, n),
                state_line(&h[0], h_prev, j, n), d_hr, d_h, d_r_bar)
     store_line(d + R_BAR * p.H + j * L, d_r_bar, n)

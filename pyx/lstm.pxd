@@ -29,9 +29,12 @@ Coupled, and projected, where m_grad takes h_grad's place above:
     d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)
     d_h     = h_grad where |h| < proj_clip, else 0     m_grad = d_h @ w_p.T
 
+A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(o) then stands
+for o * (1 - o), and s(co) for 1 - co^2.
+
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
-from activations cimport sigmoid, tanh
+from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
 from gradients cimport peephole_sum, state_line
 from half cimport half
 from narrow cimport WIDE
@@ -59,6 +62,7 @@ cdef enum:  # the lines of the peepholes
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     cdef Lstm c
     c.gates[0], c.gates[1], c.transposed, c.narrow = GATES, 0, False, WIDE
+    c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
     c.coupled, c.P, c.proj_clip = False, 0, 0
@@ -91,10 +95,15 @@ cdef inline called cell_state(
         if c.peephole:
             for l in range(L):
                 f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
+        if c.usual:
+            for l in range(L):
+                y[OUT_F * L + l] = sigmoid(f_bar[l])
+                y[OUT_CI * L + l] = tanh(z[(CI_BAR - 1) * L + l])
+        else:
+            activate(&c.recurrent, f_bar, y + OUT_F * L)
+            activate(&c.activation, z + (CI_BAR - 1) * L, y + OUT_CI * L)
         for l in range(L):
-            y[OUT_F * L + l] = sigmoid(f_bar[l])
             y[OUT_I * L + l] = one - y[OUT_F * L + l]
-            y[OUT_CI * L + l] = tanh(z[(CI_BAR - 1) * L + l])
             s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     else:
         for l in range(L):
@@ -104,11 +113,18 @@ cdef inline called cell_state(
             for l in range(L):
                 i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
                 f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
-        for l in range(L):
-            y[OUT_I * L + l] = sigmoid(i_bar[l])
-            y[OUT_F * L + l] = sigmoid(f_bar[l])
-            y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
-            s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+        if c.usual:
+            for l in range(L):
+                y[OUT_I * L + l] = sigmoid(i_bar[l])
+                y[OUT_F * L + l] = sigmoid(f_bar[l])
+                y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
+                s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+        else:
+            activate(&c.recurrent, i_bar, y + OUT_I * L)
+            activate(&c.recurrent, f_bar, y + OUT_F * L)
+            activate(&c.activation, z + CI_BAR * L, y + OUT_CI * L)
+            for l in range(L):
+                s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     if clip > 0:
         for l in range(L):
             s[l] = clip if s[l] > clip else s[l]
@@ -130,11 +146,18 @@ cdef inline called cell_output(
     if c.peephole:
         for l in range(L):
             o_bar[l] = o_bar[l] + cs_state[l] * peep[PEEP_O * L + l]
-    for l in range(L):
-        y[OUT_O * L + l] = sigmoid(o_bar[l])
-        y[OUT_CO * L + l] = tanh(cs_state[l])
-        y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
-        h_state[l] = y[OUT_H * L + l]
+    if c.usual:
+        for l in range(L):
+            y[OUT_O * L + l] = sigmoid(o_bar[l])
+            y[OUT_CO * L + l] = tanh(cs_state[l])
+            y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
+            h_state[l] = y[OUT_H * L + l]
+    else:
+        activate(&c.recurrent, o_bar, y + OUT_O * L)
+        activate(&c.activation, cs_state, y + OUT_CO * L)
+        for l in range(L):
+            y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
+            h_state[l] = y[OUT_H * L + l]
 
 
 cdef inline called cell_grad(
@@ -146,27 +169,51 @@ cdef inline called cell_grad(
     identity, as in TensorFlow."""
     cdef Py_ssize_t l, L = line_of(dicfo)
     cdef real one = 1  # a literal 1 would make it double
-    cdef real[LF] d_cs
-    for l in range(L):
-        dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o[l] * (one - o[l])
-        d_cs[l] = h_grad[l] * o[l] * (one - co[l] * co[l]) + cs_grad[l]
+    cdef real[LF] d_cs, s_i, s_f, s_o, s_ci, s_co
+    if c.usual:
+        for l in range(L):
+            dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o[l] * (one - o[l])
+            d_cs[l] = h_grad[l] * o[l] * (one - co[l] * co[l]) + cs_grad[l]
+    else:
+        slope(&c.recurrent, o, s_o)
+        slope(&c.activation, co, s_co)
+        for l in range(L):
+            dicfo[O_BAR * L + l] = h_grad[l] * co[l] * s_o[l]
+            d_cs[l] = h_grad[l] * o[l] * s_co[l] + cs_grad[l]
     if c.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
+    if not c.usual:
+        slope(&c.recurrent, i, s_i)
+        slope(&c.recurrent, f, s_f)
+        slope(&c.activation, ci, s_ci)
     if c.coupled:
+        if c.usual:
+            for l in range(L):
+                dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
+                dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * f[l] * (one - f[l])
+        else:
+            for l in range(L):
+                dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
+                dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * s_f[l]
         for l in range(L):
-            dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
-            dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * f[l] * (one - f[l])
             cs_grad[l] = d_cs[l] * f[l]
         if c.peephole:
             for l in range(L):
                 cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
         return
-    for l in range(L):
-        dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])
-        dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
-        dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f[l] * (one - f[l])
-        cs_grad[l] = d_cs[l] * f[l]
+    if c.usual:
+        for l in range(L):
+            dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])
+            dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
+            dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f[l] * (one - f[l])
+            cs_grad[l] = d_cs[l] * f[l]
+    else:
+        for l in range(L):
+            dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * s_i[l]
+            dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
+            dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * s_f[l]
+            cs_grad[l] = d_cs[l] * f[l]
     if c.peephole:
         for l in range(L):
             cs_grad[l] = (

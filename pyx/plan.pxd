@@ -5,6 +5,7 @@ Each thread has one part of the work.  If there are enough batch rows, the parts
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
 before.  A call may have fewer parts than its plan was made for, but never more.
 """
+from activations cimport SIGMOID, TANH, Activation, activation_of
 from caches cimport outgrow_l2
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
@@ -27,6 +28,8 @@ cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
     int narrow  # how packed weights are stored
+    Activation activation, recurrent  # in place of tanh and of sigmoid
+    bint usual  # whether they are these: then they are written into the cells' loops
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
@@ -39,18 +42,42 @@ cdef struct Gru:
     Py_ssize_t[MATRICES] gates
     bint transposed
     int narrow
+    Activation activation, recurrent
+    bint usual
 
 
 cdef struct ResetAfter:  # the GRU that resets after the product
     Py_ssize_t[MATRICES] gates
     bint transposed
     int narrow
+    Activation activation, recurrent
+    bint usual
+
+
+cdef struct Rnn:
+    Py_ssize_t[MATRICES] gates
+    bint transposed
+    int narrow
+    Activation activation
 
 
 ctypedef fused cell:
     Lstm
     Gru
     ResetAfter
+    Rnn
+
+
+ctypedef fused gated:
+    Lstm
+    Gru
+    ResetAfter
+
+
+cdef inline void use_activations(gated *c, activation, recurrent):
+    """Those of a layer, as `Numbers` of blockcell/activations.py."""
+    c.activation, c.recurrent = activation_of(activation), activation_of(recurrent)
+    c.usual = c.activation.number == TANH and c.recurrent.number == SIGMOID
 
 
 cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
@@ -78,7 +105,7 @@ cdef inline int products_of(const cell *c) noexcept nogil:
 
 
 cdef inline int matrices_of(const cell *c) noexcept nogil:
-    return 2 if cell is not Lstm or projects(c) else 1
+    return 2 if cell is Gru or cell is ResetAfter or projects(c) else 1
 
 
 cdef inline Py_ssize_t recurrent_weights(const cell *c, Py_ssize_t H) noexcept nogil:
@@ -94,7 +121,7 @@ cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
 
 cdef inline int saved_of(const cell *c) noexcept nogil:
     """How many outputs of a step the tape of a layer has beside h."""
-    return 6 if cell is Lstm else 4 if cell is ResetAfter else 3
+    return 6 if cell is Lstm else 4 if cell is ResetAfter else 3 if cell is Gru else 0
 
 
 cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Layers that run on the kernels of the ops: `LSTM`, `GRU`, `Bidirectional` and `Stack`; and `Dense`, for their heads.
+"""Layers that run on the kernels of the ops: `LSTM`, `GRU`, `RNN`, `Bidirectional`, `Stack`; and `Dense`, for heads.
 
 .. code-block:: text
 
@@ -18,25 +18,27 @@ calls: states are arguments and results. Several threads may use one layer.
 from .base import Layer, Tape
 from .containers import Bidirectional, Stack
 from .dense import Dense
-from .lstm_gru import GRU, LSTM
+from .lstm_gru import GRU, LSTM, RNN
 from .packed import Packed
-from .shared import GRUState, LSTMState
+from .shared import GRUState, LSTMState, RNNState
 from .storage import StorageError
 
 __all__ = [
     "GRU",
     "LSTM",
+    "RNN",
     "Bidirectional",
     "Dense",
     "GRUState",
     "LSTMState",
     "Layer",
     "Packed",
+    "RNNState",
     "Stack",
     "StorageError",
     "Tape",
 ]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
-for _class in (GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Packed, Stack):
+for _class in (GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, Packed, RNNState, Stack):
     _class.__module__ = __name__

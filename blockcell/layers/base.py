@@ -32,6 +32,7 @@ from .shared import (
     GRUState,
     LSTMState,
     NoState,
+    RNNState,
     S_co,
     SharedWeights,
     State,
@@ -69,7 +70,7 @@ class Tape:
 
 
 class Layer(ABC, Generic[S_co]):
-    """What `LSTM`, `GRU`, `Dense`, `Bidirectional` and `Stack` have in common."""
+    """What `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` and `Stack` have in common."""
 
     _shared: SharedWeights
     _runner: Runner
@@ -295,11 +296,11 @@ class Layer(ABC, Generic[S_co]):
             Input, of the layer's dtype; lists are converted. **Time comes first**, as in TensorFlow's ops and PyTorch's
             default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
         state : optional
-            State before the first step, as a call returns it: `LSTMState`, `GRUState`, (fw, bw), or a tuple of these
-            for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position, so for an
-            LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any order:
-            ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be
-            left out.
+            State before the first step, as a call returns it: `LSTMState`, `GRUState`, `RNNState`, (fw, bw), or a tuple
+            of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
+            so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
+            order: ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense`
+            may be left out.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. Steps past a row's end take next to no time, in
@@ -522,7 +523,7 @@ class Single(Layer[S_co]):
     """The first part of the kernels' names."""
     _tensors: tuple[Tensor, ...]
     """The weights that it has, or may have, in the order in which kernels take them."""
-    _state: ClassVar[type[LSTMState] | type[GRUState] | type[NoState]]
+    _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
     _runs: ClassVar[type[Runner]]
     _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """What the repr begins with."""
@@ -548,11 +549,11 @@ class Single(Layer[S_co]):
         """Options of the kernels that pack weights."""
         return ()
 
-    def _forward_options(self) -> tuple[float, ...]:
+    def _forward_options(self) -> tuple[Any, ...]:
         """Options of the forward kernels."""
         return ()
 
-    def _gradient_options(self) -> tuple[float, ...]:
+    def _gradient_options(self) -> tuple[Any, ...]:
         """Options of the kernels that compute gradients."""
         return self._pack_options()
 

@@ -1,4 +1,4 @@
-"""The layers of one cell: what `LSTM` and `GRU` have in common."""
+"""The layers of one cell: what `LSTM`, `GRU` and `RNN` have in common."""
 
 from __future__ import annotations
 
@@ -6,34 +6,64 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from .._layers import CellRunner
+from .._read import ArgumentReader
 from .._stream import Stream
+from ..activations import Activation, Numbers, numbers, unusual
 from ..optable import Array, Op
 from .base import Single
 from .shared import Directions, S_co
 
 
 class Cell(Single[S_co]):
-    """A layer of one cell. `LSTM` and `GRU` override the options of the kernels."""
+    """A layer of one cell. `LSTM`, `GRU` and `RNN` override the options of the kernels."""
 
     _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
     _runs = CellRunner
     _reverse: bool = False
+    _activations: dict[str, Activation]
+    """By the arguments' names, in their canonical form."""
 
     @property
     def reverse(self) -> bool:
         """Whether the layer runs from each row's last step to its first."""
         return self._reverse
 
+    @property
+    def activation(self) -> Activation:
+        """What makes the candidate of an LSTM or GRU, and h of an LSTM's cell state or of an RNN's product: a name, or
+        a tuple of a name and parameters where these are not the defaults."""
+        return self._activations["activation"]
+
+    def _read_activations(self, reader: ArgumentReader, **given: Any) -> None:
+        self._activations = {name: reader.activation(name, value) for name, value in given.items()}
+
+    def _activation_numbers(self) -> tuple[Numbers, ...]:
+        """The activations as kernels take them."""
+        return tuple(map(numbers, self._activations.values()))
+
+    def _forward_options(self) -> tuple[Any, ...]:
+        return self._activation_numbers()
+
+    def _gradient_options(self) -> tuple[Any, ...]:
+        return self._activation_numbers()
+
     def _arguments(self) -> dict[str, Any]:
-        return self._shared.weights[self].arrays | {"reverse": self.reverse}
+        return self._shared.weights[self].arrays | self._activations | {"reverse": self.reverse}
 
     def _described(self, **attributes: Any) -> dict[str, Any]:
-        """The layer's type and attributes. Only a reverse one says in which direction it runs, as files of old ones."""
-        return {"type": type(self).__name__} | attributes | ({"reverse": True} if self.reverse else {})
+        """The layer's type and attributes. Those that are as in older versions, which did not have them, are left out:
+        files of both are the same then."""
+        newer: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value  # as JSON has it
+            for name, value in unusual(self._activations).items()
+        }
+        return {"type": type(self).__name__} | attributes | newer | ({"reverse": True} if self.reverse else {})
 
     def _remarks(self) -> list[str]:
-        return ["reverse=True"] if self.reverse else []
+        return [f"{name}={value!r}" for name, value in unusual(self._activations).items()] + (
+            ["reverse=True"] if self.reverse else []
+        )
 
     def _directions(self, reverse: bool) -> Directions:
         return [(self.output_size, reverse ^ self.reverse)]

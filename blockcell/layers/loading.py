@@ -11,7 +11,7 @@ from ..optable import Array
 from .base import Layer
 from .containers import Bidirectional, Stack
 from .dense import Dense
-from .lstm_gru import GRU, LSTM
+from .lstm_gru import GRU, LSTM, RNN
 from .storage import read_stored, stored_arrays, widened
 
 
@@ -27,8 +27,8 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     Returns
     -------
     Layer
-        An `LSTM`, `GRU`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and attributes. If it
-        was saved with `storage`, the float32 layer with the weights as they were stored.
+        An `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and
+        attributes. If it was saved with `storage`, the float32 layer with the weights as they were stored.
 
     Raises
     ------
@@ -63,5 +63,5 @@ def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: 
     names = [tensor.name for tensor in files.weights_of(description)]
     weights: dict[str, Any] = {name: arrays[prefix + name] for name in names if prefix + name in arrays}
     attributes = {name: value for name, value in description.items() if name != "type"}
-    made: dict[str, type[LSTM | GRU | Dense]] = {"LSTM": LSTM, "GRU": GRU, "Dense": Dense}
+    made: dict[str, type[LSTM | GRU | RNN | Dense]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
     return made[kind](**weights, **attributes)

@@ -1,4 +1,4 @@
-"""The layers of one cell, `LSTM` and `GRU`, and their initial weights."""
+"""The layers of one cell, `LSTM`, `GRU` and `RNN`, and their initial weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .._read import ArgumentReader, short
+from ..activations import Activation
 from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
 from .base import HALF
 from .cell import Cell
-from .shared import GRUState, LSTMState
+from .shared import GRUState, LSTMState, RNNState
 
 _LSTM_PLACES = lstm_weights(False, True)
 
@@ -29,6 +30,8 @@ class LSTM(Cell[LSTMState]):
         cs = i * ci + f * cs_prev                                      clipped to [-cell_clip, cell_clip]
         o = sigmoid(o_bar + cs * wco)
         h = o * tanh(cs)
+
+    tanh, twice, and sigmoid are `activation` and `recurrent_activation` unless given.
 
     With ``coupled=True`` the input gate is ``i = 1 - f``, and w and b have three gates, ci, f, o, as TensorFlow's
     CoupledInputForgetGateLSTMCell has. With `w_p` the output is projected, to P numbers:
@@ -64,6 +67,11 @@ class LSTM(Cell[LSTMState]):
     gate_order : {"icfo", "ifco"}
         Order of the columns: "icfo" as in LSTMBlockCell and BlockLSTM, or "ifco" as in BlockLSTMV2. With `coupled`
         it is ci, f, o, which goes with "icfo".
+    activation, recurrent_activation : str or tuple
+        What stands for tanh, of ci_bar and of cs, and for sigmoid, of the three gates: one of Keras' names, "tanh",
+        "sigmoid", "relu", "leaky_relu", "elu", "selu", "softplus", "softsign", "exponential", "hard_sigmoid" and
+        "linear", or a tuple of a name and parameters, such as ``("hard_sigmoid", 0.2, 0.5)``. `blockcell.activations`
+        has what they are.
     reverse : bool
         Whether the layer runs from each row's last step to its first. y stays in the order of x; the state before the
         first step is that before the last one in time. Within a `Bidirectional`, leave it False: that turns `bw`.
@@ -73,8 +81,8 @@ class LSTM(Cell[LSTMState]):
     TypeError
         The arrays are not all of one dtype of float32, float64 and float16, or an argument is of the wrong kind.
     ValueError
-        Shapes do not agree, or the gate order is unknown; `wci` or the order "ifco" with `coupled`; a `proj_clip`
-        without `w_p`.
+        Shapes do not agree, or the gate order or an activation is unknown; `wci` or the order "ifco" with `coupled`; a
+        `proj_clip` without `w_p`.
     """
 
     _op = OPS["BlockLSTM"]
@@ -95,6 +103,8 @@ class LSTM(Cell[LSTMState]):
         proj_clip: float = 0.0,
         coupled: bool = False,
         gate_order: str = "icfo",
+        activation: Activation = "tanh",
+        recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> None:
         reader = ArgumentReader(type(self).__name__)
@@ -106,6 +116,7 @@ class LSTM(Cell[LSTMState]):
         self._proj_clip = reader.number("proj_clip", proj_clip)
         self._coupled = reader.switch("coupled", coupled)
         self._gate_order = gate_order
+        self._read_activations(reader, activation=activation, recurrent_activation=recurrent_activation)
         self._reverse = reader.switch("reverse", reverse)
         peepholes = {"wci": wci, "wcf": wcf, "wco": wco}
         if self._coupled:
@@ -147,6 +158,8 @@ class LSTM(Cell[LSTMState]):
         proj_clip: float = 0.0,
         coupled: bool = False,
         gate_order: str = "icfo",
+        activation: Activation = "tanh",
+        recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
@@ -169,7 +182,7 @@ class LSTM(Cell[LSTMState]):
             Whether the layer has peephole weights.
         proj_size : int
             P, to how many numbers the output is projected, as in PyTorch (TensorFlow's num_proj); 0 for no projection.
-        forget_bias, cell_clip, proj_clip, coupled, gate_order, reverse
+        forget_bias, cell_clip, proj_clip, coupled, gate_order, activation, recurrent_activation, reverse
             As in the constructor.
         """
         reader = ArgumentReader(f"{cls.__name__}.init")
@@ -195,6 +208,8 @@ class LSTM(Cell[LSTMState]):
             proj_clip=proj_clip,
             coupled=coupled,
             gate_order=gate_order,
+            activation=activation,
+            recurrent_activation=recurrent_activation,
             reverse=reverse,
         )
 
@@ -218,6 +233,11 @@ class LSTM(Cell[LSTMState]):
     @property
     def gate_order(self) -> str:
         return self._gate_order
+
+    @property
+    def recurrent_activation(self) -> Activation:
+        """What makes the gates i, f and o, likewise."""
+        return self._activations["recurrent_activation"]
 
     @property
     def output_size(self) -> int:
@@ -259,12 +279,13 @@ class LSTM(Cell[LSTMState]):
     def _pack_options(self) -> tuple[bool, ...]:
         return self._use_peephole, self.gate_order == "ifco", self.coupled
 
-    def _forward_options(self) -> tuple[float, ...]:
+    def _forward_options(self) -> tuple[Any, ...]:
         numbers = self._numbers(self.forget_bias, self.cell_clip, self.proj_clip)
-        return *numbers, self._use_peephole, *self._form
+        return *numbers, self._use_peephole, *self._form, *super()._forward_options()
 
-    def _gradient_options(self) -> tuple[float, ...]:
-        return *self._numbers(self.proj_clip), self._use_peephole, self.gate_order == "ifco", *self._form
+    def _gradient_options(self) -> tuple[Any, ...]:
+        order = self.gate_order == "ifco"
+        return *self._numbers(self.proj_clip), self._use_peephole, order, *self._form, *super()._gradient_options()
 
     def _numbers(self, *values: float) -> tuple[float, ...]:
         """Attributes in the precision of the arrays."""
@@ -282,6 +303,8 @@ class GRU(Cell[GRUState]):
         c = tanh([x, h_prev * r] @ w_c + b_c)                          reset_after=False
         c = tanh(x @ w_cx + b_c + r * (h_prev @ w_ch + b_hc))          reset_after=True; w_cx, w_ch: w_c's rows for x, h
         h = u * h_prev + (1 - u) * c
+
+    tanh and sigmoid are `activation` and `recurrent_activation` unless given.
 
     **The reset gate is applied before the product with w_c unless** ``reset_after=True``. Before it, as in TensorFlow's
     GRUBlockCell, is the default; PyTorch, cuDNN and Keras by default apply it after the product. These are different
@@ -301,6 +324,8 @@ class GRU(Cell[GRUState]):
         Whether the reset gate is applied after the product with w_c.
     b_hc : array_like (H,), optional
         With `reset_after`, the candidate's bias that the reset gate is applied to; None for zeros.
+    activation, recurrent_activation : str or tuple
+        What stands for tanh and for sigmoid, as for `LSTM`.
     reverse : bool
         Whether the layer runs from each row's last step to its first, as for `LSTM`.
 
@@ -309,7 +334,7 @@ class GRU(Cell[GRUState]):
     TypeError
         The arrays are not all of one dtype of float32, float64 and float16.
     ValueError
-        Shapes do not agree, or there is a `b_hc` without `reset_after`.
+        Shapes do not agree, an activation is unknown, or there is a `b_hc` without `reset_after`.
     """
 
     _op = OPS["block_gru"]
@@ -326,9 +351,12 @@ class GRU(Cell[GRUState]):
         *,
         reset_after: bool = False,
         b_hc: ArrayLike | None = None,
+        activation: Activation = "tanh",
+        recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> None:
         reader = ArgumentReader(type(self).__name__)
+        self._read_activations(reader, activation=activation, recurrent_activation=recurrent_activation)
         self._reverse = reader.switch("reverse", reverse)
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
         if reader.switch("reset_after", reset_after):
@@ -345,6 +373,11 @@ class GRU(Cell[GRUState]):
     def reset_after(self) -> bool:
         """Whether the reset gate is applied after the product with w_c."""
         return self._op is not GRU._op
+
+    @property
+    def recurrent_activation(self) -> Activation:
+        """What makes the gates r and u, likewise."""
+        return self._activations["recurrent_activation"]
 
     def _arguments(self) -> dict[str, Any]:
         return super()._arguments() | {"reset_after": self.reset_after}
@@ -364,6 +397,8 @@ class GRU(Cell[GRUState]):
         seed: Any = None,
         dtype: DTypeLike = np.float32,
         reset_after: bool = False,
+        activation: Activation = "tanh",
+        recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> Self:
         """A layer with initial weights, the same ones for the same seed.
@@ -382,14 +417,92 @@ class GRU(Cell[GRUState]):
         seed : int, sequence of int or numpy.random.Generator, optional
             Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
         dtype : float32, float64 or float16
-        reset_after, reverse : bool
+        reset_after, activation, recurrent_activation, reverse
             As in the constructor.
         """
         I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
         g = np.random.default_rng(seed)
         w_ru, w_c = _initial_weights(g, I, H, H, 2), _initial_weights(g, I, H, H, 1)
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": np.ones(2 * H), "b_c": np.zeros(H)}
-        return cls(**_rounded(weights, dtype), reset_after=reset_after, reverse=reverse)
+        return cls(
+            **_rounded(weights, dtype),
+            reset_after=reset_after,
+            activation=activation,
+            recurrent_activation=recurrent_activation,
+            reverse=reverse,
+        )
+
+
+class RNN(Cell[RNNState]):
+    """A plain recurrent layer: `blockcell.ops.block_rnn` as a layer, bit for bit. The RNN of PyTorch and ONNX, Keras'
+    SimpleRNN.
+
+    .. code-block:: text
+
+        h = activation([x, h_prev] @ w + b)
+
+    Parameters
+    ----------
+    w : array_like (I+H, H)
+        Weights: I rows for x, H rows for h.
+    b : array_like (H,)
+        Bias.
+    activation : str or tuple
+        One of Keras' names, "tanh", "sigmoid", "relu", "leaky_relu", "elu", "selu", "softplus", "softsign",
+        "exponential", "hard_sigmoid" and "linear", or a tuple of a name and parameters, such as
+        ``("leaky_relu", 0.01)``. `blockcell.activations` has what they are.
+    reverse : bool
+        Whether the layer runs from each row's last step to its first, as for `LSTM`.
+
+    Raises
+    ------
+    TypeError
+        The arrays are not all of one dtype of float32, float64 and float16, or an argument is of the wrong kind.
+    ValueError
+        Shapes do not agree, or the activation is unknown.
+    """
+
+    _op = OPS["block_rnn"]
+    _tensors = _op.weights
+    _kernel = "rnn"
+    _state = RNNState
+
+    def __init__(self, w: ArrayLike, b: ArrayLike, *, activation: Activation = "tanh", reverse: bool = False) -> None:
+        reader = ArgumentReader(type(self).__name__)
+        self._read_activations(reader, activation=activation)
+        self._reverse = reader.switch("reverse", reverse)
+        self._initialize({"w": w, "b": b})
+
+    def _description(self) -> dict[str, Any]:
+        return self._described()
+
+    @classmethod
+    def init(
+        cls,
+        input_size: SupportsIndex,
+        hidden_size: SupportsIndex,
+        *,
+        seed: Any = None,
+        dtype: DTypeLike = np.float32,
+        activation: Activation = "tanh",
+        reverse: bool = False,
+    ) -> Self:
+        """A layer with initial weights, the same ones for the same seed: as Keras has them for its SimpleRNN, Glorot
+        uniform for x, a random orthogonal matrix for h, and b is 0.
+
+        Parameters
+        ----------
+        input_size, hidden_size : int
+            I and H.
+        seed : int, sequence of int or numpy.random.Generator, optional
+            Passed to `numpy.random.default_rng`; None, for other weights each time, takes a seed from the system.
+        dtype : float32, float64 or float16
+        activation, reverse
+            As in the constructor.
+        """
+        I, H, dtype = _read_sizes(ArgumentReader(f"{cls.__name__}.init"), input_size, hidden_size, dtype)  # noqa: E741
+        weights = {"w": _initial_weights(np.random.default_rng(seed), I, H, H, 1), "b": np.zeros(H)}
+        return cls(**_rounded(weights, dtype), activation=activation, reverse=reverse)
 
 
 # ------------------------------------------------------------------------------------------------------ initial weights

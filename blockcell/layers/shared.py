@@ -24,6 +24,12 @@ class GRUState(NamedTuple):
     h: Array
 
 
+class RNNState(NamedTuple):
+    """State of an `RNN` between two steps, (B, H)."""
+
+    h: Array
+
+
 class NoState(tuple[()]):
     """Makes the state of a `Dense`, which has none: the empty tuple."""
 
@@ -41,14 +47,14 @@ Directions = list[tuple[int, bool | None]]
 """Of the parts that stand side by side in y: their sizes, and whether they are of a backward direction.  A `Dense` has
 none."""
 
-State = Any  # LSTMState, GRUState, () or tuples of them
+State = Any  # LSTMState, GRUState, RNNState, () or tuples of them
 GivenState = tuple[Any, ...] | list[Any] | Mapping[Any, Any] | None  # what a user gives for one; parts may be None too
 
 # What a layer returns for its state, and for that of a backward direction. Until 3.13 only type checkers know defaults.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    Some = LSTMState | GRUState | tuple[Any, ...]
+    Some = LSTMState | GRUState | RNNState | tuple[Any, ...]
     S_co = TypeVar("S_co", bound=Some, default=Some, covariant=True)
     S_bw_co = TypeVar("S_bw_co", bound=Some, default=Some, covariant=True)
 else:
