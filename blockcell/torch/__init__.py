@@ -1,4 +1,4 @@
-"""`LSTM`, `GRU`, `LSTMCell` and `GRUCell` in place of ``torch.nn``'s on the CPU.
+"""`LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` in place of ``torch.nn``'s on the CPU.
 
 `replace` puts them into a model that is there, sharing its parameters, and `restore` takes them out again.  The extra
 ``torch`` installs what this needs; ``import blockcell`` alone does not import it.
@@ -13,10 +13,10 @@ try:
 except ImportError as error:
     raise ImportError(f"blockcell.torch needs PyTorch: {how_to_install('torch')} ({error})") from error
 
-from .cells import GRUCell, LSTMCell
-from .modules import GRU, LSTM
+from .cells import GRUCell, LSTMCell, RNNCell
+from .modules import GRU, LSTM, RNN
 from .swap import Report, replace, restore
 
-__all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "Report", "replace", "restore"]
-for _module in (LSTM, GRU, LSTMCell, GRUCell):
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell", "Report", "replace", "restore"]
+for _module in (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell):
     _module.__module__ = __name__  # pickles have it

@@ -1,4 +1,4 @@
-"""The modules that stand in for ``torch.nn.LSTMCell`` and ``torch.nn.GRUCell``, for loops over single steps."""
+"""The modules that stand in for torch.nn's LSTMCell, GRUCell and RNNCell, for loops over single steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
 
 
 class Cell(Base, RNNCellBase):
-    """What `LSTMCell` and `GRUCell` have in common.
+    """What `LSTMCell`, `GRUCell` and `RNNCell` have in common.
 
     Parameters, their initial values and repr are those of the base that torch.nn's cells have, too.
     """
@@ -53,9 +53,13 @@ class Cell(Base, RNNCellBase):
             last = self._narrow_op(x, weights, False, states, None, None, self.storage, self.activations)
         if dims == 1:
             last = [state.squeeze(0) for state in last]
-        if (dtype := self._narrower(x, input if hx is None else hx[1] if len(last) == 2 else hx)) is not None:
+        if (dtype := self._narrower_of(input, hx, x)) is not None:
             last = [state.to(dtype) for state in last]
         return last[0] if len(last) == 1 else tuple(last)
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        """`_narrower`, for this input."""
+        return self._narrower(x, given if hx is None else hx[1] if len(self._op.states) == 2 else hx)
 
     def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
         """hx as a list, for an input of so many rows: (B,), or () without a batch."""
@@ -115,3 +119,44 @@ class GRUCell(Cell):
     """
 
     _name, _op, _narrow_op = "GRUCell", op.GRU_CELL, narrow.GRU_CELL
+
+
+class RNNCell(Cell):
+    """``torch.nn.RNNCell`` on blockcell's kernels, for the CPU: one step of an RNN.
+
+    .. code-block:: python
+
+        cell = blockcell.torch.RNNCell(10, 20, nonlinearity="relu")
+        h = cell(torch.randn(3, 10))
+        h = cell(torch.randn(3, 10), h)
+
+    Parameters and errors are those of `LSTMCell`, and:
+
+    Parameters
+    ----------
+    nonlinearity : {"tanh", "relu"}
+        Behind `bias` in the order of the arguments, as in torch.nn.
+    """
+
+    _name = "RNNCell"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if nonlinearity not in op.RNN_CELL:
+            raise ValueError(f"{self._caller()}: nonlinearity is {nonlinearity!r}; expected 'tanh' or 'relu'")
+        self.nonlinearity = nonlinearity
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    @property
+    def _op(self) -> op.Op:  # type: ignore[override]
+        return op.RNN_CELL[self.nonlinearity]
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        return self._narrower(x, None)

@@ -1,4 +1,4 @@
-"""The modules that stand in for ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
+"""The modules that stand in for ``torch.nn.LSTM``, ``torch.nn.GRU`` and ``torch.nn.RNN``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .packed import Packing, marks_of
 
 
 class Recurrent(Base, RNNBase):
-    """What `LSTM` and `GRU` have in common.
+    """What `LSTM`, `GRU` and `RNN` have in common.
 
     They do not derive from PyTorch's LSTM and GRU, into which torch.compile refuses to look, but have the same base:
     that has parameters and their initial values, the checks of the constructor's arguments, repr and pickling.
@@ -46,7 +46,7 @@ class Recurrent(Base, RNNBase):
         return self._name
 
     def forward(self, input: Any, hx: Any = None, *, reset: Any = None) -> Any:
-        """As that of torch.nn.LSTM and torch.nn.GRU, and with resets.
+        """As that of torch.nn's module, and with resets.
 
         Parameters
         ----------
@@ -256,3 +256,50 @@ class GRU(Recurrent):
     """
 
     _name, _op, _narrow_op = "GRU", op.GRU, narrow.GRU
+
+
+class RNN(Recurrent):
+    """``torch.nn.RNN`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.RNN(10, 20, nonlinearity="relu")
+        y, h_n = rnn(torch.randn(5, 3, 10))
+
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but that there are no ``proj_size`` and no
+    ``storage``, and:
+
+    Parameters
+    ----------
+    nonlinearity : {"tanh", "relu"}
+        Behind `num_layers` in the order of the arguments, as in torch.nn.
+    """
+
+    _name = "RNN"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if nonlinearity not in op.RNN:
+            raise ValueError(f"{self._caller()}: nonlinearity is {nonlinearity!r}; expected 'tanh' or 'relu'")
+        self.nonlinearity = nonlinearity
+        options = bias, batch_first, dropout, bidirectional, 0, device, dtype
+        super().__init__(input_size, hidden_size, num_layers, *options)
+
+    @property
+    def _op(self) -> op.Op:  # type: ignore[override]
+        return op.RNN[self.nonlinearity]
+
+    @property
+    def _mode(self) -> str:
+        return f"RNN_{self.nonlinearity.upper()}"

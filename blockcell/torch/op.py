@@ -22,6 +22,7 @@ from torch.overrides import has_torch_function
 
 from .. import _kernels
 from .._tensors import TensorGradients, TensorPass
+from ..activations import numbers
 from . import internals
 
 Tensors = Sequence[Tensor]
@@ -62,6 +63,8 @@ class Op:
     states : tuple of str
     projects : bool
         Whether there may be a projection.
+    activation : str, optional
+        Of a plain RNN.
     single : bool
     """
 
@@ -73,11 +76,14 @@ class Op:
         parts: int,
         states: tuple[str, ...],
         projects: bool = False,
+        activation: str | None = None,
         single: bool = False,
     ) -> None:
         self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
         self.projects, self.single = projects, single
-        name, self.module = (f"{kind}_cell", f"{kind.upper()}Cell") if single else (kind, kind.upper())
+        self._activation = () if activation is None else (tuple(numbers(activation)),)
+        self.module = f"{kind.upper()}Cell" if single else kind.upper()
+        name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
         self._kernel, self._grad_kernel = f"{kind}_torch", f"{kind}_torch_grad"
         self._pass = functools.lru_cache(self._pass_of)
         self._pass_back = functools.lru_cache(self._pass_back_of)
@@ -178,10 +184,12 @@ class Op:
         T, B, H, P = sizes
         stored, number, found = _dtype(dtype), list(DTYPES).index(dtype), None
         projection = P if projected else 0
-        options = (projection,) if self.projects else ()
+        sized = (projection,) if self.projects else ()
         if T * B * H:
-            planned: Any = _kernels.KERNELS[kernel][number](_KINDS[number], T, B, I, H, threads, *options)
-            found = *planned, *_kernels.WORK[kernel](T, B, I, H, stored.itemsize, threads, *options)
+            planned: Any = _kernels.KERNELS[kernel][number](
+                _KINDS[number], T, B, I, H, threads, *sized, *self._activation
+            )
+            found = *planned, *_kernels.WORK[kernel](T, B, I, H, stored.itemsize, threads, *sized)
         return found, stored, (T, B, I, H), projection
 
     def _pass_of(
@@ -407,5 +415,10 @@ def _allocated(shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np
 
 LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True)
 GRU = Op("gru", gates=3, summed=2, parts=4, states=("h",))
+RNN = {name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name) for name in ("tanh", "relu")}
 LSTM_CELL = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True, single=True)
 GRU_CELL = Op("gru", gates=3, summed=2, parts=4, states=("h",), single=True)
+RNN_CELL = {
+    name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name, single=True)
+    for name in ("tanh", "relu")
+}

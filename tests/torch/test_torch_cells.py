@@ -1,4 +1,4 @@
-"""`LSTMCell` and `GRUCell` of `blockcell.torch` beside torch.nn's, in loops of one to several steps.
+"""`LSTMCell`, `GRUCell` and `RNNCell` of `blockcell.torch` beside torch.nn's, in loops of one to several steps.
 
 `make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
@@ -29,7 +29,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
 ]
-KINDS = ["LSTMCell", "GRUCell"]
+KINDS = ["LSTMCell", "GRUCell", "RNNCell"]
+STORED = ["LSTMCell", "GRUCell"]
+OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +97,11 @@ def test_random_configurations(kind, dtype):
         frozen, asked = float(g.choice([0, 0, 0.5, 1])), [bool(b) for b in g.integers(4, size=2)]
         where = f"seed {SEED}, configuration {k}: {T=}, {rows=}, {inputs=}, {hidden=}, {bias=}, {zero=}, {x_grad=}, "
         where += f"{hx_grad=}, {frozen=}, {asked=}"
-        ours = getattr(nn, kind)(inputs, hidden, bias=bias, dtype=getattr(torch, dtype))
-        theirs = getattr(torch.nn, kind)(inputs, hidden, bias=bias, dtype=torch.float64)
+        options = {"bias": bias}
+        if kind == "RNNCell" and dtype == "float64":  # in float32 rounding may lead beyond the kink of relu
+            options["nonlinearity"] = str(g.choice(["tanh", "relu"]))
+        ours = getattr(nn, kind)(inputs, hidden, dtype=getattr(torch, dtype), **options)
+        theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
         for both in zip(ours.parameters(), theirs.parameters(), strict=True):
             is_frozen = g.random() < frozen
@@ -209,7 +214,7 @@ def test_operators_pass_opcheck(kind):
                 calls.append((function, args))
             return function(*args, **(kwargs or {}))
 
-    name = f"blockcell.{'lstm' if kind == 'LSTMCell' else 'gru'}_cell"
+    name = f"blockcell.{OPERATORS[kind]}"
     for bias in (True, False):
         module, x = made(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
         hx = hx_of(kind, torch.randn(2, 5, 4).unbind())
@@ -258,8 +263,8 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
                     with pytest.raises((ValueError, TypeError, RuntimeError)):
                         operator(*inputs[:k], given, *inputs[k + 1 :])
         assert tried == (5 + 2 * n if operator is op._backward_op else 5 + n)
-    for k, wrong in ((2, True), (3, False), (5, torch.zeros(2, 1, 3, dtype=torch.uint8))):
-        with pytest.raises(ValueError, match="a single step has one direction, a y apart and no marks"):
+    for k, wrong in ((2, True), (3, False)):
+        with pytest.raises(ValueError, match="a single step has one direction, and its y is the caller's alone"):
             op._op(*whole[:k], wrong, *whole[k + 1 :])
 
 
@@ -418,7 +423,7 @@ def test_replace_and_restore(kind):
 
 
 @pytest.mark.parametrize("stored", [("int8", "int8"), ("int8", "float32"), ("bfloat16", "float32")], ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED)
 def test_with_a_storage(kind, stored, dynamo):
     """The bits of a step of the layer that `packed` makes."""
     for B in (1, 3, 40):
@@ -441,3 +446,13 @@ def test_with_a_storage(kind, stored, dynamo):
     options = {"storage": stored[0]} | ({} if stored[1] == "float32" else {"activations": stored[1]})
     assert repr(module) == f"{kind}(5, 40, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
     assert type(module) is getattr(nn, kind) and not nn.restore(module).left
+
+
+def test_what_is_not_stored():
+    model = torch.nn.ModuleDict({"plain": torch.nn.RNN(5, 8), "cell": torch.nn.RNNCell(5, 8)})
+    model["projected"] = torch.nn.LSTM(5, 8, proj_size=3)
+    assert nn.replace(model, "int8").left == {
+        "plain": "it has no gates, and is not stored in int8",
+        "cell": "it has no gates, and is not stored in int8",
+        "projected": "proj_size is 3, and it is not stored in int8",
+    }

@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
 ]
-KINDS = ["LSTM", "GRU"]
+KINDS = ["LSTM", "GRU", "RNN"]
+STORED = ["LSTM", "GRU"]
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +103,10 @@ def test_random_configurations(kind, dtype):
         B = 1 if form == "unbatched" else B
         options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias")}
         options["num_layers"] = int(g.integers(1, 4))
+        if kind == "RNN" and dtype == "float64":  # in float32 rounding may lead beyond the kink of relu
+            options["nonlinearity"] = str(g.choice(["tanh", "relu"]))
+        if kind == "LSTM" and hidden > 1 and g.integers(2):
+            options["proj_size"] = int(g.integers(1, hidden))
         where = f"seed {SEED}, configuration {k}: {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
         first = bool(g.integers(2))
         ours = getattr(nn, kind)(inputs, hidden, batch_first=first, dtype=getattr(torch, dtype), **options)
@@ -109,10 +114,10 @@ def test_random_configurations(kind, dtype):
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
         torch.set_num_threads(int(g.integers(1, 3)))
         cells, n = options["num_layers"] * (1 + options["bidirectional"]), 1 + (kind == "LSTM")
-        x, d_y = (
-            g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, (1 + options["bidirectional"]) * hidden)
-        )
-        states, d_last = (g.uniform(-0.8, 0.8, (n, cells, B, hidden)).astype(dtype) for _ in range(2))
+        widths = (ours.proj_size or hidden, hidden)[:n]
+        y_size = (1 + options["bidirectional"]) * widths[0]
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, y_size))
+        states, d_last = ([g.uniform(-0.8, 0.8, (cells, B, w)).astype(dtype) for w in widths] for _ in range(2))
         reset = torch.from_numpy(drawn_resets(g, T, B))
         results = []
         for module in (ours, theirs):
@@ -125,7 +130,7 @@ def test_random_configurations(kind, dtype):
             torch.autograd.backward(outputs, [torch.from_numpy(d).to(to) for d in (d_y, *d_last)])
             results.append([a.detach() for a in outputs] + [a.grad for a in (*given, *module.parameters())])
         with torch.no_grad():
-            inference = called(ours, kind, form, torch.from_numpy(x), [*torch.from_numpy(states)], reset)
+            inference = called(ours, kind, form, torch.from_numpy(x), [*map(torch.from_numpy, states)], reset)
         assert all(torch.equal(a, b) for a, b in zip(inference, results[0], strict=False)), where
         names = ["y", *"hc"[:n], "d_x", *("d_h", "d_c")[:n], *[name for name, _ in ours.named_parameters()]]
         pairs = {name: (a.numpy(), b) for name, a, b in zip(names, *results, strict=True)}
@@ -235,7 +240,7 @@ def test_compiled_exported_traced(dynamo):
 
 
 @pytest.mark.parametrize("stored", [("int8", "int8"), ("int8", "float32"), ("bfloat16", "float32")], ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED)
 def test_with_a_storage(kind, stored, dynamo):
     """The bits of the layer that `packed` makes."""
     g = np.random.default_rng([SEED, 1])
