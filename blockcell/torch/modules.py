@@ -303,3 +303,6 @@ class RNN(Recurrent):
     @property
     def _mode(self) -> str:
         return f"RNN_{self.nonlinearity.upper()}"
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        return self._narrower(x, None)

@@ -183,6 +183,10 @@ class Op:
         and P, or 0 without a projection."""
         T, B, H, P = sizes
         stored, number, found = _dtype(dtype), list(DTYPES).index(dtype), None
+        if projected and not self.projects:
+            raise ValueError(
+                f"blockcell: the number of weights is that of a projection; expected those of {self.module}"
+            )
         projection = P if projected else 0
         sized = (projection,) if self.projects else ()
         if T * B * H:

@@ -12,7 +12,7 @@ import pytest
 from bits import on_threads, same
 from torch_layout import SAVED, STATES, Lent, backward, forward, pass_of, weights_of
 
-from blockcell import GRU, LSTM
+from blockcell import GRU, LSTM, RNN
 from blockcell._layers import marks_of
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 17))
@@ -48,7 +48,7 @@ def random_sizes(g):
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
 def test_equals_the_layer(kind, dtype):
     dtype = np.dtype(dtype)
     for k in range(80):
@@ -56,25 +56,29 @@ def test_equals_the_layer(kind, dtype):
         T, B, inputs, hidden = sizes = random_sizes(g)
         training, threads, D = g.random() < 0.8, int(g.integers(1, 4)), int(g.integers(1, 3))
         bias, zero = g.random() < 0.9, g.random() < 0.2
-        where = f"seed {SEED}, configuration {k}: {sizes=}, {D=}, {bias=}, {zero=}, {threads=}"
-        options = {"gate_order": "ifco"} if kind == "lstm" else {"reset_after": True}
-        each = [weights_of(g, kind, inputs, hidden, dtype, bias) for _ in range(D)]
+        projection = int(g.integers(1, hidden + 1)) if kind == "lstm" and g.random() < 0.3 else 0
+        where = f"seed {SEED}, configuration {k}: {sizes=}, {projection=}, {D=}, {bias=}, {zero=}, {threads=}"
+        layer_of, options = {
+            "lstm": (LSTM, {"gate_order": "ifco"}),
+            "gru": (GRU, {"reset_after": True}),
+            "rnn": (RNN, {}),
+        }[kind]
+        each = [weights_of(g, kind, inputs, hidden, dtype, bias, projection) for _ in range(D)]
         weights, n = [array for given, _ in each for array in given], len(STATES[kind])
-        layers = [
-            (LSTM if kind == "lstm" else GRU)(**named, reverse=d == 1, **options) for d, (_, named) in enumerate(each)
-        ]
-        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, D * hidden))
-        states, d_last = ([g.uniform(-1, 1, (D, B, hidden)).astype(dtype) for _ in range(n)] for _ in range(2))
+        layers = [layer_of(**named, reverse=d == 1, **options) for d, (_, named) in enumerate(each)]
+        P = projection or hidden
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, D * P))
+        states, d_last = ([g.uniform(-1, 1, (D, B, size)).astype(dtype) for size in (P, hidden)[:n]] for _ in range(2))
         if zero:
             states = [np.zeros_like(state) for state in states]
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
         marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
 
-        x, y, last = placed(g, x), np.empty((T, B, D * hidden), dtype), [np.empty_like(state) for state in states]
+        x, y, last = placed(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
         tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
         kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
         first, given = [placed_weight(g, array) for array in states], [placed_weight(g, array) for array in weights]
-        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D)
+        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D, projection)
         assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
         missing = g.random(1 + n) < 0.1  # gradients that are zero, which callers leave out
@@ -88,11 +92,12 @@ def test_equals_the_layer(kind, dtype):
         if training:
             of = x if wants_weights else None, [] if zero else first, marks
             matrices = [array for k, array in enumerate(given) if array.ndim == 2]
-            backward(kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, [*results, *d_first], D)
+            found = [*results, *d_first], D, projection
+            backward(kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, *found)
         d_x = None
         for d, layer in enumerate(layers):
             state, d_state = ([array[d] for array in arrays[::-1]] for arrays in (states, d_last))
-            at = slice(d * hidden, (d + 1) * hidden)
+            at = slice(d * P, (d + 1) * P)
             with on_threads(int(g.integers(1, 4))):
                 expected_y, expected_last, layer_tape = layer.forward(x, tuple(state), lengths=lengths)
                 expected_d_x, expected_d_first, grads = layer.backward(layer_tape, d_y[:, :, at], tuple(d_state))
@@ -105,13 +110,16 @@ def test_equals_the_layer(kind, dtype):
             d_x = expected_d_x if d_x is None else d_x + expected_d_x
             pairs = {}
             if not zero:
-                pairs["d_first"] = np.stack([array[d] for array in d_first[::-1]]), np.stack(expected_d_first)
+                firsts = [array[d] for array in d_first[::-1]], expected_d_first
+                pairs |= {f"d_first {number}": both for number, both in enumerate(zip(*firsts, strict=True))}
             if wants_weights:
                 each_of = results[wants_x:][d * len(given) // D : (d + 1) * len(given) // D]
-                w = grads["w"] if kind == "lstm" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
+                w = grads["w"] if kind != "gru" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
+                if projection:
+                    pairs["d_w_hr"] = each_of[-1], grads["w_p"].T
                 pairs |= {"d_w_ih": (each_of[0], w[:inputs].T), "d_w_hh": (each_of[1], w[inputs:].T)}
                 if bias:
-                    b = [grads["b"]] * 2
+                    b = [grads.get("b")] * 2
                     if kind == "gru":
                         b = [np.concatenate([grads["b_ru"], grads[name]]) for name in ("b_c", "b_hc")]
                     pairs |= {"d_b_ih": (each_of[2], b[0]), "d_b_hh": (each_of[3], b[1])}

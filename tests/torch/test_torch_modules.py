@@ -517,8 +517,8 @@ def test_any_memory_layout(kind):
     expected = tensors_of(module(x, hx))
     wide = torch.zeros(4, 3, 12)
     wide[:, :, ::2] = x
-    turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind == "GRU" else hx)]
-    given = turned[0] if kind == "GRU" else turned
+    turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind != "LSTM" else hx)]
+    given = turned[0] if kind != "LSTM" else turned
     negative = torch.complex(x, -x).conj().imag  # PyTorch negates it when it reads it
     misaligned = torch.frombuffer(bytearray(1) + x.numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
     assert negative.is_neg() and misaligned.data_ptr() % 4

@@ -105,8 +105,9 @@ def test_random_configurations(kind, dtype):
         options["num_layers"] = int(g.integers(1, 4))
         if kind == "RNN" and dtype == "float64":  # in float32 rounding may lead beyond the kink of relu
             options["nonlinearity"] = str(g.choice(["tanh", "relu"]))
-        if kind == "LSTM" and hidden > 1 and g.integers(2):
-            options["proj_size"] = int(g.integers(1, hidden))
+        fewest = 1 if dtype == "float64" else 8  # as of H
+        if kind == "LSTM" and hidden > fewest and g.integers(2):
+            options["proj_size"] = int(g.integers(fewest, hidden))
         where = f"seed {SEED}, configuration {k}: {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
         first = bool(g.integers(2))
         ours = getattr(nn, kind)(inputs, hidden, batch_first=first, dtype=getattr(torch, dtype), **options)
