@@ -1,10 +1,12 @@
-"""blockcell.torch's LSTM and GRU beside torch.nn's: inference and training steps, eager and compiled.
+"""blockcell.torch's modules beside torch.nn's: inference and training steps, eager and compiled.
 
     python benchmarks/torch_modules.py --quick                                    # a few minutes
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
     python benchmarks/torch_modules.py --tasks "LSTM inference" --steps 100 --batches 64 --lengths short
     python benchmarks/torch_modules.py --int8                                     # docs/torch.md has its table
+    python benchmarks/torch_modules.py --cells                                    # likewise
+    python benchmarks/torch_modules.py --more                                     # likewise
 
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
@@ -13,7 +15,9 @@ to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With -
 torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, storage="int8")`` and both kinds of
 ``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
 own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
-each other, since compiling takes long.  Rounds in which the machine was disturbed are marked and, but for --quick,
+each other, since compiling takes long.  With --cells, LSTMCell, GRUCell and RNNCell are measured in loops over T steps,
+as users write them, with --more RNNs and LSTMs that are projected to H / 2; both are printed as a table.  Rounds in
+which the machine was disturbed are marked and, but for --quick,
 repeated.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
 docs/benchmarks/torch.md of it.
 """
@@ -41,6 +45,8 @@ from turns import Worker, answer, counted, in_turn, seconds, watch
 KINDS = ("LSTM", "GRU")
 EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
 TASKS = [*EAGER, *(f"compiled {task}" for task in EAGER)]
+CELLS = [f"{kind}Cell {work}" for work in ("inference", "training") for kind in (*KINDS, "RNN")]
+MORE = [f"{kind} {work}" for work in ("inference", "training") for kind in ("RNN", "projected LSTM")]
 CANDIDATES = ("torch.nn", "blockcell.torch")
 ROUNDED = ("torch.nn", "torch.nn int8", "blockcell.torch", "blockcell.torch int16", "blockcell.torch int8")  # --int8
 GRID = {"widths": [32, 64, 128, 256, 512], "batches": [1, 16, 64], "steps": [1, 20, 100]}
@@ -48,6 +54,7 @@ STACKS = ["1x1", "1x2", "2x1", "2x2"]
 FEW = {"widths": [32, 256], "batches": [1, 16], "steps": [1, 20]}  # quick, and compiled
 FEW_STACKS = ["1x1", "2x2"]
 FEW_ROUNDED = {"widths": [256, 512], "batches": [1, 16], "steps": [1, 20]}
+FEW_MORE = {"widths": [16, 64, 256], "batches": [1, 16, 64], "steps": [1, 20]}  # and cells
 COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell_us", "ratio", "lowest", "highest"]
 COLUMNS += ["rounds", "marked"]
 Point = tuple[str, dict[str, int]]
@@ -75,6 +82,20 @@ def work(candidate: str, threads: int, lengths: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(self.rnn(x)[0])
 
+    class Loop(torch.nn.Module):
+        """h of a cell after each step, and nothing else, as a layer has y."""
+
+        def __init__(self, cell: torch.nn.Module) -> None:
+            super().__init__()
+            self.cell = cell
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            hx, found = None, []
+            for row in x:
+                hx = self.cell(row, hx)
+                found.append(hx[0] if isinstance(hx, tuple) else hx)
+            return (torch.stack(found),)
+
     def rounded(module: torch.nn.Module) -> torch.nn.Module:
         """With weights in int8."""
         if package == "torch.nn":
@@ -93,9 +114,15 @@ def work(candidate: str, threads: int, lengths: str) -> None:
 
     def prepare(task: str, T: int, B: int, H: int, layers: int, directions: int) -> Any:
         torch.manual_seed(0)
-        *compiled, kind, what = task.split()
-        model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2)
-        x, y_grad = torch.randn(T, B, H), torch.randn(T, B, directions * H)
+        *how, kind, what = task.split()
+        compiled = "compiled" in how
+        if kind.endswith("Cell"):
+            model = Loop(getattr(modules, kind)(H, H))
+        else:
+            sizes = {"proj_size": H // 2} if "projected" in how else {}
+            model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2, **sizes)
+        width = directions * (H // 2 if "projected" in how else H)
+        x, y_grad = torch.randn(T, B, H), torch.randn(T, B, width)
         if activations:
             model = rounded(model.eval())
         forward = model
@@ -103,7 +130,7 @@ def work(candidate: str, threads: int, lengths: str) -> None:
             x, y_grad = packed(x, T, B), packed(y_grad, T, B).data
         if compiled:
             torch.compiler.reset()
-            model = Model(model, directions * H)
+            model = Model(model, width)
             forward = torch.compile(model)
         if what == "inference":
             model.eval()
@@ -147,8 +174,9 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     found: tuple[list[Point], list[Point]] = ([], [])
     for task in options.tasks:
         compiled = task.startswith("compiled")
-        default = FEW_ROUNDED if options.int8 else FEW if compiled else few
-        stacks = options.stacks or (["1x1"] if options.int8 else FEW_STACKS if compiled or options.quick else STACKS)
+        default = FEW_ROUNDED if options.int8 else FEW_MORE if options.with_table else FEW if compiled else few
+        one, few_stacks = options.with_table, compiled or options.quick
+        stacks = options.stacks or (["1x1"] if one else FEW_STACKS if few_stacks else STACKS)
         widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
         for stack, T, H, B in itertools.product(stacks, steps, widths, batches):
             layers, directions = map(int, stack.split("x"))
@@ -177,15 +205,15 @@ def line(point: Point, rounds: Rounds) -> list[Any]:
     ]
 
 
-def table(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
-    """Of --int8, in Markdown: how many times as fast as torch.nn the others are."""
-    heads = ["", "stack", "T", "B", "H", f"{ROUNDED[0]}, µs", *ROUNDED[1:]]
+def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
+    """In Markdown: how many times as fast as torch.nn the others are."""
+    heads = ["", "stack", "T", "B", "H", f"{candidates[0]}, µs", *candidates[1:]]
     yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
     for (task, sizes), rounds in zip(points, all_rounds, strict=True):
         kept = counted(rounds)
-        ratios = [statistics.median(times[0] / times[k] for times in kept) for k in range(1, len(ROUNDED))]
+        ratios = [statistics.median(times[0] / times[k] for times in kept) for k in range(1, len(candidates))]
         T, B, H, layers, directions = sizes.values()
-        cells = [task.split()[0], f"{layers}x{directions}", *map(str, (T, B, H))]
+        cells = [task, f"{layers}x{directions}", *map(str, (T, B, H))]
         cells += [f"{statistics.median(times[0] for times in kept) * 1e6:,.0f}", *(f"{ratio:.2f}x" for ratio in ratios)]
         yield f"| {' | '.join(cells)} |"
 
@@ -194,7 +222,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few sizes")
     parser.add_argument("--int8", action="store_true", help="inference with weights in int8")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--cells", action="store_true", help="modules of single steps, in loops")
+    parser.add_argument("--more", action="store_true", help="RNNs and projected LSTMs")
+    tasks = [*TASKS, *CELLS, *MORE]
+    parser.add_argument("--tasks", nargs="+", choices=tasks, metavar="TASK", help=", ".join(tasks))
     parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, help="B")
     parser.add_argument("--steps", nargs="+", type=int, help="T")
@@ -207,11 +238,14 @@ def main() -> None:
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
     threads, candidates = str(options.threads), ROUNDED if options.int8 else CANDIDATES
-    options.tasks = options.tasks or (EAGER[:2] if options.int8 else TASKS)
+    possible = EAGER[:2] if options.int8 else CELLS if options.cells else MORE if options.more else TASKS
+    options.tasks, options.with_table = options.tasks or possible, options.int8 or options.cells or options.more
+    if not {*options.tasks} <= {*possible} or options.int8 + options.cells + options.more > 1:
+        parser.error(f"--int8, --cells and --more exclude each other; here --tasks are some of {possible}")
     if options.lengths and not set(options.tasks) <= set(EAGER):
         parser.error(f"--lengths is for some of --tasks {EAGER}")
-    if options.int8 and (options.lengths or options.csv or not set(options.tasks) <= set(EAGER[:2])):
-        parser.error(f"--int8 is for some of --tasks {EAGER[:2]}, without --lengths and --csv")
+    if options.with_table and (options.csv or options.lengths):
+        parser.error("--int8, --cells and --more print a table; --csv and --lengths are for the others")
     with ExitStack() as stack:
         workers = [
             stack.enter_context(
@@ -244,8 +278,8 @@ def main() -> None:
             at = f"[{done} of {all_} or more, {left:.0f} min left]"
             figures = f"{theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)"
             print(f"{at} {point[0]:23} {sizes} {figures}{f'  {marked} rounds marked' if marked else ''}", flush=True)
-    if options.int8:
-        print(*table(todo, rounds), sep="\n")
+    if options.with_table:
+        print(*table(candidates, todo, rounds), sep="\n")
     for task in options.tasks:
         ratios = [found[8] for found in lines.values() if found[0] == task]
         mean = statistics.geometric_mean(ratios)

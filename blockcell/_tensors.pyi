@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-class TensorPass:
+class Sized:
     def __init__(
         self,
         found: tuple[object, bytes, int, int] | None,
@@ -16,7 +16,25 @@ class TensorPass:
         states: tuple[str, ...],
         parts: int,
         threads: int,
+        projection: int = 0,
+        single: bool = False,
     ) -> None: ...
+
+class TensorPass(Sized):
     def __call__(
         self, x: Any, weights: Sequence[Any], states: Sequence[Any], marks: Any, outputs: Sequence[Any]
+    ) -> None: ...
+
+class TensorGradients(Sized):
+    def __call__(
+        self,
+        y: Any,
+        tape: Any,
+        matrices: Sequence[Any],
+        grads: Sequence[Any],
+        x: Any,
+        states: Sequence[Any],
+        marks: Any,
+        needs_x: bool,
+        outputs: Sequence[Any],
     ) -> None: ...

@@ -16,18 +16,16 @@ from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, OUTS, W, W_GRAD, W_H, W_H_GRAD,
-    W_P, WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
+    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, W_P,
+    WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, take_marks_back,
-    use_activations, use_panels
+    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, use_activations, use_panels
 )
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
-from steps cimport strided
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
 
@@ -414,72 +412,46 @@ def lstm_layer_grad(
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
-cdef Lstm torch_cell() noexcept nogil:
-    """w_ih [4H,I] and w_hh [4H,H] with the gates i, f, ci, o."""
-    cdef Lstm c = lstm_of(0, 0, False, True)
+cdef Lstm torch_cell(Py_ssize_t P) noexcept nogil:
+    """w_ih [4H,I] and w_hh [4H,H] with the gates i, f, ci, o; with a projection w_hh [4H,P] and w_hr [P,H]."""
+    cdef Lstm c = layer_of(0, 0, False, True, P, False, 0)
     c.transposed = True
     return c
 
 
-def lstm_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Lstm c = torch_cell()
+def lstm_torch_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
+):
+    cdef Lstm c = torch_cell(P)
     cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
 def lstm_torch(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
 ):
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
-    s.c = torch_cell()
+    s.c = torch_cell(P)
     s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
-def lstm_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Lstm c = torch_cell()
+def lstm_torch_grad_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
+):
+    cdef Lstm c = torch_cell(P)
     cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
     return p.total * itemsize + 64, p.threads
 
 
 def lstm_torch_grad(
-    const store[:, :, :] x, const store[:, ::1] cs, const store[:, ::1] h, const store[:, ::1] w_ih,
-    const store[:, ::1] w_hh, const store[:, :, :, ::1] saved, const store[:, :, :] y, const store[:, :, :] y_grad,
-    const store[:, ::1] cs_last_grad, const store[:, ::1] h_last_grad, store[:, :, :] x_grad, bint adds,
-    store[:, ::1] cs_grad, store[:, ::1] h_grad, store[:, ::1] w_ih_grad, store[:, ::1] w_hh_grad, store[::1] b_grad,
-    const unsigned char[:, ::1] marks, bint reverse, unsigned char[::1] work, int num_threads, int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
 ):
-    """The gradients of that, without those that are None: x_grad; the weights' and the bias'.  With `adds`, x_grad is
-    added to what is there.  The rows of x, y, y_grad and x_grad may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef int k
-    cdef Lstm c = torch_cell()
-    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                  num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs[0, 0], &h[0, 0]
-    inputs[W], inputs[W_H] = &w_ih[0, 0], &w_hh[0, 0]
-    for k in range(OUT_I, OUTS):
-        inputs[k] = &saved[k - OUT_I, 0, 0, 0]
-    inputs[OUT_H], inputs[H_GRAD], inputs[CS_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], NULL
-    inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = &cs_last_grad[0, 0], &h_last_grad[0, 0]
-    outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &cs_grad[0, 0], &h_grad[0, 0]
-    outputs[W_GRAD] = NULL
-    if w_ih_grad is not None:
-        outputs[W_GRAD], outputs[W_H_GRAD], outputs[BIAS_GRAD] = &w_ih_grad[0, 0], &w_hh_grad[0, 0], &b_grad[0]
-    p.x_layout, p.h_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.d_y_layout = strided(y_grad.strides, sizeof(store))
-    p.adds = adds
-    if x_grad is None:
-        p.x_panels = 0
-    else:
-        outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
-    with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """Likewise for the gradients."""
+    cdef GradPlan s
+    s.c = torch_cell(P)
+    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -13,15 +13,14 @@ from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
 from operands cimport (
-    BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD,
-    X, X_GRAD
+    BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X,
+    X_GRAD
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, Rnn, backward_of, forward_of, take_marks_back, use_panels
+from plan cimport Backward, Forward, Rnn, backward_of, forward_of, use_panels
 from rnn cimport rnn_of
 from source cimport BLOCKCELL_SOURCE
-from steps cimport strided
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
@@ -241,35 +240,11 @@ def rnn_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, 
 
 
 def rnn_torch_grad(
-    const store[:, :, :] x, const store[:, ::1] h, const store[:, ::1] w_ih, const store[:, ::1] w_hh,
-    const store[:, :, :] y, const store[:, :, :] y_grad, const store[:, ::1] h_last_grad, store[:, :, :] x_grad,
-    bint adds, store[:, ::1] h_grad, store[:, ::1] w_ih_grad, store[:, ::1] w_hh_grad, store[::1] b_grad,
-    const unsigned char[:, ::1] marks, bint reverse, activation, unsigned char[::1] work, int num_threads,
-    int ready
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, tuple activation
 ):
-    """The gradients of that, without those that are None: x_grad; the weights' and the bias'.  With `adds`, x_grad is
-    added to what is there.  The rows of x, y, y_grad and x_grad may lie anywhere."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Rnn c = torch_cell(activation)
-    cdef Backward p = backward_of(&c, x.shape[0], x.shape[1], x.shape[2], h.shape[1], computed_size(&x[0, 0, 0]), True,
-                                  num_threads)
-    cdef long long nanoseconds
-    inputs[X], inputs[H_PREV], inputs[W], inputs[W_H] = &x[0, 0, 0], &h[0, 0], &w_ih[0, 0], &w_hh[0, 0]
-    inputs[OUT_H], inputs[H_GRAD], inputs[H_LAST_GRAD] = &y[0, 0, 0], &y_grad[0, 0, 0], &h_last_grad[0, 0]
-    outputs[H_PREV_GRAD], outputs[W_GRAD] = &h_grad[0, 0], NULL
-    if w_ih_grad is not None:
-        outputs[W_GRAD], outputs[W_H_GRAD], outputs[BIAS_GRAD] = &w_ih_grad[0, 0], &w_hh_grad[0, 0], &b_grad[0]
-    p.x_layout, p.h_layout = strided(x.strides, sizeof(store)), strided(y.strides, sizeof(store))
-    p.d_y_layout = strided(y_grad.strides, sizeof(store))
-    p.adds = adds
-    if x_grad is None:
-        p.x_panels = 0
-    else:
-        outputs[X_GRAD], p.d_x_layout = &x_grad[0, 0, 0], strided(x_grad.strides, sizeof(store))
-    p.steps.reverse = reverse
-    if marks is not None:
-        take_marks_back(&p, &marks[0, 0], aligned(work), ready)
-    with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
-    return nanoseconds
+    """Likewise for the gradients."""
+    cdef GradPlan s
+    s.c = torch_cell(activation)
+    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.storage = storage_of(&kind[0])
+    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -1,4 +1,4 @@
-"""The forward pass of a layer over PyTorch's tensors, which it takes by their addresses.
+"""The passes of a layer over PyTorch's tensors, which it takes by their addresses.
 
 Nothing of PyTorch's is imported or linked: a tensor is asked by its public methods what it is and where its memory is,
 which takes less than half as long as `Tensor.numpy`.
@@ -14,10 +14,8 @@ from steps cimport Layout
 from tile cimport store
 
 cdef enum:
-    PER = 4  # tensors of weights of a direction, at most
+    PER = 5  # tensors of weights of a direction, at most
     DIRECTIONS = 2
-
-NAMES = "w_ih", "w_hh", "b_ih", "b_hh"
 
 
 cdef void add(const store *a, const store *b, store *sums, Py_ssize_t n) noexcept nogil:
@@ -36,10 +34,10 @@ cdef char *taken(
 
     Another thread may give the tensor a new storage meanwhile, or resize the one that it has.  So the storage is held,
     and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.  What a kernel cannot
-    read as it is, is copied.  Where there are `rows` [T,B,.], these may lie anywhere.
+    read as it is, is copied.  Where there are `rows` [T,B,.] or, of one step, [B,.], these may lie anywhere.
     """
     cdef size_t at, begin, size, extent = itemsize  # bytes
-    cdef Py_ssize_t length
+    cdef Py_ssize_t length, T, B
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and {dtype}"
@@ -48,7 +46,7 @@ cdef char *taken(
     if at % itemsize or tensor.is_neg():
         tensor = tensor.resolve_neg().contiguous().clone()
         at = tensor.data_ptr()
-    elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(2) == 1):
+    elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(-1) == 1):
         tensor = tensor.contiguous()
         at = tensor.data_ptr()
     storage = tensor.untyped_storage()
@@ -58,18 +56,19 @@ cdef char *taken(
     for length in shape:
         extent *= length
     if rows is not NULL:
-        rows.step, rows.row, _ = tensor.stride()
+        rows.step, rows.row, _ = tensor.stride() if len(shape) == 3 else (0, *tensor.stride())
         if extent:
-            extent = ((shape[0] - 1) * rows.step + (shape[1] - 1) * rows.row + shape[2]) * itemsize
+            T, B, length = shape if len(shape) == 3 else (1, *shape)
+            extent = ((T - 1) * rows.step + (B - 1) * rows.row + length) * itemsize
     begin, size = storage.data_ptr(), storage.nbytes()
     if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
         raise ValueError(f"blockcell: {name} has shape {shape}, but its storage has {size} bytes alone")
     return <char *> at
 
 
-@cython.final
-cdef class TensorPass:
-    """The forward pass of a layer, in one direction or two, for tensors of one set of sizes.
+cdef class Sized:
+    """What the passes of a layer over tensors of one set of sizes have in common; in one direction, in two, or of a
+    single step.
 
     Parameters
     ----------
@@ -86,96 +85,145 @@ cdef class TensorPass:
     gates, summed : int
         Of how many gates, the first ones, only the sum of the two biases counts.
     states : tuple of str
+        The first one is h.
     parts : int
         How many numbers the tape has for each step and cell.
     threads : int
+    projection : int
+        P, the numbers in a row of h; 0 where these are H.
+    single : bool
+        Whether x is [B,I] and states are [B,.], in one direction, and there is no y: that is the state h.
     """
 
     cdef Plan plan
     cdef object dtype, marks_dtype
-    cdef Py_ssize_t T, B, I, H, itemsize, gates, summed
+    cdef Py_ssize_t T, B, I, H, P, itemsize, gates, summed
     cdef int directions, per, parts
-    cdef tuple states, x_shape, state_shape, marks_shape, weight_shapes
+    cdef bint single, bias, projected
+    cdef tuple states, x_shape, y_shape, state_shapes, tape_shape, marks_shape, weight_names, weight_shapes
+    cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
-        self, found, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads
+        self, found, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
+        projection=0, single=False
     ):
-        cdef Py_ssize_t T, B, I, H
+        cdef Py_ssize_t T, B, I, H, P
+        cdef int k
         T, B, I, H = sizes
-        self.T, self.B, self.I, self.H, self.itemsize = T, B, I, H, itemsize
+        P = projection or H
+        self.T, self.B, self.I, self.H, self.P, self.itemsize = T, B, I, H, P, itemsize
         self.plan = None if found is None else plan_from(found, 0, T, B, I, H, threads)
-        self.dtype, self.marks_dtype, self.directions, self.per = dtype, marks_dtype, directions, PER if bias else 2
+        self.dtype, self.marks_dtype, self.directions = dtype, marks_dtype, directions
         self.gates, self.summed, self.states, self.parts = gates * H, summed * H, states, parts
-        self.x_shape, self.state_shape, self.marks_shape = (T, B, I), (directions, B, H), (DIRECTIONS, T, B)
-        self.weight_shapes = (self.gates, I), (self.gates, H), (self.gates,), (self.gates,)
+        self.single, self.bias, self.projected = single, bias, projection > 0
+        widths = (P, H)[:len(states)]
+        if single:
+            self.x_shape, self.y_shape, self.state_shapes = (B, I), (B, P), tuple([(B, width) for width in widths])
+        else:
+            self.x_shape, self.y_shape = (T, B, I), (T, B, directions * P)
+            self.state_shapes = tuple([(directions, B, width) for width in widths])
+        self.tape_shape, self.marks_shape = (directions, parts, T, B, H), (DIRECTIONS, T, B)
+        weights = {"w_ih": (self.gates, I), "w_hh": (self.gates, P)}
+        if bias:
+            weights |= {"b_ih": (self.gates,), "b_hh": (self.gates,)}
+        if projection:
+            weights["w_hr"] = P, H
+        self.weight_names, self.weight_shapes, self.per = tuple(weights), tuple(weights.values()), len(weights)
         assert directions <= DIRECTIONS and len(states) <= STATES
+        for k in range(len(states)):
+            self.state_bytes[k] = B * widths[k] * itemsize
+
+    cdef check(self, what, tensors, int expected):
+        if len(tensors) != expected:
+            raise ValueError(f"blockcell: there are {len(tensors)} {what}; expected {expected}")
+
+    cdef int take_states(self, list held, states, char **first) except -1:
+        """Where states or their gradients are that may be left out, all or, if None, one."""
+        cdef int k
+        for k in range(len(self.states)):
+            first[k] = NULL
+            if len(states) != 0 and states[k] is not None:
+                first[k] = taken(
+                    held, self.states[k], states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
+                )
+        return 0
+
+    cdef const unsigned char *take_marks(self, list held, marks) except? NULL:
+        if marks is None:
+            return NULL
+        return <const unsigned char *> taken(held, "marks", marks, self.marks_shape, self.marks_dtype, 1, NULL)
+
+
+@cython.final
+cdef class TensorPass(Sized):
+    """The forward pass."""
 
     def __call__(self, x, weights, states, marks, outputs):
-        """Fill the outputs, contiguous tensors of the caller's own: y, the last states, and perhaps the tape and a copy
-        of y."""
+        """Fill the outputs, contiguous tensors of the caller's own: y, unless this is a single step, the last states,
+        and perhaps the tape and a copy of y."""
         cdef Pass a
         cdef char *weight[DIRECTIONS * PER]
         cdef char *first[STATES]
         cdef char *output[STATES + 3]
         cdef char *block
-        cdef char *marked = NULL
-        cdef Py_ssize_t H = self.H, itemsize = self.itemsize, state = self.B * H * itemsize
-        cdef Py_ssize_t biases = (self.gates * itemsize + 63) // 64 * 64
-        cdef int k, n = len(self.states), per = self.per
+        cdef const unsigned char *marked
+        cdef Py_ssize_t itemsize = self.itemsize, biases = (self.gates * itemsize + 63) // 64 * 64
+        cdef int k, n = len(self.states), per = self.per, tape = n if self.single else n + 1
+        cdef char **last = output + (tape - n)
         cdef list held = []
-        if len(weights) != self.directions * per:
-            raise ValueError(f"blockcell: there are {len(weights)} weights; expected {self.directions * per}")
-        if len(states) != 0 and len(states) != n:
-            raise ValueError(f"blockcell: there are {len(states)} states; expected {n} or none")
+        self.check("weights", weights, self.directions * per)
+        if len(states) != 0:
+            self.check("states", states, n)
         a.x = taken(held, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         for k in range(self.directions * per):
             weight[k] = taken(
-                held, NAMES[k % per], weights[k], self.weight_shapes[k % per], self.dtype, itemsize, NULL
+                held, self.weight_names[k % per], weights[k], self.weight_shapes[k % per], self.dtype, itemsize, NULL
             )
-        for k in range(n):
-            first[k] = NULL
-            if len(states) != 0:
-                first[k] = taken(held, self.states[k], states[k], self.state_shape, self.dtype, itemsize, NULL)
-        if marks is not None:
-            marked = taken(held, "marks", marks, self.marks_shape, self.marks_dtype, 1, NULL)
+        self.take_states(held, states, first)
+        marked = self.take_marks(held, marks)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         if self.plan is None:
             for k in range(n):
                 if first[k] is NULL:
-                    memset(output[1 + k], 0, self.directions * state)
+                    memset(last[k], 0, self.directions * self.state_bytes[k])
                 else:
-                    memcpy(output[1 + k], first[k], self.directions * state)
+                    memcpy(last[k], first[k], self.directions * self.state_bytes[k])
             return
-        a.y_layout.step, a.y_layout.row = self.B * self.directions * H, self.directions * H
+        a.y_layout.step, a.y_layout.row = self.B * self.directions * self.P, self.directions * self.P
         block = <char *> PyMem_RawMalloc(biases + self.plan.size)
         if block is NULL:
             raise MemoryError()
         try:
             for k in range(self.directions):
-                self.run(&a, k, weight + k * per, first, output, len(outputs) > n + 1, marked, block, block + biases)
+                a.marks = NULL if marked is NULL else marked + k * self.T * self.B
+                self.run(&a, k, weight + k * per, first, output, last, output[tape] if len(outputs) > tape else NULL,
+                         block, block + biases)
         finally:
             PyMem_RawFree(block)
-        if len(outputs) > n + 2:
-            memcpy(output[n + 2], output[0], self.T * self.B * self.directions * H * itemsize)
+        if len(outputs) > tape + 1:
+            memcpy(output[tape + 1], output[0], self.T * self.B * self.directions * self.P * itemsize)
 
     cdef run(
-        self, Pass *a, int number, char **weight, char **first, char **output, bint keeps, char *marked, char *sums,
+        self, Pass *a, int number, char **weight, char **first, char **output, char **last, char *tape, char *sums,
         char *work
     ):
         """One direction, the second one backwards in time.  `sums` has room for the biases."""
-        cdef Py_ssize_t state = self.B * self.H * self.itemsize
         cdef int k, n = len(self.states)
         for k in range(n):  # the kernels have h last
-            a.first[k] = NULL if first[n - 1 - k] is NULL else first[n - 1 - k] + number * state
-            a.last[k] = output[n - k] + number * state
-        a.y = output[0] + number * self.H * self.itemsize
-        a.saved = output[n + 1] + number * self.parts * self.T * state if keeps else NULL
-        a.marks = NULL if marked is NULL else <const unsigned char *> marked + number * self.T * self.B
+            a.first[n - 1 - k] = NULL if first[k] is NULL else first[k] + number * self.state_bytes[k]
+            a.last[n - 1 - k] = last[k] + number * self.state_bytes[k]
+        a.y = output[0] + number * self.P * self.itemsize
+        if self.single:  # what would be h twice is once only
+            if n == 1:
+                a.last[0] = NULL
+            else:
+                a.y = NULL
+        a.saved = NULL if tape is NULL else tape + number * self.parts * self.T * self.B * self.H * self.itemsize
         a.reverse = number == 1
         a.weights[0], a.weights[1] = weight[0], weight[1]
         a.weights[2] = a.weights[3] = a.weights[4] = sums
-        if self.per == PER:
+        if self.bias:
             if self.itemsize == 8:
                 add(<const double *> weight[2], <const double *> weight[3], <double *> sums, self.summed)
             elif self.itemsize == 4:
@@ -186,4 +234,126 @@ cdef class TensorPass:
             a.weights[4] = weight[3] + self.summed * self.itemsize
         else:
             memset(sums, 0, self.gates * self.itemsize)
+        if self.projected:
+            a.weights[3] = weight[self.per - 1]
         self.plan.execute(work, a)
+
+
+@cython.final
+cdef class TensorGradients(Sized):
+    """The backward pass."""
+
+    def __call__(self, y, tape, matrices, grads, x, states, marks, bint needs_x, outputs):
+        """Fill the outputs, contiguous tensors of the caller's own: the gradients to x if it `needs_x`, to the weights
+        if there is x, and to the states if there are any.
+
+        `matrices` are the weights without biases, and `grads` those of y, unless this is a single step, and of the last
+        states; None for zeros.
+        """
+        cdef Pass a
+        cdef char *weight[DIRECTIONS * PER]
+        cdef char *first[STATES]
+        cdef char *last[STATES]
+        cdef char *output[1 + DIRECTIONS * PER + STATES]
+        cdef char *block
+        cdef char *kept
+        cdef char *x_grad
+        cdef char *y_grad = NULL
+        cdef char **weight_grads = output + needs_x
+        cdef char **first_grads = output + needs_x + (0 if x is None else self.directions * self.per)
+        cdef const unsigned char *marked
+        cdef Py_ssize_t itemsize = self.itemsize
+        cdef Py_ssize_t zeros = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
+        cdef Py_ssize_t biases = (self.gates * itemsize + 63) // 64 * 64
+        cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
+        cdef bint given = len(states) != 0
+        cdef list held = []
+        self.check("weights", matrices, self.directions * per)
+        self.check("gradients", grads, n if self.single else n + 1)
+        if given:
+            self.check("states", states, n)
+        self.check("outputs", outputs, first_grads - output + (n if given else 0))
+        a.x = NULL if x is None else taken(held, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
+        a.y = taken(held, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
+        kept = taken(held, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
+        for k in range(self.directions * per):
+            j = self.per - 1 if k % per == 2 else k % per
+            weight[k] = taken(
+                held, self.weight_names[j], matrices[k], self.weight_shapes[j], self.dtype, itemsize, NULL
+            )
+        self.take_states(held, states, first)
+        if grads[0] is not None:
+            y_grad = taken(held, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
+        self.take_states(held, [None, *grads[1:]] if self.single else grads[1:], last)
+        marked = self.take_marks(held, marks)
+        for k in range(len(outputs)):
+            output[k] = <char *> <size_t> outputs[k].data_ptr()
+        x_grad = output[0] if needs_x else NULL
+        if self.plan is None:
+            self.clear(x_grad, NULL if x is None else weight_grads, first_grads if given else NULL, last)
+            return
+        a.x_grad_layout.step, a.x_grad_layout.row = self.B * self.I, self.I
+        block = <char *> PyMem_RawMalloc((1 + STATES) * zeros + 2 * biases + self.plan.size)
+        if block is NULL:
+            raise MemoryError()
+        memset(block, 0, zeros)
+        if y_grad is NULL:
+            a.y_grad_layout.step = a.y_grad_layout.row = 0
+        try:
+            for k in range(self.directions):
+                for j in range(n):  # the kernels have h last
+                    a.first[n - 1 - j] = first[j] + k * self.state_bytes[j] if given else block
+                    a.last_grad[n - 1 - j] = NULL if last[j] is NULL else last[j] + k * self.state_bytes[j]
+                    a.first_grad[n - 1 - j] = (
+                        first_grads[j] + k * self.state_bytes[j] if given else block + (1 + j) * zeros
+                    )
+                a.y_grad = block if y_grad is NULL else y_grad + k * self.P * itemsize
+                a.marks = NULL if marked is NULL else marked + k * self.T * self.B
+                a.x_grad, a.adds, a.reverse = x_grad, k == 1, k == 1
+                self.run(&a, k, kept, weight + k * per, NULL if x is None else weight_grads + k * self.per,
+                         block + (1 + STATES) * zeros, block + (1 + STATES) * zeros + 2 * biases)
+                a.y = <char *> a.y + self.P * itemsize
+        finally:
+            PyMem_RawFree(block)
+
+    cdef run(self, Pass *a, int number, char *tape, char **weight, char **grads, char *biases, char *work):
+        """One direction.  `biases` has room for both."""
+        cdef Py_ssize_t itemsize = self.itemsize
+        cdef char *b_ih = biases
+        cdef char *b_hh = biases + self.gates * itemsize
+        cdef int k
+        a.saved = tape + number * self.parts * self.T * self.B * self.H * itemsize
+        a.weights[0], a.weights[1] = weight[0], weight[1]
+        if self.projected:
+            a.weights[3] = weight[2]
+        for k in range(5):
+            a.weight_grads[k] = NULL
+        if grads is not NULL:
+            if self.bias:
+                b_ih, b_hh = grads[2], grads[3]
+            a.weight_grads[0], a.weight_grads[1], a.weight_grads[2] = grads[0], grads[1], b_ih
+            a.weight_grads[3], a.weight_grads[4] = b_ih + self.summed * itemsize, b_hh + self.summed * itemsize
+            if self.projected:
+                a.weight_grads[3] = grads[self.per - 1]
+        self.plan.execute(work, a)
+        if grads is not NULL:
+            memcpy(b_hh, b_ih, self.summed * itemsize)
+
+    cdef clear(self, char *x_grad, char **weight_grads, char **first_grads, char **last):
+        """The gradients of nothing: those to the states are what they are after the last step."""
+        cdef Py_ssize_t length, size
+        cdef int k
+        if x_grad is not NULL:
+            memset(x_grad, 0, self.T * self.B * self.I * self.itemsize)
+        if weight_grads is not NULL:
+            for k in range(self.directions * self.per):
+                size = self.itemsize
+                for length in self.weight_shapes[k % self.per]:
+                    size *= length
+                memset(weight_grads[k], 0, size)
+        if first_grads is not NULL:
+            for k in range(len(self.states)):
+                if last[k] is NULL:
+                    memset(first_grads[k], 0, self.directions * self.state_bytes[k])
+                else:
+                    memcpy(first_grads[k], last[k], self.directions * self.state_bytes[k])

@@ -21,7 +21,7 @@ from lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad
 from operands cimport (
     BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR,
     H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, W, WCI, WCI_GRAD,
-    W_C, W_C_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, X, X_GRAD
+    W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, X, X_GRAD
 )
 from passes cimport Pass
 from plan cimport (
@@ -633,24 +633,34 @@ cdef inline long long run_backward(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long pass_backward(
-    const Backward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+cdef inline void take_transposed(
+    Backward *p, const cell *c, const Pass *a, const store **inputs, store **outputs
 ) noexcept nogil:
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Backward p = plan[0]
+    """Weights and their gradients as PyTorch has them (`take_weights` in forward.pxd), and what else such layers may
+    do."""
+    cdef int k
+    inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
+    outputs[W_GRAD], outputs[W_H_GRAD] = <store *> a.weight_grads[0], <store *> a.weight_grads[1]
+    if cell is ResetAfter:
+        inputs[W_C], inputs[W_C_H] = inputs[W] + p.N[0] * p.I, inputs[W_H] + p.N[0] * p.H
+        if a.weight_grads[0] is not NULL:
+            outputs[W_C_GRAD], outputs[W_C_H_GRAD] = outputs[W_GRAD] + p.N[0] * p.I, outputs[W_H_GRAD] + p.N[0] * p.H
+    for k in range(3 if cell is ResetAfter else 1):
+        outputs[BIAS_GRAD + k] = <store *> a.weight_grads[2 + k]
+    if projects(c):
+        inputs[W_P_H], outputs[W_P_H_GRAD] = <const store *> a.weights[3], <store *> a.weight_grads[3]
+        outputs[BIAS_GRAD + 1] = NULL
+    p.x_layout, p.h_layout, p.adds = a.x_layout, a.y_layout, a.adds
+    if a.x_grad is NULL:
+        p.x_panels = 0
+
+
+cdef inline void take_plain(const cell *c, const Pass *a, const store **inputs, store **outputs) noexcept nogil:
+    """Weights and their gradients as layers have them."""
     cdef int k, biases = 4 if cell is Lstm else 1 if cell is Rnn else 2  # where they begin among the weights
-    for k in range(saved_of(c)):
-        inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
-    inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
-    outputs[X_GRAD] = <store *> a.x_grad
     inputs[W], outputs[W_GRAD] = <const store *> a.weights[0], <store *> a.weight_grads[0]
     outputs[BIAS_GRAD] = <store *> a.weight_grads[biases]
     if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
-        inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = <const store *> a.last_grad[0], <const store *> a.last_grad[1]
-        outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = <store *> a.first_grad[0], <store *> a.first_grad[1]
-        inputs[CS_GRAD] = NULL
         for k in range(PEEPHOLES):
             inputs[WCI + k] = <const store *> a.weights[1 + k]
             outputs[WCI_GRAD + k] = <store *> a.weight_grads[1 + k]
@@ -658,13 +668,36 @@ cdef inline long long pass_backward(
             inputs[W_P], outputs[W_P_GRAD] = <const store *> a.weights[5], <store *> a.weight_grads[5]
             outputs[BIAS_GRAD + 1] = NULL
     else:
-        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
-        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
         if cell is not Rnn:
             inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
             outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
         if cell is ResetAfter:
             outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
+
+
+cdef inline long long pass_backward(
+    const Backward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+) noexcept nogil:
+    cdef const store *inputs[INPUTS]
+    cdef store *outputs[OUTPUTS]
+    cdef Backward p = plan[0]
+    cdef int k
+    for k in range(saved_of(c)):
+        inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
+    inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
+    outputs[X_GRAD] = <store *> a.x_grad
+    if c.transposed:
+        take_transposed(&p, c, a, inputs, outputs)
+    else:
+        take_plain(c, a, inputs, outputs)
+    if cell is Lstm:
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
+        inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = <const store *> a.last_grad[0], <const store *> a.last_grad[1]
+        outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = <store *> a.first_grad[0], <store *> a.first_grad[1]
+        inputs[CS_GRAD] = NULL
+    else:
+        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
+        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
     if a.marks is not NULL:
         take_marks_back(&p, a.marks, work, threads)

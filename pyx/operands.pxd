@@ -41,4 +41,5 @@ cdef enum:  # outputs
     OUTPUTS
     W_RU_GRAD = W_GRAD
     W_P_GRAD = W_C_GRAD
+    W_P_H_GRAD = W_C_H_GRAD
     BIAS_RU_GRAD = BIAS_GRAD

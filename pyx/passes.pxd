@@ -2,7 +2,8 @@
 
 Forward, the kernel reads x, packed weights and the states in `first`, NULL for zeros, and writes y, the states in
 `last` and, for a tape, `saved`.  Backward it reads all of x, y, `first` and `saved`, which have no gaps then, weights
-and the gradients of y and of `last`, NULL for zeros, and writes the other gradients.
+and the gradients of y and of `last`, NULL for zeros, and writes the other gradients.  With weights as PyTorch has them,
+rows of x and y may lie anywhere, and gradients to x and to the weights are left out where they are NULL.
 """
 from steps cimport Layout
 
@@ -28,6 +29,7 @@ cdef struct Pass:
     void *first_grad[STATES]
     void *weight_grads[WEIGHTS]
     Layout y_grad_layout, x_grad_layout
+    bint adds  # with weights as PyTorch has them: x_grad is added to what is there
 
 
 # A kernel of a layer: with its plan, on so many threads, with scratch that begins at a cache line.

@@ -95,10 +95,10 @@ class Packed(Generic[S_co]):
         results: tuple[Array, S_co] = self._layer(x, state, **options)
         return results
 
-    def _run(self, x: Array, state: Any, lengths: Array | None, threads: int) -> Any:
+    def _run(self, x: Array, state: Any, lengths: Array | None, reset: Array | None, threads: int) -> Any:
         """What a call returns, of arrays as kernels read them, on at most so many threads."""
         weights = self._layer._shared.weights
-        return self._layer._runner.run(weights, x, state, lengths, None, None, len(x), False, False, threads)
+        return self._layer._runner.run(weights, x, state, lengths, reset, None, len(x), False, False, threads)
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
         """Run it step by step, as ``layer.stream(batch, storage)`` does. All such streams share the weights."""

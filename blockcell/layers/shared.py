@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..optable import Array
 
-ENDED, FIRST = 1, 4  # marks of pyx/steps.pxd
+ENDED, FRESH, FIRST = 1, 2, 4  # marks of pyx/steps.pxd
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 

@@ -1,4 +1,4 @@
-"""`LSTM` and `GRU` in place of ``torch.nn.LSTM`` and ``torch.nn.GRU`` on the CPU.
+"""`LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` and `RNNCell` in place of ``torch.nn``'s on the CPU.
 
 `replace` puts them into a model that is there, sharing its parameters, and `restore` takes them out again.  The extra
 ``torch`` installs what this needs; ``import blockcell`` alone does not import it.
@@ -13,8 +13,10 @@ try:
 except ImportError as error:
     raise ImportError(f"blockcell.torch needs PyTorch: {how_to_install('torch')} ({error})") from error
 
-from .modules import GRU, LSTM
+from .cells import GRUCell, LSTMCell, RNNCell
+from .modules import GRU, LSTM, RNN
 from .swap import Report, replace, restore
 
-__all__ = ["GRU", "LSTM", "Report", "replace", "restore"]
-LSTM.__module__ = GRU.__module__ = __name__  # pickles have it
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell", "Report", "replace", "restore"]
+for _module in (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell):
+    _module.__module__ = __name__  # pickles have it

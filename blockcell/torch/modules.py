@@ -1,30 +1,25 @@
-"""The modules that stand in for ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
+"""The modules that stand in for ``torch.nn.LSTM``, ``torch.nn.GRU`` and ``torch.nn.RNN``."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Proxy
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from . import narrow, op
-from .packed import Packing
+from .base import Base
+from .packed import Packing, marks_of
 
 
-class Recurrent(RNNBase):
-    """What `LSTM` and `GRU` have in common.
+class Recurrent(Base, RNNBase):
+    """What `LSTM`, `GRU` and `RNN` have in common.
 
     They do not derive from PyTorch's LSTM and GRU, into which torch.compile refuses to look, but have the same base:
     that has parameters and their initial values, the checks of the constructor's arguments, repr and pickling.
     """
-
-    _op: ClassVar[op.Op]
-    _narrow_op: ClassVar[narrow.Op]
-    storage: str | None = None  # what `replace` was given; set there
-    activations: str = "float32"
 
     def __init__(
         self,
@@ -39,38 +34,51 @@ class Recurrent(RNNBase):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        mode = self._op.name.upper()
-        if proj_size:
-            raise ValueError(f"{_caller(mode)}: proj_size is {proj_size}; expected 0, or use torch.nn.{mode}")
-        place = torch.get_default_device() if device is None else torch.device(device)
-        if place.type not in ("cpu", "meta"):
-            raise ValueError(f"{_caller(mode)}: device is {place}; expected cpu, or use torch.nn.{mode}")
-        _check_dtype(mode, "dtype is", torch.get_default_dtype() if dtype is None else dtype)
-        options = num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
-        super().__init__(mode, input_size, hidden_size, *options)
+        if proj_size and not self._op.projects:
+            raise ValueError(f"{self._caller()}: proj_size is {proj_size}; expected 0, or an LSTM")
+        self._check_new(device, dtype)
+        options = num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype
+        super().__init__(self._mode, input_size, hidden_size, *options)
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """As that of torch.nn.LSTM and torch.nn.GRU."""
+    @property
+    def _mode(self) -> str:
+        """What torch.nn calls it."""
+        return self._name
+
+    def forward(self, input: Any, hx: Any = None, *, reset: Any = None) -> Any:
+        """As that of torch.nn's module, and with resets.
+
+        Parameters
+        ----------
+        input : Tensor or PackedSequence
+        hx : Tensor or pair of Tensor, optional
+        reset : Tensor (T, B), optional
+            Of bool: where a new episode starts; the state is zero before these steps, and hx before a first one. In the
+            other direction no state goes from such a step to the one before it. (B, T) with ``batch_first``, (T,)
+            without a batch; not with a PackedSequence. No gradient goes from an episode to the one before.
+        """
         given = input.data if isinstance(input, PackedSequence) else input
         if not isinstance(given, Tensor):
-            if isinstance(given, Proxy) and (path := given.tracer.path_of_module(self)):
-                # a leaf of the graph that torch.fx traces, as torch.nn's modules are
-                return given.tracer.create_proxy("call_module", path, (given,) if hx is None else (given, hx), {})
-            kind = type(given).__name__
-            raise TypeError(f"{_caller(self.mode)}: input is of type {kind}; expected a tensor or a PackedSequence")
+            return self._leaf(given, (given, hx), {"reset": reset}, "a tensor or a PackedSequence")
         weights = self._weights()
         x = self._cast("input", given, weights[0][0])
         dims, is_packed = x.dim(), isinstance(input, PackedSequence)
         if is_packed and dims != 2:
             raise RuntimeError(f"input must have 2 dimensions, got {dims}")
         if dims not in (2, 3):
-            raise ValueError(f"{self.mode}: Expected input to be 2D or 3D, got {dims}D instead")
+            raise ValueError(f"{self._name}: Expected input to be 2D or 3D, got {dims}D instead")
         if x.shape[-1] != self.input_size:
             sizes = f"Expected {self.input_size}, got {x.shape[-1]}"
             raise RuntimeError(f"input.size(-1) must be equal to input_size. {sizes}")
         if is_packed:
+            if reset is not None:
+                raise ValueError(
+                    f"{self._caller()}: reset is given and input is a PackedSequence; expected a padded tensor with it"
+                )
             return self._packed(input, x, weights, hx)
         is_batched = dims == 3
+        if reset is not None:
+            reset = self._resets(reset, x.shape[:-1])
         if not is_batched:
             x = x.unsqueeze(1)
         elif self.batch_first:
@@ -78,7 +86,7 @@ class Recurrent(RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         states = self._states(hx, x, weights, is_batched)
-        y, lasts = self._run(x, None, weights, states, self._narrower(given, hx, x, False))
+        y, lasts = self._run(x, None, reset, weights, states, self._narrower_of(given, hx, x, False))
         if not is_batched:
             y, lasts = y.squeeze(1), [last.squeeze(1) for last in lasts]
         elif self.batch_first:
@@ -93,7 +101,7 @@ class Recurrent(RNNBase):
         states = self._states(hx, x, weights, True)
         if to_sorted is not None:
             states = [state.index_select(1, to_sorted) for state in states]
-        y, lasts = self._run(x, packing, weights, states, self._narrower(sequences.data, hx, x, True))
+        y, lasts = self._run(x, packing, None, weights, states, self._narrower_of(sequences.data, hx, x, True))
         if from_sorted is not None:
             lasts = [last.index_select(1, from_sorted) for last in lasts]
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
@@ -102,24 +110,29 @@ class Recurrent(RNNBase):
         self,
         x: Tensor,
         packing: Packing | None,
+        reset: Tensor | None,
         weights: list[op.Tensors],
         states: list[Tensor],
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,H], rounded to a dtype if one is given."""
+        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,.], rounded to a dtype if one is given."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
-        marks = None if packing is None else packing.marks
         if self.storage is not None:
-            self._check_inference(weights)
+            self._check_inference([weight for each in weights for weight in each])
             lengths = None if packing is None else packing.lengths()
+        elif reset is not None:
+            marks = marks_of(reset)
+        else:
+            marks = None if packing is None else packing.marks
+        copied = dtype is not None or (packing is not None and packing.marks is not None)  # callers get a copy of y
         lasts = []
         for layer in range(count):
             first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
             if self.storage is not None:
                 stored = self.storage, self.activations
-                x, *last = self._narrow_op(x, weights[layer], self.bidirectional, first, lengths, *stored)
+                x, *last = self._narrow_op(x, weights[layer], self.bidirectional, first, lengths, reset, *stored)
             else:
-                apart = layer == count - 1 and marks is None and dtype is None  # callers get this y, not a copy of it
+                apart = layer == count - 1 and not copied
                 x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
@@ -130,99 +143,52 @@ class Recurrent(RNNBase):
         every_last = lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
         return (x, every_last) if dtype is None else (x.to(dtype), [last.to(dtype) for last in every_last])
 
-    def _apply(self, *arguments: Any, **options: Any) -> Any:
-        narrow.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references
-        return super()._apply(*arguments, **options)
-
-    def extra_repr(self) -> str:
-        stored: str = super().extra_repr()
-        if self.storage is not None:
-            stored += f", storage={self.storage!r}"
-        if self.activations != "float32":
-            stored += f", activations={self.activations!r}"
-        return stored
-
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
-        """The weights of each layer, by name at each call: parametrizations and functional_call replace them."""
-        parameters = self._parameters
-        each: list[Any] = [
-            [parameters[name] if name in parameters else getattr(self, name) for name in names]
-            for names in self._all_weights
-        ]
+        """The weights of each layer."""
+        each: list[Any] = [self._weights_by(names) for names in self._all_weights]
         return [each[k] + each[k + 1] for k in range(0, len(each), 2)] if self.bidirectional else each
 
-    def _check_inference(self, weights: list[op.Tensors]) -> None:
-        """Refuse what weights in fewer bytes are not for."""
-        dtype, caller = weights[0][0].dtype, _caller(self.mode)
-        if dtype != torch.float32:
-            expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
-            raise TypeError(f"{caller}: storage is {self.storage!r} and the weights are {dtype}; {expected}")
-        if self.training and torch.is_grad_enabled() and any([w.requires_grad for each in weights for w in each]):
-            raise RuntimeError(
-                f"{caller}: it is in training mode with gradients enabled, and weights in {self.storage}, which are"
-                " rounded, have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to"
-                " train call blockcell.torch.replace(model) without a storage"
-            )
+    def _resets(self, reset: Any, shape: tuple[int, ...]) -> Tensor:
+        """[T,B], for an input with these sizes."""
+        if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+            kind = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
+            raise TypeError(f"{self._caller()}: reset is of type {kind}; expected a tensor of torch.bool")
+        if reset.shape != shape:
+            expected = f"expected {tuple(shape)}, as that of input without its last dimension"
+            raise ValueError(f"{self._caller()}: reset has shape {tuple(reset.shape)}; {expected}")
+        if not reset.is_cpu:
+            raise ValueError(f"{self._caller()}: reset is on {reset.device}; expected cpu")
+        if len(shape) == 1:
+            return reset.unsqueeze(1)
+        return reset.transpose(0, 1) if self.batch_first else reset
 
-    def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
-        """The tensor, on the CPU and of the weights' dtype."""
-        if not (tensor.is_cpu and weight.is_cpu):
-            where = f"{what} is on {tensor.device}, the weights on {weight.device}"
-            raise ValueError(f"{_caller(self.mode)}: {where}; expected cpu, or use torch.nn.{self.mode}")
-        _check_dtype(self.mode, "the weights are", weight.dtype)
-        if tensor.dtype == weight.dtype:
-            return tensor
-        if torch.is_autocast_enabled("cpu"):
-            return tensor.to(weight.dtype)
-        raise ValueError(
-            f"RNN {what} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {what}:"
-            f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
-        )
-
-    def _narrower(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
-        """The dtype of torch.nn's results under autocast, where it is narrower than what x was cast to; else None."""
-        if not torch.is_autocast_enabled("cpu") or x.dtype != torch.float32:
-            return None
-        dtype, is_lstm = torch.get_autocast_dtype("cpu"), len(self._op.states) == 2
-        if not is_lstm or is_packed or given.dtype == torch.float16:  # only its products are in autocast's dtype then
-            state = given if hx is None else hx[0] if is_lstm else hx
-            dtype = torch.promote_types(dtype, state.dtype)
-        return dtype if dtype.itemsize < x.dtype.itemsize else None
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        """`_narrower`, for this input."""
+        is_lstm = len(self._op.states) == 2
+        if is_lstm and not is_packed and given.dtype != torch.float16:
+            return self._narrower(x, None)
+        return self._narrower(x, given if hx is None else hx[0] if is_lstm else hx)
 
     def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor]:
-        """hx as a list, [L*D,B,H] each; none if there is no hx."""
-        names = self._op.states
+        """hx as a list, [L*D,B,.] each; none if there is no hx."""
         if hx is None:
             return []
-        given = (hx,) if len(names) == 1 else hx
-        if not (
-            isinstance(given, (tuple, list)) and len(given) == len(names) and all(isinstance(s, Tensor) for s in given)
-        ):
-            form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
-            raise TypeError(f"{_caller(self.mode)}: hx is of type {type(hx).__name__}; expected {form}")
-        sizes = self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size
-        expected = sizes if is_batched else sizes[::2]
+        given = self._given_states(hx)
+        rows = (x.shape[1],) if is_batched else ()
+        widths = self.proj_size or self.hidden_size, self.hidden_size
         states: list[Tensor] = []
         for k, state in enumerate(given):
+            expected = self.num_layers * (2 if self.bidirectional else 1), *rows, widths[k]
             if state.shape != expected:
-                number = f"[{k}]" if len(names) > 1 else ""
-                raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
+                number = f"[{k}]" if len(given) > 1 else ""
+                raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
             state = self._cast("hx", state, weights[0][0])
             states.append(state if is_batched else state.unsqueeze(1))
         return states
 
     def _like_hx(self, lasts: list[Tensor]) -> Any:
         return lasts[0] if len(lasts) == 1 else tuple(lasts)
-
-
-def _caller(mode: str) -> str:
-    return f"blockcell.torch.{mode}"
-
-
-def _check_dtype(mode: str, what: str, dtype: torch.dtype) -> None:
-    if dtype not in op.DTYPES:
-        raise TypeError(f"{_caller(mode)}: {what} {dtype}; expected torch.float32 or torch.float64")
 
 
 class LSTM(Recurrent):
@@ -249,7 +215,7 @@ class LSTM(Recurrent):
         Of the outputs of all layers but the last, in training.
     bidirectional : bool
     proj_size : int
-        Only 0.
+        P, below `hidden_size`: h is projected to so many numbers, by weights [P,H]; 0 for not at all.
     device : optional
         Only the CPU, or "meta" for weights that come later.
     dtype : torch.dtype, optional
@@ -258,7 +224,7 @@ class LSTM(Recurrent):
     Raises
     ------
     ValueError
-        A `proj_size`, another device, or what torch.nn.LSTM refuses with it.
+        Another device, or what torch.nn.LSTM refuses with it.
     TypeError
         Another dtype, or an argument of the wrong kind.
 
@@ -275,7 +241,7 @@ class LSTM(Recurrent):
     * Under ``torch.autocast`` it computes in the weights' dtype, and rounds results to the dtypes of torch.nn's.
     """
 
-    _op, _narrow_op = op.LSTM, narrow.LSTM
+    _name, _op, _narrow_op = "LSTM", op.LSTM, narrow.LSTM
 
 
 class GRU(Recurrent):
@@ -286,7 +252,57 @@ class GRU(Recurrent):
         rnn = blockcell.torch.GRU(10, 20, num_layers=2)
         y, h_n = rnn(torch.randn(5, 3, 10))
 
-    Parameters, errors and what is not as in torch.nn are those of `LSTM`.
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but for `proj_size`, which has to be 0.
     """
 
-    _op, _narrow_op = op.GRU, narrow.GRU
+    _name, _op, _narrow_op = "GRU", op.GRU, narrow.GRU
+
+
+class RNN(Recurrent):
+    """``torch.nn.RNN`` on blockcell's kernels, for the CPU.
+
+    .. code-block:: python
+
+        rnn = blockcell.torch.RNN(10, 20, nonlinearity="relu")
+        y, h_n = rnn(torch.randn(5, 3, 10))
+
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but that there are no ``proj_size`` and no
+    ``storage``, and:
+
+    Parameters
+    ----------
+    nonlinearity : {"tanh", "relu"}
+        Behind `num_layers` in the order of the arguments, as in torch.nn.
+    """
+
+    _name = "RNN"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if nonlinearity not in op.RNN:
+            raise ValueError(f"{self._caller()}: nonlinearity is {nonlinearity!r}; expected 'tanh' or 'relu'")
+        self.nonlinearity = nonlinearity
+        options = bias, batch_first, dropout, bidirectional, 0, device, dtype
+        super().__init__(input_size, hidden_size, num_layers, *options)
+
+    @property
+    def _op(self) -> op.Op:  # type: ignore[override]
+        return op.RNN[self.nonlinearity]
+
+    @property
+    def _mode(self) -> str:
+        return f"RNN_{self.nonlinearity.upper()}"
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        return self._narrower(x, None)

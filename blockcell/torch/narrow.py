@@ -18,10 +18,11 @@ from torch.autograd import forward_ad
 
 from .. import _threads
 from ..layers.packed import Packed
+from ..optable import Array
 from . import internals
-from .op import Tensors, _check, _dispatches, _steps
+from .op import Tensors, _dispatches
 
-_FLOAT32, _INT64 = np.dtype(np.float32), np.dtype(np.int64)
+_FLOAT32, _INT64, _BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 _library = torch.library.Library("blockcell", "FRAGMENT")
@@ -31,17 +32,21 @@ class Op:
     """A layer of one kind, as the operator ``blockcell::lstm_narrow``, or a GRU's.
 
     The inputs are x, the weights in the order of torch.nn, whether there are two directions, the states, none where
-    they are zero, the lengths of the rows, and ``storage`` and ``activations`` as of ``layer.packed``.
+    they are zero, the lengths of the rows, the resets [T,B], and ``storage`` and ``activations`` as of
+    ``layer.packed``.
 
     Parameters
     ----------
-    name : str
+    kind : str
     states : tuple of str
     """
 
-    def __init__(self, name: str, states: tuple[str, ...]) -> None:
-        self.name, self.states = name, states
-        inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths"
+    _suffixes = "", ""  # of the operator's and the module's name
+
+    def __init__(self, kind: str, states: tuple[str, ...]) -> None:
+        self.kind, self.states = kind.upper(), states
+        name, self.module = (form + end for form, end in zip((kind, self.kind), self._suffixes, strict=True))
+        inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
         _library.define(f"{name}_narrow({inputs}, str storage, str activations) -> Tensor[]")
         _library.impl(f"{name}_narrow", self.forward, "CPU")
         torch.library.register_fake(f"blockcell::{name}_narrow", self._outputs, lib=_library)
@@ -54,11 +59,12 @@ class Op:
         bidirectional: bool,
         states: Tensors,
         lengths: Tensor | None,
+        reset: Tensor | None,
         storage: str,
         activations: str,
     ) -> Tensors:
         """y and the last states, without a gradient; an error if x or a state asks for one."""
-        given, dispatches = (x, *states), _dispatches(x, weights, states)
+        given, dispatches = (x, *states), _dispatches(x, weights, states, reset)
         if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
             raise self._refusal("input or hx requires a gradient", storage, "compute under torch.no_grad(), or")
         if not torch.compiler.is_compiling() and internals.forward_mode_is_active():
@@ -66,16 +72,16 @@ class Op:
                 raise self._refusal("input or hx has a forward-mode derivative", storage)
         if dispatches:
             with torch.no_grad():
-                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, storage, activations)
+                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, storage, activations)
         elif internals.transforms_are_active():
             raise self._refusal("a transform of torch.func is at work", storage)
         else:
-            outputs = self.forward(x, weights, bidirectional, states, lengths, storage, activations)
+            outputs = self.forward(x, weights, bidirectional, states, lengths, reset, storage, activations)
         return outputs
 
     def _refusal(self, what: str, storage: str, mend: str = "for that") -> RuntimeError:
         return RuntimeError(
-            f"blockcell.torch.{self.name.upper()}: {what}, and weights in {storage} are for inference alone;"
+            f"blockcell.torch.{self.module}: {what}, and weights in {storage} are for inference alone;"
             f" {mend} call blockcell.torch.replace(model) without a storage"
         )
 
@@ -93,12 +99,13 @@ class Op:
         bidirectional: bool,
         states: Tensors,
         lengths: Tensor | None,
+        reset: Tensor | None,
         storage: str,
         activations: str,
     ) -> list[Tensor]:
         """y and the last states."""
-        packed = _packed(self.name.upper(), weights, bidirectional, storage, activations)
-        x_array, ends, first = _steps(x), None, None
+        packed = _packed(self.kind, self.module, weights, bidirectional, storage, activations)
+        x_array, ends, first, fresh = _steps(x), None, None, None
         T, B, _ = x_array.shape
         _check("x", x_array, (T, B, packed.input_size), _FLOAT32)
         if lengths is not None:
@@ -106,6 +113,9 @@ class Op:
             _check("lengths", ends, (B,), _INT64)
             if B and not 0 <= ends.min() <= ends.max() <= T:
                 raise ValueError(f"blockcell: lengths are {ends.min()} to {ends.max()}; expected 0 to {T}, the steps")
+        if reset is not None:
+            fresh = np.ascontiguousarray(reset.numpy())
+            _check("reset", fresh, (T, B), _BOOL)
         if states:
             D, H = 1 + bidirectional, packed.hidden_size
             arrays = [np.ascontiguousarray(state.numpy(force=True)) for state in states]
@@ -113,9 +123,27 @@ class Op:
                 _check(name, array, (D, B, H), _FLOAT32)
             each = [tuple([array[k] for array in arrays[::-1]]) for k in range(D)]
             first = tuple(each) if bidirectional else each[0]
-        y, last = packed._run(x_array, first, ends, _threads.num_threads(torch.get_num_threads()))
+        y, last = packed._run(x_array, first, ends, fresh, _threads.num_threads(torch.get_num_threads()))
         lasts = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *lasts[::-1])]
+
+
+class CellOp(Op):
+    """A single step, as the operator ``blockcell::lstm_cell_narrow``: x is [B,I], and states, all that there is of
+    results, are [B,H]."""
+
+    _suffixes = "_cell", "Cell"
+
+    def _outputs(
+        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, lengths: Any, *others: Any
+    ) -> list[Tensor]:
+        return [x.new_empty(x.shape[0], weights[1].shape[1]) for _ in self.states]
+
+    def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
+        if bidirectional:
+            raise ValueError("blockcell: a single step has one direction")
+        _, *last = super().forward(x.unsqueeze(0), weights, False, [state.unsqueeze(0) for state in states], *others)
+        return [state.squeeze(0) for state in last]
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
@@ -133,7 +161,7 @@ class _Kept(NamedTuple):
 _kept: dict[tuple[Any, ...], _Kept] = {}
 
 
-def _packed(kind: str, weights: Tensors, bidirectional: bool, storage: str, activations: str) -> Packed:
+def _packed(kind: str, module: str, weights: Tensors, bidirectional: bool, storage: str, activations: str) -> Packed:
     """The layer with these weights, from an earlier call if they have not changed since."""
     key = storage, activations, bidirectional, *map(id, weights)
     kept = _kept.get(key)
@@ -149,9 +177,9 @@ def _packed(kind: str, weights: Tensors, bidirectional: bool, storage: str, acti
         layer = from_torch(dict(zip(names, tensors, strict=True)))
         packed: Packed = layer.packed(storage, activations)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"blockcell.torch.{kind}: its weights cannot be stored in {storage}: {error}") from error
+        raise type(error)(f"blockcell.torch.{module}: its weights cannot be stored in {storage}: {error}") from error
     if {type(cell).__name__ for cell in layer._cells().values()} != {kind}:
-        raise ValueError(f"blockcell.torch.{kind}: the weights are those of {layer!r}")
+        raise ValueError(f"blockcell.torch.{module}: the weights are those of {layer!r}")
     tensors = [tensor.clone() if version is None else tensor for tensor, version in zip(tensors, versions, strict=True)]
     end = partial(_kept.pop, key)
     _kept[key] = _Kept(packed, versions, tensors, [weakref.ref(weight, end) for weight in weights])
@@ -164,6 +192,20 @@ def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
     return bool(weight._version == version and weight.is_set_to(tensor))
 
 
+def _steps(tensor: Tensor) -> Array:
+    """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
+    array: Array = tensor.numpy(force=True)
+    return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
+
+
+def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
+        )
+
+
 def forget(weights: Iterable[Tensor]) -> None:
     """Pack these weights anew at the next call, whether they have changed or not."""
     found = set(map(id, weights))
@@ -174,3 +216,5 @@ def forget(weights: Iterable[Tensor]) -> None:
 
 LSTM = Op("lstm", ("h", "c"))
 GRU = Op("gru", ("h",))
+LSTM_CELL = CellOp("lstm", ("h", "c"))
+GRU_CELL = CellOp("gru", ("h",))

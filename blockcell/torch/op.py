@@ -1,10 +1,12 @@
-"""One layer of the stack, in one or both directions: an operator of PyTorch's, and the same without its dispatcher.
+"""One layer of the stack, in one or both directions, or a single step of one: an operator of PyTorch's, and the same
+without its dispatcher.
 
 The dispatcher costs more than a small layer computes.  Calls go through it where something asks to see operators, such
 as torch.compile or a class derived from Tensor; others call the same functions directly.
 
-With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H].  marks [2,T,B], for rows of
-different lengths, are those of `blockcell._layers.marks_of` for both directions.
+With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H]; with a projection to P, y and h
+have P where there is H.  marks [2,T,B], for rows of different lengths and for resets, are those of
+`blockcell._layers.marks_of` for both directions.  Of a single step x is [B,I] and states are [B,H].
 """
 
 from __future__ import annotations
@@ -18,52 +20,73 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from .. import _kernels, _threads
-from .._tensors import TensorPass
-from ..optable import Array
+from .. import _kernels
+from .._tensors import TensorGradients, TensorPass
+from ..activations import numbers
 from . import internals
 
 Tensors = Sequence[Tensor]
+Sizes = tuple[int, int, int, int]
 
-_WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")  # of each direction
 DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
 }  # in the kernels' order
 
 _KINDS = [np.empty(0, dtype) for dtype in DTYPES.values()]
-_MARKS = np.dtype(np.uint8)
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 _library = torch.library.Library("blockcell", "DEF")
 
 
 class Op:
-    """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's.
+    """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's; or
+    a single step of one, as ``lstm_cell`` and so on.
 
     The first is what the graph of a model has.  It has gradients, and becomes the others below autograd, which are what
     a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
 
     The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
     directions, whether y is the caller's alone, the states, none where they are zero, and marks.  Callers may change
-    their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.
+    their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.  The y of a single
+    step is h, which is among the outputs once, and always the caller's alone.
 
     Parameters
     ----------
-    name : str
+    kind : str
+        Of the kernels.
     gates : int
     summed : int
         Of how many gates, the first ones, only the sum of the two biases counts.
     parts : int
         How many numbers the tape has for each step and cell.
     states : tuple of str
+    projects : bool
+        Whether there may be a projection.
+    activation : str, optional
+        Of a plain RNN.
+    single : bool
     """
 
-    def __init__(self, name: str, gates: int, summed: int, parts: int, states: tuple[str, ...]) -> None:
-        self.name, self.gates, self.summed, self.parts, self.states = name, gates, summed, parts, states
-        self._kernel, self._grad_kernel = f"{name}_torch", f"{name}_torch_grad"
+    def __init__(
+        self,
+        kind: str,
+        gates: int,
+        summed: int,
+        parts: int,
+        states: tuple[str, ...],
+        projects: bool = False,
+        activation: str | None = None,
+        single: bool = False,
+    ) -> None:
+        self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
+        self.projects, self.single = projects, single
+        self._activation = () if activation is None else (tuple(numbers(activation)),)
+        self.module = f"{kind.upper()}Cell" if single else kind.upper()
+        name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
+        self._kernel, self._grad_kernel = f"{kind}_torch", f"{kind}_torch_grad"
         self._pass = functools.lru_cache(self._pass_of)
-        self._backward_layout = functools.lru_cache(self._backward_layout_of)
+        self._pass_back = functools.lru_cache(self._pass_back_of)
         rest = "Tensor[] states, Tensor? marks"
         given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
         self._op = self._define(
@@ -101,8 +124,8 @@ class Op:
         states: Tensors,
         marks: Tensor | None,
     ) -> Tensors:
-        """y and the last states."""
-        if _dispatches(x, weights, states):
+        """y, unless this is a single step, and the last states."""
+        if _dispatches(x, weights, states, marks):
             outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
@@ -112,26 +135,66 @@ class Op:
             outputs = self.forward(x, weights, False, bidirectional, apart, states, marks)
         return outputs
 
-    def _shapes(self, I: int, H: int) -> list[tuple[int, ...]]:  # noqa: E741
-        """Of the weights of one direction."""
-        rows = self.gates * H
-        return [(rows, I), (rows, H), (rows,), (rows,)]
+    # --------------------------------------------------------------------------------------------------- sizes, kernels
+    def _sizes(self, steps: tuple[int, ...], w_hh: tuple[int, ...]) -> Sizes:
+        """T, B, H and P, of what has a row for each step of x, and of a matrix of weights."""
+        T, B = (1, steps[0]) if self.single else steps[:2]
+        return T, B, w_hh[0] // self.gates, w_hh[1]
 
-    # ---------------------------------------------------------------------------------------------------------- forward
-    def _output_shapes(self, T: int, B: int, H: int, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
+    def _state_shapes(self, B: int, H: int, P: int, D: int) -> list[tuple[int, ...]]:
+        rows = (B,) if self.single else (D, B)
+        return [(*rows, width) for width in (P, H)[: len(self.states)]]
+
+    def _output_shapes(self, sizes: Sizes, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
         """Of what `forward` returns."""
-        shapes: list[tuple[int, ...]] = [(T, B, D * H), *[(D, B, H)] * len(self.states)]
+        T, B, H, P = sizes
+        y, states = (B, P) if self.single else (T, B, D * P), self._state_shapes(B, H, P, D)
+        shapes = states if self.single else [y, *states]
         if keep:
-            shapes += [(D, self.parts, T, B, H), *shapes[:apart]]
+            shapes += [(D, self.parts, T, B, H), *[y] * apart]
         return shapes
 
-    def _outputs(
-        self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
-    ) -> list[Tensor]:
-        """What `forward` returns, without values."""
-        T, B, _ = x.shape
-        shapes = self._output_shapes(T, B, weights[1].shape[1], 1 + bidirectional, keep, apart)
-        return [x.new_empty(shape) for shape in shapes]
+    def _gradient_shapes(
+        self,
+        sizes: Sizes,
+        D: int,
+        I: int,  # noqa: E741
+        weights: int,
+        needs_x: bool,
+        given: bool,
+    ) -> list[tuple[int, ...]]:
+        """Of what `backward` returns, where there are so many weights with a gradient."""
+        T, B, H, P = sizes
+        rows, per = self.gates * H, weights // D
+        shapes: list[tuple[int, ...]] = [(B, I) if self.single else (T, B, I)] if needs_x else []
+        of_weights = [(rows, I), (rows, P), *[(rows,)] * 2 * (per > 3), *[(P, H)] * (per % 2)] if weights else []
+        return [*shapes, *of_weights * D, *(self._state_shapes(B, H, P, D) if given else [])]
+
+    def _planned(
+        self,
+        kernel: str,
+        sizes: Sizes,
+        I: int,  # noqa: E741
+        dtype: torch.dtype,
+        threads: int,
+        projected: bool,
+    ) -> tuple[Any, np.dtype[Any], tuple[int, int, int, int], int]:
+        """What the kernel and its `..._work` return, None where nothing is to be computed; the dtype; T, B, I and H;
+        and P, or 0 without a projection."""
+        T, B, H, P = sizes
+        stored, number, found = _dtype(dtype), list(DTYPES).index(dtype), None
+        if projected and not self.projects:
+            raise ValueError(
+                f"blockcell: the number of weights is that of a projection; expected those of {self.module}"
+            )
+        projection = P if projected else 0
+        sized = (projection,) if self.projects else ()
+        if T * B * H:
+            planned: Any = _kernels.KERNELS[kernel][number](
+                _KINDS[number], T, B, I, H, threads, *sized, *self._activation
+            )
+            found = *planned, *_kernels.WORK[kernel](T, B, I, H, stored.itemsize, threads, *sized)
+        return found, stored, (T, B, I, H), projection
 
     def _pass_of(
         self,
@@ -146,15 +209,40 @@ class Op:
     ) -> tuple[TensorPass, list[tuple[int, ...]], int, np.dtype[Any]]:
         """What computes `forward` for tensors of these shapes, so many weights and threads; the shapes of the outputs,
         how many rows (t, b) they have, and their dtype."""
-        (T, B, I), H, D, stored = x, w_hh[1], 1 + bidirectional, _dtype(dtype)  # noqa: E741
-        number, found = list(DTYPES).index(dtype), None
-        if T * B * H:
-            planned: Any = _kernels.KERNELS[self._kernel][number](_KINDS[number], T, B, I, H, threads)
-            found = *planned, *_kernels.WORK[self._kernel](T, B, I, H, stored.itemsize, threads)
-        gates = count == 4 * D, self.gates, self.summed
-        options = stored.itemsize, (T, B, I, H), D, *gates, self.states, self.parts, threads
-        compute = TensorPass(found, dtype, torch.uint8, *options)
-        return compute, self._output_shapes(T, B, H, D, keep, apart), T * B, stored
+        sizes, D = self._sizes(x, w_hh), 1 + bidirectional
+        found, stored, four, projection = self._planned(self._kernel, sizes, x[-1], dtype, threads, count // D % 2 == 1)
+        options = stored.itemsize, four, D, count // D > 3, self.gates, self.summed, self.states, self.parts, threads
+        compute = TensorPass(found, dtype, torch.uint8, *options, projection, self.single)
+        return compute, self._output_shapes(sizes, D, keep, apart), sizes[0] * sizes[1], stored
+
+    def _pass_back_of(
+        self,
+        y: tuple[int, ...],
+        w_ih: tuple[int, ...],
+        w_hh: tuple[int, ...],
+        count: int,
+        bias: bool,
+        weights: bool,
+        needs_x: bool,
+        given: bool,
+        dtype: torch.dtype,
+        threads: int,
+    ) -> tuple[TensorGradients, list[tuple[int, ...]], int, np.dtype[Any]]:
+        """Likewise of `backward`, with so many matrices."""
+        sizes, D, I = self._sizes(y, w_hh), 2 if count > 3 else 1, w_ih[1]  # noqa: E741
+        found, stored, four, projection = self._planned(self._grad_kernel, sizes, I, dtype, threads, count // D == 3)
+        options = stored.itemsize, four, D, bias, self.gates, self.summed, self.states, self.parts, threads
+        compute = TensorGradients(found, dtype, torch.uint8, *options, projection, self.single)
+        shapes = self._gradient_shapes(sizes, D, I, (count + 2 * D * bias) * weights, needs_x, given)
+        return compute, shapes, sizes[0] * sizes[1], stored
+
+    # ---------------------------------------------------------------------------------------------------------- forward
+    def _outputs(
+        self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
+    ) -> list[Tensor]:
+        """What `forward` returns, without values."""
+        sizes = self._sizes(x.shape, weights[1].shape)
+        return [x.new_empty(shape) for shape in self._output_shapes(sizes, 1 + bidirectional, keep, apart)]
 
     def forward(
         self,
@@ -167,9 +255,11 @@ class Op:
         marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
+        if self.single and (bidirectional or not apart):
+            raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
         wanted = len(weights), bidirectional, keep, apart, x.dtype, torch.get_num_threads()
         compute, shapes, rows, dtype = self._pass(x.shape, weights[1].shape, *wanted)
-        outputs, _ = _allocated(shapes, rows, x, dtype)
+        outputs = _allocated(shapes, rows, x, dtype)
         compute(x, weights, states, marks, outputs)
         return outputs
 
@@ -188,7 +278,7 @@ class Op:
         if _is_recorded(x, weights, states):
             outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
         else:
-            forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+            forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
             outputs = forward(x, weights, False, bidirectional, apart, states, marks)
         return outputs
 
@@ -197,16 +287,16 @@ class Op:
     ) -> Any:
         """Compute, and keep what `backward` needs.  PyTorch notices if any of it is changed in place."""
         weights, states = others[:count], others[count:]
-        forward = self._forward_op if _dispatches(x, weights, states) else self.forward
+        forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
         outputs = forward(x, weights, True, bidirectional, apart, states, marks)
         y = outputs.pop() if apart else outputs[0]
         tape = outputs.pop()
         ctx.set_materialize_grads(False)
-        ctx.count, ctx.matrices = count, 4 if bidirectional else 2
         if not any(ctx.needs_input_grad[5 : 5 + count]):
             x = None  # only the weights' gradients depend on it
-        per = 2 * count // ctx.matrices
-        matrices = [weight for k, weight in enumerate(weights) if k % per < 2]
+        per = count // 2 if bidirectional else count
+        matrices = [weight for k, weight in enumerate(weights) if k % per < 2 or k % per == 4 or per == 3]
+        ctx.count, ctx.matrices = count, len(matrices)
         ctx.save_for_backward(x, y, tape, marks, *matrices, *states)
         return tuple(outputs)
 
@@ -215,7 +305,7 @@ class Op:
         matrices, states = others[: ctx.matrices], others[ctx.matrices :]
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         given = [grad for grad in grads if grad is not None]
-        backward = self._backward_op if _dispatches(tape, others, given) else self.backward
+        backward = self._backward_op if _dispatches(tape, others, given, marks) else self.backward
         with torch.no_grad():
             found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
         if torch.is_grad_enabled():  # by create_graph
@@ -233,7 +323,7 @@ class Op:
         )
 
     def _refusal(self, what: str) -> RuntimeError:
-        name = self.name.upper()
+        name = self.module
         return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
@@ -250,30 +340,9 @@ class Op:
         marks: Any,
     ) -> list[Tensor]:
         """What `backward` returns, without values."""
-        T, B, _ = y.shape
-        shapes = self._gradient_shapes(T, B, _sizes(matrices), x is not None, needs_x, bias, len(states) > 0)
-        return [y.new_empty(shape) for shape in shapes]
-
-    def _gradient_shapes(
-        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
-    ) -> list[tuple[int, ...]]:
-        """Of what `backward` returns."""
-        D, I, H = sizes  # noqa: E741
-        shapes: list[tuple[int, ...]] = [(T, B, I)] if needs_x else []
-        if weights:
-            shapes += self._shapes(I, H)[: 4 if bias else 2] * D
-        return [*shapes, *[(D, B, H)] * len(self.states)] if given else shapes
-
-    def _backward_layout_of(
-        self, T: int, B: int, sizes: tuple[int, int, int], weights: bool, needs_x: bool, bias: bool, given: bool
-    ) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
-        """The shapes of `backward`'s results, and names and shapes of y, the tape, matrices and states."""
-        D, I, H = sizes  # noqa: E741
-        names, shapes = ["y", "tape", *_WEIGHTS[:2] * D], [(T, B, D * H), (D, self.parts, T, B, H)]
-        shapes += self._shapes(I, H)[:2] * D
-        if given:
-            names, shapes = [*names, *self.states], [*shapes, *[(D, B, H)] * len(self.states)]
-        return self._gradient_shapes(T, B, sizes, weights, needs_x, bias, given), names, shapes
+        D, (_, I) = 2 if len(matrices) > 3 else 1, matrices[0].shape  # noqa: E741
+        sizes, weights = self._sizes(y.shape, matrices[1].shape), 0 if x is None else len(matrices) + 2 * D * bias
+        return [y.new_empty(shape) for shape in self._gradient_shapes(sizes, D, I, weights, needs_x, len(states) > 0)]
 
     def backward(
         self,
@@ -291,49 +360,10 @@ class Op:
 
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
-        dtype, (T, B, _), sizes = _dtype(y.dtype), y.shape, _sizes(matrices)
-        given, (D, I, H) = len(states) > 0, sizes  # noqa: E741
-        result_shapes, names, shapes = self._backward_layout(T, B, sizes, x is not None, needs_x, bias, given)
-        y_grad, *last_grads = grads
-        if y_grad is None:
-            y_grad = y.new_zeros(D * H).expand(T, B, -1)
-        x_array, y_grad_array = _steps(y.new_zeros(I).expand(T, B, -1) if x is None else x), _steps(y_grad)
-        _check("x", x_array, (T, B, I), dtype)
-        _check("y_grad", y_grad_array, (T, B, D * H), dtype)
-        y_array, tape_array, *rest = _arrays(names, [y, tape, *matrices, *states], shapes, dtype)
-        zeros = np.zeros((D, B, H), dtype)
-        first = rest[2 * D :] or [zeros] * len(self.states)
-        last = [
-            zeros if grad is None else _arrays([f"{name}_n_grad"], [grad], [(D, B, H)], dtype)[0]
-            for name, grad in zip(self.states, last_grads, strict=True)
-        ]
-        row_marks = (None, None) if marks is None else _row_marks(marks, T, B)
-        results, arrays = _allocated(result_shapes, T * B, y, dtype)
-        x_grad = arrays.pop(0) if needs_x else None
-        state_grads = [np.empty((D, B, H), dtype) for _ in first] if not given else arrays[-len(first) :]
-        if y_array.size == 0:
-            for grad in arrays:
-                grad[...] = 0
-            for to, grad in zip(state_grads, last, strict=True):
-                to[...] = grad
-            return results
-        summed, per, y_k, y_grad_k = self.summed * H, 4 if bias else 2, y_array, y_grad_array
-        weight_grads: list[Any] = [None] * (3 if self.summed == self.gates else 5)
-        for k in range(D):
-            if D == 2:
-                y_k, y_grad_k = [array[:, :, k * H : (k + 1) * H] for array in (y_array, y_grad_array)]
-            if x is not None:
-                w_ih, w_hh, *both = arrays[per * k : per * (k + 1)]
-                b_ih, b_hh = both or np.empty((2, self.gates * H), dtype)
-                weight_grads = [w_ih, w_hh, b_ih[:summed], b_ih[summed:], b_hh[summed:]][: len(weight_grads)]
-            before, after = [state[k] for state in first[::-1]], [state[k] for state in last[::-1]]
-            arguments = (
-                *(x_array, *before, *rest[2 * k : 2 * k + 2], tape_array[k], y_k, y_grad_k, *after, x_grad, k == 1),
-                *(*[state[k] for state in state_grads[::-1]], *weight_grads, row_marks[k], k == 1),
-            )
-            _run(self._grad_kernel, (T, B, I, H), dtype, arguments)
-            if x is not None and bias:
-                b_hh[:summed] = b_ih[:summed]
+        wanted = len(matrices), bias, x is not None, needs_x, len(states) > 0, y.dtype, torch.get_num_threads()
+        compute, shapes, rows, dtype = self._pass_back(y.shape, matrices[0].shape, matrices[1].shape, *wanted)
+        results = _allocated(shapes, rows, y, dtype)
+        compute(y, tape, matrices, grads, x, states, marks, needs_x, results)
         return results
 
 
@@ -355,12 +385,12 @@ def _plain(function: Any) -> Any:
     return lambda x, weights, *others: function(x, weights, False, *others)
 
 
-def _dispatches(x: Tensor, weights: Tensors, others: Tensors) -> bool:
+def _dispatches(x: Tensor, weights: Tensors, others: Tensors, marks: Tensor | None) -> bool:
     """Whether something asks to see operators: a compiler, a tracer, a mode, or one of these tensors by its class."""
     return (
         torch.compiler.is_compiling()
         or not internals.COMPLETE
-        or not _PLAIN.issuperset(map(type, (x, *weights, *others)))
+        or not _PLAIN.issuperset(map(type, (x, *weights, *others, marks)))
         or has_torch_function((x,))
         or torch.jit.is_tracing()
         or internals.modes_are_active()
@@ -373,64 +403,26 @@ def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
     return recorded or internals.forward_mode_is_active()
 
 
-# ------------------------------------------------------------------------------------------------------ arrays, kernels
-def _sizes(matrices: Tensors) -> tuple[int, int, int]:
-    """D, I and H."""
-    return 2 if len(matrices) > 2 else 1, matrices[0].shape[1], matrices[1].shape[1]
-
-
+# -------------------------------------------------------------------------------------------------------------- tensors
 def _dtype(dtype: torch.dtype) -> np.dtype[Any]:
     if dtype not in DTYPES:
         raise TypeError(f"blockcell: a tensor is {dtype}; expected torch.float32 or torch.float64")
     return DTYPES[dtype]
 
 
-def _allocated(
-    shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]
-) -> tuple[list[Tensor], list[Array]]:
-    """Tensors and their memory: numpy's for few rows (t, b), since it is had sooner."""
+def _allocated(shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]) -> list[Tensor]:
+    """Tensors; their memory is numpy's for few rows (t, b), since it is had sooner."""
     if rows <= 64:
-        arrays: list[Array] = [np.empty(shape, dtype) for shape in shapes]
-        return [torch.from_numpy(array) for array in arrays], arrays
-    tensors = [like.new_empty(shape) for shape in shapes]
-    return tensors, [tensor.numpy() for tensor in tensors]
+        return [torch.from_numpy(np.empty(shape, dtype)) for shape in shapes]
+    return [like.new_empty(shape) for shape in shapes]
 
 
-def _arrays(
-    names: Sequence[str], tensors: Sequence[Tensor], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
-) -> list[Array]:
-    """The tensors' memory in C order."""
-    arrays: list[Array] = [tensor.contiguous().numpy(force=True) for tensor in tensors]
-    if [array.shape for array in arrays] != shapes or not all([array.dtype is dtype for array in arrays]):
-        for each in zip(names, arrays, shapes, strict=True):
-            _check(*each, dtype)
-    return arrays
-
-
-def _steps(tensor: Tensor) -> Array:
-    """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
-    array: Array = tensor.numpy(force=True)
-    return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
-
-
-def _row_marks(marks: Tensor, T: int, B: int) -> Any:
-    """The marks of both directions."""
-    return _arrays(["marks"], [marks], [(2, T, B)], _MARKS)[0]
-
-
-def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
-            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
-        )
-
-
-def _run(name: str, sizes: tuple[int, int, int, int], dtype: Any, arguments: tuple[Any, ...]) -> None:
-    """Run a kernel on as many of PyTorch's threads as it can use and as can run now."""
-    threads = _threads.num_threads(torch.get_num_threads())
-    _kernels.compute(name, dtype.itemsize == 8, (*sizes, dtype.itemsize), threads, arguments)
-
-
-LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"))
+LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True)
 GRU = Op("gru", gates=3, summed=2, parts=4, states=("h",))
+RNN = {name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name) for name in ("tanh", "relu")}
+LSTM_CELL = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True, single=True)
+GRU_CELL = Op("gru", gates=3, summed=2, parts=4, states=("h",), single=True)
+RNN_CELL = {
+    name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name, single=True)
+    for name in ("tanh", "relu")
+}

@@ -1,4 +1,4 @@
-"""PackedSequences as padded tensors and back, by one index, so that torch.compile can trace it."""
+"""PackedSequences as padded tensors and back, by one index, and marks of resets; torch.compile can trace both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layers.shared import ENDED, FIRST
+from ..layers.shared import ENDED, FIRST, FRESH
 
 
 class Packing:
@@ -72,3 +72,10 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         return _pad(grad, ctx.saved_tensors[0], ctx.rows), None
+
+
+def marks_of(reset: Tensor) -> Tensor:
+    """The marks of resets [T,B] in both directions; where no row ends, the step that is processed first needs none."""
+    fresh = reset.to(torch.uint8) * FRESH
+    steps = torch.cat([fresh, fresh.new_zeros(1, reset.shape[1])])  # the other direction has that of the step after
+    return torch.stack([steps[:-1], steps[1:]])

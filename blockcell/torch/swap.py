@@ -12,9 +12,17 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from .._read import ArgumentReader
 from ..layers.storage import read_activations, read_storage
 from . import narrow, op
-from .modules import GRU, LSTM
+from .cells import GRUCell, LSTMCell, RNNCell
+from .modules import GRU, LSTM, RNN
 
-_OURS = {torch.nn.LSTM: LSTM, torch.nn.GRU: GRU}
+_OURS = {
+    torch.nn.LSTM: LSTM,
+    torch.nn.GRU: GRU,
+    torch.nn.RNN: RNN,
+    torch.nn.LSTMCell: LSTMCell,
+    torch.nn.GRUCell: GRUCell,
+    torch.nn.RNNCell: RNNCell,
+}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _STORED = ("storage", "activations")  # attributes of our modules
 _NOT_STORED = (None, "float32")
@@ -42,7 +50,7 @@ class Report:
         if self.left:
             lines += [f"left {len(self.left)}:", *_listed(self.left)]
         elif not self.changed:
-            lines[0] += ": the model has no LSTM and no GRU"
+            lines[0] += ": the model has no LSTM, no GRU and no RNN"
         return "\n".join(lines)
 
 
@@ -51,7 +59,8 @@ def _listed(modules: dict[str, str]) -> list[str]:
 
 
 def replace(model: torch.nn.Module, storage: str | None = None, activations: str = "float32") -> Report:
-    """Make every ``torch.nn.LSTM`` and ``torch.nn.GRU`` of a model `LSTM` and `GRU`, in place.
+    """Make every LSTM, GRU and RNN of torch.nn's in a model, and every cell of one, the module of that name here, in
+    place.
 
     Modules keep their parameters, buffers, hooks and names, so that optimizers, references to them and state_dicts stay
     valid.  Only their class changes.
@@ -76,9 +85,9 @@ def replace(model: torch.nn.Module, storage: str | None = None, activations: str
     Returns
     -------
     Report
-        What was replaced, and what was left and why: a ``proj_size``, weights that are not on the CPU, not of float32
-        or, without a `storage`, float64, classes derived from PyTorch's, whose forward may be another one, and other
-        kinds of modules.
+        What was replaced, and what was left and why: weights that are not on the CPU, not of float32 or, without a
+        `storage`, float64, classes derived from PyTorch's, whose forward may be another one, and with a `storage` RNNs
+        and a ``proj_size``.
 
     Raises
     ------
@@ -93,7 +102,7 @@ def replace(model: torch.nn.Module, storage: str | None = None, activations: str
 
 
 def restore(model: torch.nn.Module) -> Report:
-    """Undo `replace`: every `LSTM` and `GRU` of a model becomes ``torch.nn.LSTM`` and ``torch.nn.GRU``, in place.
+    """Undo `replace`: every module of blockcell's in a model becomes torch.nn's, in place.
 
     Parameters
     ----------
@@ -138,23 +147,22 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str 
     """Why a recurrent module stays as it is; None if it does not, or is none."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
-        known = getattr(module, "original_name", "") in ("LSTM", "GRU")
+        known = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
         return "it is compiled by torch.jit; do this before" if known else None
-    if isinstance(module, RNNCellBase):
-        return f"{kind.__name__} computes single steps"
-    if not isinstance(module, RNNBase):
+    if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
     if kind in classes.values() and tuple(map(getattr, [module] * 2, _STORED, _NOT_STORED)) == stored:
         return "it is one already"
     if kind not in _OURS and kind not in _THEIRS:
         bases = [base.__name__ for base in (*_OURS, *_THEIRS) if issubclass(kind, base)]
-        return (
-            f"{kind.__name__} is derived from {bases[0]}, and may compute something else"
-            if bases
-            else "it has no gates"
-        )
-    if module.proj_size:
-        return f"proj_size is {module.proj_size}"
+        return f"{kind.__name__} is derived from {(*bases, 'RNNBase')[0]}, and may compute something else"
+    if getattr(module, "nonlinearity", "tanh") not in op.RNN:
+        return f"its nonlinearity is {module.nonlinearity!r}"
+    if stored != _NOT_STORED:
+        if hasattr(module, "nonlinearity"):
+            return f"it has no gates, and is not stored in {stored[0]}"
+        if isinstance(module, RNNBase) and module.proj_size:
+            return f"proj_size is {module.proj_size}, and it is not stored in {stored[0]}"
     for weight in module.parameters():
         if weight.device.type not in ("cpu", "meta"):
             return f"its weights are on {weight.device}"

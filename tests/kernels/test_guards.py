@@ -100,26 +100,23 @@ def test_torch_layout(kind, dtype, side):
     dtype, guard = np.dtype(DTYPES[dtype]), partial(guarded, side=side)
     for k, (T, B, I, H) in enumerate(SIZES):  # noqa: E741
         g = np.random.default_rng(k)
-        weights, named = torch_layout.weights_of(g, kind, I, H, dtype)
-        biases = [array for name, array in named.items() if name[0] == "b"]
+        weights, _ = torch_layout.weights_of(g, kind, I, H, dtype)
         x, y, *states = (
             g.standard_normal(shape).astype(dtype)
-            for shape in [(T, B, I), (T, B, H)] + 2 * len(torch_layout.STATES[kind]) * [(B, H)]
+            for shape in [(T, B, I), (T, B, H)] + 2 * len(torch_layout.STATES[kind]) * [(1, B, H)]
         )
         first, last = states[::2], states[1::2]
-        saved = np.zeros((torch_layout.SAVED[kind], T, B, H), dtype)
+        tape = np.zeros((1, torch_layout.SAVED[kind], T, B, H), dtype)
 
-        def calls(guard, out, x=x, first=first, weights=weights, biases=biases, y=y, saved=saved, last=last):
+        def calls(guard, out, x=x, first=first, weights=weights, y=y, tape=tape, last=last):
             """All results, forward and back."""
             given = kind, x.shape + y.shape[2:], 2
             x, first, weights, d_y = guard(x), [*map(guard, first)], [*map(guard, weights)], guard(y)
-            outputs = [out(y), *map(out, last), out(saved)]
-            states = [state[None] for state in first[::-1]]
-            torch_layout.forward(*given, x, weights, states, None, outputs)
-            gradients = [out(x), *map(out, first), *map(out, weights[:2] + biases)]
-            read = guard(outputs[-1]), guard(outputs[0]), d_y, *map(guard, last)
-            arrays = x, *first, *weights[:2], *read, gradients[0], False, *gradients[1:], None, False
-            torch_layout.backward(*given, x.dtype, arrays)
+            outputs = [out(y), *map(out, last), out(tape)]
+            torch_layout.forward(*given, x, weights, first, None, outputs)
+            gradients = [out(x), *map(out, weights), *map(out, first)]
+            read, incoming = (guard(outputs[0]), guard(outputs[-1])), [d_y, *map(guard, last)]
+            torch_layout.backward(*given, *read, weights[:2], incoming, x, first, None, True, gradients)
             return outputs + gradients
 
         expected = calls(lambda array: array, np.zeros_like)

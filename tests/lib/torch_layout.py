@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from blockcell import _kernels, _team
-from blockcell._tensors import TensorPass
+from blockcell import _kernels
+from blockcell._tensors import TensorGradients, TensorPass
+from blockcell.activations import numbers
 from blockcell.optable import DTYPES
 
-GATES = {"lstm": 4, "gru": 3}
-SUMMED = {"lstm": 4, "gru": 2}
-STATES = {"lstm": ("h", "c"), "gru": ("h",)}
-SAVED = {"lstm": 6, "gru": 4}
+GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+SUMMED = {"lstm": 4, "gru": 2, "rnn": 1}
+STATES = {"lstm": ("h", "c"), "gru": ("h",), "rnn": ("h",)}
+SAVED = {"lstm": 6, "gru": 4, "rnn": 0}
 
 
 class Lent:
@@ -56,44 +57,53 @@ class Lent:
         return self.size
 
 
-def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1):
-    """As `blockcell.torch` makes it."""
+def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0):
+    """As `blockcell.torch` makes it; a `TensorPass` or, `back`, its `TensorGradients`."""
     T, B, _, H = sizes
-    number, found = DTYPES.index(dtype), None
-    array = np.empty(0, np.uint16 if dtype == np.float16 else dtype)
+    number, found, name = DTYPES.index(dtype), None, f"{kind}_torch_grad" if back else f"{kind}_torch"
+    array, sized = np.empty(0, np.uint16 if dtype == np.float16 else dtype), (projection,) if kind == "lstm" else ()
     if T * B * H:
-        plan = _kernels.KERNELS[f"{kind}_torch"][number](array, *sizes, threads)
-        found = (*plan, *_kernels.WORK[f"{kind}_torch"](*sizes, max(dtype.itemsize, 4), threads))
+        activation = (tuple(numbers("tanh")),) if kind == "rnn" else ()
+        plan = _kernels.KERNELS[name][number](array, *sizes, threads, *sized, *activation)
+        found = (*plan, *_kernels.WORK[name](*sizes, max(dtype.itemsize, 4), threads, *sized))
     counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
-    return TensorPass(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts)
+    of = TensorGradients if back else TensorPass
+    return of(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection)
 
 
-def forward(kind, sizes, threads, x, weights, states, marks, outputs, directions=1):
+def lent(value):
+    """What stands for tensors."""
+    return [*map(lent, value)] if isinstance(value, list) else None if value is None else Lent(value)
+
+
+def forward(kind, sizes, threads, x, weights, states, marks, outputs, directions=1, projection=0):
     """The forward pass over arrays; the outputs are filled."""
-    bias = len(weights) == 4 * directions
-    lent = [[Lent(array) for array in arrays] for arrays in (weights, states, outputs)]
-    compute = pass_of(kind, sizes, x.dtype, directions, bias, threads)
-    compute(Lent(x), *lent[:2], None if marks is None else Lent(marks), lent[2])
+    bias = len(weights) > 3 * directions
+    compute = pass_of(kind, sizes, x.dtype, directions, bias, threads, projection=projection)
+    compute(*map(lent, (x, weights, states, marks, outputs)))
 
 
-def backward(kind, sizes, threads, dtype, arrays):
-    """The kernel of the gradients on so many threads."""
-    bytes_of_work, planned = _kernels.WORK[f"{kind}_torch_grad"](*sizes, max(dtype.itemsize, 4), threads)
-    taken = [a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arrays]
-    ready = 1 if planned == 1 else _team.ready(planned)
-    work = np.full(bytes_of_work, 0xFF, np.uint8)  # NaN, should anything read what was not written
-    _kernels.KERNELS[f"{kind}_torch_grad"][DTYPES.index(dtype)](*taken, work, threads, ready)
+def backward(
+    kind, sizes, threads, y, tape, matrices, grads, x, states, marks, needs_x, outputs, directions=1, projection=0
+):
+    """The backward pass over arrays, likewise."""
+    bias = x is None or len(outputs) - needs_x - len(states) > len(matrices)
+    compute = pass_of(kind, sizes, y.dtype, directions, bias, threads, True, projection)
+    compute(*map(lent, (y, tape, matrices, grads, x, states, marks)), needs_x, lent(outputs))
 
 
-def weights_of(g, kind, inputs, hidden, dtype, bias=True):
+def weights_of(g, kind, inputs, hidden, dtype, bias=True, projection=0):
     """PyTorch's weights of a direction, and the layer's that are equal to them."""
     rows, bound = GATES[kind] * hidden, 1 / np.sqrt(hidden)
-    shapes = (rows, inputs), (rows, hidden), (rows,), (rows,)
+    shapes = (rows, inputs), (rows, projection or hidden), (rows,), (rows,)
     w_ih, w_hh, b_ih, b_hh = weights = [g.uniform(-bound, bound, shape).astype(dtype) for shape in shapes]
     if not bias:
         weights, b_ih, b_hh = weights[:2], np.zeros_like(b_ih), np.zeros_like(b_hh)
     w = np.concatenate([w_ih.T, w_hh.T])
-    if kind == "lstm":
+    if projection:
+        w_hr = g.uniform(-bound, bound, (projection, hidden)).astype(dtype)
+        return [*weights, w_hr], {"w": w, "b": b_ih + b_hh, "w_p": w_hr.T}
+    if kind != "gru":
         return weights, {"w": w, "b": b_ih + b_hh}
     ru, c = slice(2 * hidden), slice(2 * hidden, None)
     biases = {"b_ru": (b_ih + b_hh)[ru], "b_c": b_ih[c], "b_hc": b_hh[c]}

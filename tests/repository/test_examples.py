@@ -104,3 +104,45 @@ def test_ddp():
         np.testing.assert_allclose(runs[-1], runs[0], atol=0.01)
     losses, accuracies = runs[0].T
     assert len(losses) == 3 and losses[-1] < 0.7 * losses[0] and accuracies[-1] > 0.6
+
+
+@pytest.fixture
+def cartpole():
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield example("cartpole")
+    torch.set_num_threads(before)
+
+
+@pytest.mark.peers
+def test_cartpole_is_the_one_of_1983(cartpole):
+    """The equations of Barto, Sutton and Anderson, without friction, for one cart after the other."""
+    g = np.random.default_rng(5)
+    carts = cartpole.Carts(g)
+    for _ in range(60):
+        before, push = carts.state.copy(), g.random(cartpole.CARTS) < 0.5
+        carts.step(push)
+        for k in np.flatnonzero(~carts.start):
+            x, v, angle, w = before[:, k]
+            force, total, length = 10.0 if push[k] else -10.0, 1.0 + 0.1, 0.5
+            inner = (-force - 0.1 * length * w**2 * np.sin(angle)) / total
+            d_w = (9.8 * np.sin(angle) + np.cos(angle) * inner) / (length * (4 / 3 - 0.1 * np.cos(angle) ** 2 / total))
+            d_v = (force + 0.1 * length * (w**2 * np.sin(angle) - d_w * np.cos(angle))) / total
+            expected = [x + 0.02 * v, v + 0.02 * d_v, angle + 0.02 * w, w + 0.02 * d_w]
+            np.testing.assert_allclose(carts.state[:, k], expected, rtol=1e-12)
+            assert abs(expected[0]) <= 2.4 and abs(expected[2]) <= np.pi / 15
+        assert (abs(carts.state[:, carts.start]) <= 0.05).all()
+    assert len(carts.finished) > cartpole.CARTS and max(carts.finished) < 60
+
+
+@pytest.mark.peers
+def test_cartpole(cartpole):
+    """Whole rollouts and the loop are the same training; and it learns what cannot be done without memory."""
+    lines = []
+    episodes = cartpole.main(30, report=lines.append)
+    pattern = r"\S.* *: loss (\S+) to (\S+), [\d,]+ steps a second of the update"
+    loop, call = (np.array(re.fullmatch(pattern, line).groups(), float) for line in lines[:2])
+    np.testing.assert_allclose(call, loop, atol=2e-6)  # they are printed with six digits
+    assert re.fullmatch(r"\S+ times as fast; the same \d+ episodes: True", lines[2])
+    assert np.mean(episodes[:100]) < 30 and np.mean(episodes[-30:]) > 100

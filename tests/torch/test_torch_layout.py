@@ -12,7 +12,7 @@ import pytest
 from bits import on_threads, same
 from torch_layout import SAVED, STATES, Lent, backward, forward, pass_of, weights_of
 
-from blockcell import GRU, LSTM
+from blockcell import GRU, LSTM, RNN
 from blockcell._layers import marks_of
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 17))
@@ -48,7 +48,7 @@ def random_sizes(g):
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
 def test_equals_the_layer(kind, dtype):
     dtype = np.dtype(dtype)
     for k in range(80):
@@ -56,62 +56,77 @@ def test_equals_the_layer(kind, dtype):
         T, B, inputs, hidden = sizes = random_sizes(g)
         training, threads, D = g.random() < 0.8, int(g.integers(1, 4)), int(g.integers(1, 3))
         bias, zero = g.random() < 0.9, g.random() < 0.2
-        where = f"seed {SEED}, configuration {k}: {sizes=}, {D=}, {bias=}, {zero=}, {threads=}"
-        options = {"gate_order": "ifco"} if kind == "lstm" else {"reset_after": True}
-        each = [weights_of(g, kind, inputs, hidden, dtype, bias) for _ in range(D)]
+        projection = int(g.integers(1, hidden + 1)) if kind == "lstm" and g.random() < 0.3 else 0
+        where = f"seed {SEED}, configuration {k}: {sizes=}, {projection=}, {D=}, {bias=}, {zero=}, {threads=}"
+        layer_of, options = {
+            "lstm": (LSTM, {"gate_order": "ifco"}),
+            "gru": (GRU, {"reset_after": True}),
+            "rnn": (RNN, {}),
+        }[kind]
+        each = [weights_of(g, kind, inputs, hidden, dtype, bias, projection) for _ in range(D)]
         weights, n = [array for given, _ in each for array in given], len(STATES[kind])
-        layers = [
-            (LSTM if kind == "lstm" else GRU)(**named, reverse=d == 1, **options) for d, (_, named) in enumerate(each)
-        ]
-        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, D * hidden))
-        states, d_last = ([g.uniform(-1, 1, (D, B, hidden)).astype(dtype) for _ in range(n)] for _ in range(2))
+        layers = [layer_of(**named, reverse=d == 1, **options) for d, (_, named) in enumerate(each)]
+        P = projection or hidden
+        x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, D * P))
+        states, d_last = ([g.uniform(-1, 1, (D, B, size)).astype(dtype) for size in (P, hidden)[:n]] for _ in range(2))
         if zero:
             states = [np.zeros_like(state) for state in states]
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
         marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
 
-        x, y, last = placed(g, x), np.empty((T, B, D * hidden), dtype), [np.empty_like(state) for state in states]
+        x, y, last = placed(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
         tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
         kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
         first, given = [placed_weight(g, array) for array in states], [placed_weight(g, array) for array in weights]
-        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D)
+        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D, projection)
         assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
-        adds = dtype != np.float16 and g.random() < 0.5  # of float16 the sum is rounded once, which a layer does not do
-        placed_d_y, at = placed(g, d_y), [slice(d * hidden, (d + 1) * hidden) for d in range(D)]
+        missing = g.random(1 + n) < 0.1  # gradients that are zero, which callers leave out
+        for array, is_missing in zip((d_y, *d_last), missing, strict=True):
+            if is_missing:
+                array[...] = 0
+        incoming = [None if none else array for none, array in zip(missing, (placed(g, d_y), *d_last), strict=True)]
+        shapes = [x.shape] * wants_x + [array.shape for array in given] * wants_weights
+        results = [np.full(shape, np.nan, dtype) for shape in shapes]
+        d_first = [] if zero else [np.full_like(state, np.nan) for state in states]
+        if training:
+            of = x if wants_weights else None, [] if zero else first, marks
+            matrices = [array for k, array in enumerate(given) if array.ndim == 2]
+            found = [*results, *d_first], D, projection
+            backward(kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, *found)
+        d_x = None
         for d, layer in enumerate(layers):
-            named = each[d][1]
             state, d_state = ([array[d] for array in arrays[::-1]] for arrays in (states, d_last))
+            at = slice(d * P, (d + 1) * P)
             with on_threads(int(g.integers(1, 4))):
                 expected_y, expected_last, layer_tape = layer.forward(x, tuple(state), lengths=lengths)
-                expected = layer.backward(layer_tape, d_y[:, :, at[d]], tuple(d_state))
-            expected_d_x, expected_d_first, grads = expected
+                expected_d_x, expected_d_first, grads = layer.backward(layer_tape, d_y[:, :, at], tuple(d_state))
             found_last = [array[d] for array in last[::-1]]
-            pairs_of_forward = zip((y[:, :, at[d]], *found_last), (expected_y, *expected_last), strict=True)
+            pairs_of_forward = zip((y[:, :, at], *found_last), (expected_y, *expected_last), strict=True)
             for found, wanted in pairs_of_forward:
                 assert same(np.ascontiguousarray(found), np.ascontiguousarray(wanted)), where
             if not training:
                 continue
-
-            biases = [array for name, array in named.items() if name[0] == "b"]
-            w_ih, w_hh = each[d][0][:2]
-            before = g.standard_normal(x.shape).astype(dtype)
-            d_x = placed(g, before if adds else np.zeros_like(before)) if wants_x else None
-            d_first = [np.empty_like(array) for array in state]
-            d_w = [np.empty_like(a) for a in (w_ih, w_hh, *biases)] if wants_weights else [None] * (2 + len(biases))
-            arrays = x, *state, w_ih, w_hh, tape[d], y[:, :, at[d]], placed_d_y[:, :, at[d]], *d_state, d_x, adds
-            direction = None if marks is None else marks[d], d == 1
-            backward(kind, sizes, threads, dtype, (*arrays, *d_first, *d_w, *direction))
-            pairs = {"d_first": (np.stack(d_first), np.stack(expected_d_first))}
-            if wants_x:
-                pairs["d_x"] = d_x, before + expected_d_x if adds else expected_d_x
+            d_x = expected_d_x if d_x is None else d_x + expected_d_x
+            pairs = {}
+            if not zero:
+                firsts = [array[d] for array in d_first[::-1]], expected_d_first
+                pairs |= {f"d_first {number}": both for number, both in enumerate(zip(*firsts, strict=True))}
             if wants_weights:
-                w = grads["w"] if kind == "lstm" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
-                names = ["b"] if kind == "lstm" else ["b_ru", "b_c", "b_hc"]
-                pairs |= {"d_w_ih": (d_w[0], w[:inputs].T), "d_w_hh": (d_w[1], w[inputs:].T)}
-                pairs |= {f"d_{name}": (array, grads[name]) for name, array in zip(names, d_w[2:], strict=True)}
+                each_of = results[wants_x:][d * len(given) // D : (d + 1) * len(given) // D]
+                w = grads["w"] if kind != "gru" else np.concatenate([grads["w_ru"], grads["w_c"]], axis=1)
+                if projection:
+                    pairs["d_w_hr"] = each_of[-1], grads["w_p"].T
+                pairs |= {"d_w_ih": (each_of[0], w[:inputs].T), "d_w_hh": (each_of[1], w[inputs:].T)}
+                if bias:
+                    b = [grads.get("b")] * 2
+                    if kind == "gru":
+                        b = [np.concatenate([grads["b_ru"], grads[name]]) for name in ("b_c", "b_hc")]
+                    pairs |= {"d_b_ih": (each_of[2], b[0]), "d_b_hh": (each_of[3], b[1])}
             for name, (found, wanted) in pairs.items():
                 assert same(found, wanted), f"{where}: {name}"
+        if training and wants_x and (D == 1 or dtype != np.float16):  # of float16 the sum is not that of rounded ones
+            assert same(results[0], d_x), where
     print(f"seed {SEED}, {kind}, {dtype}")
 
 

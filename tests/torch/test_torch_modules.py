@@ -34,7 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
 ]
-KINDS = ["LSTM", "GRU"]
+KINDS = ["LSTM", "GRU", "RNN"]
+OPERATORS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 
 
 def made(kind, *sizes, **options):
@@ -176,7 +177,7 @@ def test_operators_pass_opcheck(kind):
             with torch.no_grad():
                 module(x, hx)
     names = [str(function) for function, _ in calls]
-    name = f"blockcell.{kind.lower()}"
+    name = f"blockcell.{OPERATORS[kind]}"
     assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (8, 4)
 
     def copied(value, requires_grad):
@@ -283,7 +284,7 @@ def test_classes_derived_from_tensor(kind, way, of):
     if way == "wrapper":
         operators = ("forward", "forward", "backward")[2 * (of == "gradient") :]
         assert [name for name in Wrapper.seen if name.startswith("blockcell.")] == [
-            f"blockcell.{kind.lower()}_{operator}.default" for operator in operators
+            f"blockcell.{OPERATORS[kind]}_{operator}.default" for operator in operators
         ]
         found, grad = (a.inner if isinstance(a, Wrapper) else a for a in (found, grad))
     equal([found.detach().as_subclass(torch.Tensor), grad.as_subclass(torch.Tensor)], [y.detach(), expected_grad])
@@ -516,8 +517,8 @@ def test_any_memory_layout(kind):
     expected = tensors_of(module(x, hx))
     wide = torch.zeros(4, 3, 12)
     wide[:, :, ::2] = x
-    turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind == "GRU" else hx)]
-    given = turned[0] if kind == "GRU" else turned
+    turned = [a.transpose(0, 2).contiguous().transpose(0, 2) for a in ((hx,) if kind != "LSTM" else hx)]
+    given = turned[0] if kind != "LSTM" else turned
     negative = torch.complex(x, -x).conj().imag  # PyTorch negates it when it reads it
     misaligned = torch.frombuffer(bytearray(1) + x.numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
     assert negative.is_neg() and misaligned.data_ptr() % 4
@@ -572,7 +573,7 @@ def test_only_what_is_needed_is_kept(kind):
     module = made(kind, 64, 8)
     x = torch.randn(20, 3, 64)
     (y, _), kept = kept_by(lambda: module(x))
-    parts = {"LSTM": 6, "GRU": 4}[kind]
+    parts = {"LSTM": 6, "GRU": 4, "RNN": 0}[kind]
     assert (
         sum(a.numel() for a in kept)
         == x.numel() + (1 + parts) * y.numel() + module.weight_ih_l0.numel() + module.weight_hh_l0.numel()
@@ -719,7 +720,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 # ------------------------------------------------------------------------------------------------------------ refusals
 X = torch.zeros(4, 3, 5)
 NEW = [  # arguments of the constructor
-    ({"proj_size": 2}, ValueError, "blockcell.torch.{kind}: proj_size is 2; expected 0, or use torch.nn.{kind}"),
     ({"device": "cuda"}, ValueError, "blockcell.torch.{kind}: device is cuda; expected cpu, or use torch.nn.{kind}"),
     (
         {"dtype": torch.float16},
@@ -736,6 +736,20 @@ NEW = [  # arguments of the constructor
 def test_refused_by_the_constructor(kind, arguments, error, message):
     with pytest.raises(error, match=f"^{re.escape(message.format(kind=kind))}$"):
         made(kind, 5, 8, **arguments)
+
+
+def test_what_belongs_to_one_kind():
+    with pytest.raises(ValueError, match=r"^blockcell.torch.GRU: proj_size is 2; expected 0, or an LSTM$"):
+        made("GRU", 5, 8, proj_size=2)
+    with pytest.raises(ValueError, match="proj_size has to be smaller than hidden_size"):
+        made("LSTM", 5, 8, proj_size=8)
+    for kind, sizes in (("RNN", (5, 8, 2)), ("RNNCell", (5, 8, True))):
+        with pytest.raises(
+            ValueError, match=f"^blockcell.torch.{kind}: nonlinearity is 'relu6'; expected 'tanh' or 'relu'$"
+        ):
+            made(kind, *sizes, "relu6")
+        theirs, ours = getattr(torch.nn, kind)(*sizes, "relu"), made(kind, *sizes, "relu")  # by position
+        assert ours.nonlinearity == "relu" and repr(ours) == repr(theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -866,11 +880,8 @@ class Model(torch.nn.Module):
 
 
 LEFT = {
-    "projected": "proj_size is 3",
     "small": "its weights are torch.bfloat16",
     "own": "Own is derived from LSTM, and may compute something else",
-    "plain": "it has no gates",
-    "cell": "LSTMCell computes single steps",
 }
 
 
@@ -889,10 +900,13 @@ def test_replace_and_restore():
     assert report.changed == {
         "encoder": "LSTM(5, 8, num_layers=2, batch_first=True)",
         "blocks.0": "GRU(8, 8, batch_first=True)",
+        "projected": "LSTM(5, 8, proj_size=3)",
+        "plain": "RNN(5, 8)",
+        "cell": "LSTMCell(5, 8)",
     }
     assert report.left == LEFT
-    assert "replaced 2 modules:\n  encoder: LSTM(5, 8, num_layers=2, batch_first=True)\n" in repr(report)
-    assert "left 5:\n  projected: proj_size is 3\n" in repr(report)
+    assert "replaced 5 modules:\n  encoder: LSTM(5, 8, num_layers=2, batch_first=True)\n" in repr(report)
+    assert "left 2:\n  small: its weights are torch.bfloat16\n" in repr(report)
     assert model.encoder is encoder and type(encoder) is nn.LSTM and type(model.shared) is nn.GRU
     assert before == {name: id(p) for name, p in model.named_parameters()}
     for found, wanted in zip(tensors_of(model(x)), expected, strict=True):
@@ -910,7 +924,9 @@ def test_replace_and_restore():
 
     trained = tensors_of(model(x))
     report = nn.restore(model)
-    assert [*report.changed] == ["encoder", "blocks.0"] and "restored 2 modules" in repr(report)
+    assert [*report.changed] == ["encoder", "blocks.0", "projected", "plain", "cell"] and "restored 5 modules" in repr(
+        report
+    )
     assert type(model.encoder) is torch.nn.LSTM and type(model.shared) is torch.nn.GRU
     for found, wanted in zip(tensors_of(model(x)), trained, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -921,7 +937,7 @@ def test_replace_the_model_itself_or_nothing():
     module = torch.nn.GRU(5, 8)
     report = nn.replace(module)
     assert type(module) is nn.GRU and repr(report) == "replaced 1 module:\n  (the model): GRU(5, 8)"
-    assert repr(nn.replace(torch.nn.Linear(2, 3))) == "replaced 0 modules: the model has no LSTM and no GRU"
+    assert repr(nn.replace(torch.nn.Linear(2, 3))) == "replaced 0 modules: the model has no LSTM, no GRU and no RNN"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         scripted = torch.nn.Sequential(torch.jit.script(torch.nn.LSTM(5, 8)))

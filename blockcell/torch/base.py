@@ -1,0 +1,115 @@
+"""What the modules for sequences and for single steps have in common."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from . import narrow, op
+
+
+class Base(torch.nn.Module):
+    """Which weights, tensors and states a module takes, and what it says of others."""
+
+    _name: ClassVar[str]
+    """Of the class in torch.nn, too."""
+    _op: ClassVar[op.Op]
+    _narrow_op: ClassVar[narrow.Op]
+    storage: str | None = None  # what `replace` was given; set there
+    activations: str = "float32"
+
+    @classmethod
+    def _caller(cls) -> str:
+        return f"blockcell.torch.{cls._name}"
+
+    @classmethod
+    def _check_new(cls, device: Any, dtype: torch.dtype | None) -> None:
+        """Refuse weights that are to be elsewhere or of another dtype."""
+        place = torch.get_default_device() if device is None else torch.device(device)
+        if place.type not in ("cpu", "meta"):
+            raise ValueError(f"{cls._caller()}: device is {place}; expected cpu, or use torch.nn.{cls._name}")
+        cls._check_dtype("dtype is", torch.get_default_dtype() if dtype is None else dtype)
+
+    @classmethod
+    def _check_dtype(cls, what: str, dtype: torch.dtype) -> None:
+        if dtype not in op.DTYPES:
+            raise TypeError(f"{cls._caller()}: {what} {dtype}; expected torch.float32 or torch.float64")
+
+    def _leaf(self, given: Any, inputs: tuple[Any, ...], options: dict[str, Any], expected: str) -> Any:
+        """The call in a graph that torch.fx traces, where a module is a leaf, as torch.nn's are; an error elsewhere.
+
+        `given` is no tensor."""
+        if isinstance(given, Proxy) and (path := given.tracer.path_of_module(self)):
+            inputs = tuple([each for each in inputs if each is not None])
+            options = {name: each for name, each in options.items() if each is not None}
+            return given.tracer.create_proxy("call_module", path, inputs, options)
+        raise TypeError(f"{self._caller()}: input is of type {type(given).__name__}; expected {expected}")
+
+    def _weights_by(self, names: list[str]) -> list[Tensor]:
+        """By name at each call: parametrizations and functional_call replace them."""
+        parameters: Any = self._parameters
+        return [parameters[name] if name in parameters else getattr(self, name) for name in names]
+
+    def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
+        """The tensor, on the CPU and of the weights' dtype."""
+        if not (tensor.is_cpu and weight.is_cpu):
+            where = f"{what} is on {tensor.device}, the weights on {weight.device}"
+            raise ValueError(f"{self._caller()}: {where}; expected cpu, or use torch.nn.{self._name}")
+        self._check_dtype("the weights are", weight.dtype)
+        if tensor.dtype == weight.dtype:
+            return tensor
+        if torch.is_autocast_enabled("cpu"):
+            return tensor.to(weight.dtype)
+        raise ValueError(
+            f"RNN {what} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {what}:"
+            f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
+        )
+
+    def _narrower(self, x: Tensor, state: Tensor | None) -> torch.dtype | None:
+        """The dtype of torch.nn's results under autocast, where it is narrower than what x was cast to; else None.
+
+        Where only products are in autocast's dtype, `state` is the one that results depend on, too.
+        """
+        if not torch.is_autocast_enabled("cpu") or x.dtype != torch.float32:
+            return None
+        dtype = torch.get_autocast_dtype("cpu")
+        if state is not None:
+            dtype = torch.promote_types(dtype, state.dtype)
+        return dtype if dtype.itemsize < x.dtype.itemsize else None
+
+    def _given_states(self, hx: Any) -> Any:
+        """The tensors of hx, which is not None: a tensor or a pair of them."""
+        names = self._op.states
+        given = (hx,) if len(names) == 1 else hx
+        if not isinstance(given, (tuple, list)) or [isinstance(s, Tensor) for s in given] != [True] * len(names):
+            form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
+            raise TypeError(f"{self._caller()}: hx is of type {type(hx).__name__}; expected {form}")
+        return given
+
+    def _check_inference(self, weights: op.Tensors) -> None:
+        """Refuse what weights in fewer bytes are not for."""
+        dtype, caller = weights[0].dtype, self._caller()
+        if dtype != torch.float32:
+            expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
+            raise TypeError(f"{caller}: storage is {self.storage!r} and the weights are {dtype}; {expected}")
+        if self.training and torch.is_grad_enabled() and any([weight.requires_grad for weight in weights]):
+            raise RuntimeError(
+                f"{caller}: it is in training mode with gradients enabled, and weights in {self.storage}, which are"
+                " rounded, have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to"
+                " train call blockcell.torch.replace(model) without a storage"
+            )
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        narrow.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references
+        return super()._apply(*arguments, **options)
+
+    def extra_repr(self) -> str:
+        stored: str = super().extra_repr()
+        if self.storage is not None:
+            stored += f", storage={self.storage!r}"
+        if self.activations != "float32":
+            stored += f", activations={self.activations!r}"
+        return stored

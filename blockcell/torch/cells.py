@@ -1,0 +1,162 @@
+"""The modules that stand in for torch.nn's LSTMCell, GRUCell and RNNCell, for loops over single steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.rnn import RNNCellBase
+
+from . import narrow, op
+from .base import Base
+
+_NAMES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+
+
+class Cell(Base, RNNCellBase):
+    """What `LSTMCell`, `GRUCell` and `RNNCell` have in common.
+
+    Parameters, their initial values and repr are those of the base that torch.nn's cells have, too.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._check_new(device, dtype)
+        super().__init__(input_size, hidden_size, bias, self._op.gates, device=device, dtype=dtype)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As that of torch.nn's cell."""
+        if not isinstance(input, Tensor):
+            return self._leaf(input, (input, hx), {}, "a tensor")
+        weights = self._weights_by(_NAMES if self.bias else _NAMES[:2])
+        x = self._cast("input", input, weights[0])
+        dims = x.dim()
+        if dims not in (1, 2):
+            raise ValueError(f"{self._name}: Expected input to be 1D or 2D, got {dims}D instead")
+        if x.shape[-1] != self.input_size:
+            sizes = f"got {x.shape[-1]}, expected {self.input_size}"
+            raise RuntimeError(f"input has inconsistent input_size: {sizes}")
+        states = [] if hx is None else self._states(hx, x.shape[:-1], weights[0])
+        if dims == 1:
+            x, states = x.unsqueeze(0), [state.unsqueeze(0) for state in states]
+        if self.storage is None:
+            last = self._op(x, weights, False, True, states, None)
+        else:
+            self._check_inference(weights)
+            last = self._narrow_op(x, weights, False, states, None, None, self.storage, self.activations)
+        if dims == 1:
+            last = [state.squeeze(0) for state in last]
+        if (dtype := self._narrower_of(input, hx, x)) is not None:
+            last = [state.to(dtype) for state in last]
+        return last[0] if len(last) == 1 else tuple(last)
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        """`_narrower`, for this input."""
+        return self._narrower(x, given if hx is None else hx[1] if len(self._op.states) == 2 else hx)
+
+    def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
+        """hx as a list, for an input of so many rows: (B,), or () without a batch."""
+        expected, states, dtype = (*rows, self.hidden_size), [*self._given_states(hx)], weight.dtype
+        for k, state in enumerate(states):
+            if state.shape != expected:
+                number = f"[{k}]" if len(states) > 1 else ""
+                raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
+            if state.dtype != dtype or not state.is_cpu:
+                states[k] = self._cast("hx", state, weight)
+        return states
+
+
+class LSTMCell(Cell):
+    """``torch.nn.LSTMCell`` on blockcell's kernels, for the CPU: one step of an LSTM.
+
+    .. code-block:: python
+
+        cell = blockcell.torch.LSTMCell(10, 20)
+        h, c = cell(torch.randn(3, 10))
+        h, c = cell(torch.randn(3, 10), (h, c))
+
+    Constructor, parameters, initial values and calls are PyTorch's: a batch or a single row, with or without hx.  A
+    state_dict of either loads into the other.  Results differ by rounding alone.  What is not as in torch.nn is said at
+    `LSTM`, which is faster where all steps of the input are there before the first one.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+    bias : bool
+    device : optional
+        Only the CPU, or "meta" for weights that come later.
+    dtype : torch.dtype, optional
+        torch.float32 or torch.float64.
+
+    Raises
+    ------
+    ValueError
+        Another device.
+    TypeError
+        Another dtype, or an argument of the wrong kind.
+    """
+
+    _name, _op, _narrow_op = "LSTMCell", op.LSTM_CELL, narrow.LSTM_CELL
+
+
+class GRUCell(Cell):
+    """``torch.nn.GRUCell`` on blockcell's kernels, for the CPU: one step of a GRU.
+
+    .. code-block:: python
+
+        cell = blockcell.torch.GRUCell(10, 20)
+        h = cell(torch.randn(3, 10))
+        h = cell(torch.randn(3, 10), h)
+
+    Parameters and errors are those of `LSTMCell`.
+    """
+
+    _name, _op, _narrow_op = "GRUCell", op.GRU_CELL, narrow.GRU_CELL
+
+
+class RNNCell(Cell):
+    """``torch.nn.RNNCell`` on blockcell's kernels, for the CPU: one step of an RNN.
+
+    .. code-block:: python
+
+        cell = blockcell.torch.RNNCell(10, 20, nonlinearity="relu")
+        h = cell(torch.randn(3, 10))
+        h = cell(torch.randn(3, 10), h)
+
+    Parameters and errors are those of `LSTMCell`, and:
+
+    Parameters
+    ----------
+    nonlinearity : {"tanh", "relu"}
+        Behind `bias` in the order of the arguments, as in torch.nn.
+    """
+
+    _name = "RNNCell"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if nonlinearity not in op.RNN_CELL:
+            raise ValueError(f"{self._caller()}: nonlinearity is {nonlinearity!r}; expected 'tanh' or 'relu'")
+        self.nonlinearity = nonlinearity
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+
+    @property
+    def _op(self) -> op.Op:  # type: ignore[override]
+        return op.RNN_CELL[self.nonlinearity]
+
+    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        return self._narrower(x, None)

@@ -1,0 +1,458 @@
+"""`LSTMCell`, `GRUCell` and `RNNCell` of `blockcell.torch` beside torch.nn's, in loops of one to several steps.
+
+`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+
+import numpy as np
+import pytest
+from bits import same
+from peer_cases import BOUNDS, CONFIGURATIONS, SEED, worst_of
+
+from blockcell import convert
+
+torch = pytest.importorskip("torch")
+nn = pytest.importorskip("blockcell.torch")
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+forward_ad = torch.autograd.forward_ad
+
+pytestmark = [
+    pytest.mark.peers,
+    # PyTorch's own, on the way to compiling and exporting
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
+]
+KINDS = ["LSTMCell", "GRUCell", "RNNCell"]
+STORED = ["LSTMCell", "GRUCell"]
+OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def made(kind, *sizes, **options):
+    torch.manual_seed(SEED)
+    return getattr(nn, kind)(*(sizes or (5, 8)), **options)
+
+
+def count_of(kind):
+    return 2 if kind == "LSTMCell" else 1
+
+
+def hx_of(kind, states):
+    return tuple(states) if kind == "LSTMCell" else states[0]
+
+
+def states_of(last):
+    return [*last] if isinstance(last, tuple) else [last]
+
+
+class Loop(torch.nn.Module):
+    """Over the steps of x; the states after each."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x, hx):
+        found = []
+        for step in x:
+            hx = self.cell(step, hx)
+            found += states_of(hx)
+        return found
+
+
+def step(module, call, *inputs):
+    """Results and gradients."""
+    leaves = [a for each in inputs for a in states_of(each)] if isinstance(inputs[1], (tuple, torch.Tensor)) else []
+    for tensor in (*leaves, *module.parameters()):
+        tensor.grad = None
+    results = call(*inputs)
+    torch.autograd.backward(results, [torch.cos(a.detach()) for a in results])
+    return [a.detach() for a in results] + [a.grad for a in (*leaves, *module.parameters())]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_configurations(kind, dtype):
+    worst = 0.0, "nothing"
+    for k in range(CONFIGURATIONS):
+        g = np.random.default_rng([SEED, k])
+        fewest = (1, 1, 1, 1 if dtype == "float64" else 8)
+        T, B, inputs, hidden = (int(size) for size in g.integers(fewest, (6, 12, 24, 40)))
+        B = int(g.choice([B, 40, 130], p=[0.9, 0.05, 0.05]))
+        rows = () if g.random() < 0.2 else (B,)
+        bias, zero, x_grad, hx_grad = (bool(g.integers(2)) for _ in range(4))
+        frozen, asked = float(g.choice([0, 0, 0.5, 1])), [bool(b) for b in g.integers(4, size=2)]
+        where = f"seed {SEED}, configuration {k}: {T=}, {rows=}, {inputs=}, {hidden=}, {bias=}, {zero=}, {x_grad=}, "
+        where += f"{hx_grad=}, {frozen=}, {asked=}"
+        options = {"bias": bias}
+        if kind == "RNNCell" and dtype == "float64":  # in float32 rounding may lead beyond the kink of relu
+            options["nonlinearity"] = str(g.choice(["tanh", "relu"]))
+        ours = getattr(nn, kind)(inputs, hidden, dtype=getattr(torch, dtype), **options)
+        theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
+        theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
+        for both in zip(ours.parameters(), theirs.parameters(), strict=True):
+            is_frozen = g.random() < frozen
+            for parameter in both:
+                parameter.requires_grad_(not is_frozen)
+        torch.set_num_threads(int(g.integers(1, 4)))
+        x = g.standard_normal((T, *rows, inputs)).astype(dtype)
+        hx = g.uniform(-0.8, 0.8, (count_of(kind), *rows, hidden)).astype(dtype)
+        grads = g.standard_normal((2, T, *rows, hidden)).astype(dtype)
+        results = []
+        for module in (ours, theirs):
+            to = module.weight_ih.dtype
+            given = torch.from_numpy(x).to(to).requires_grad_(x_grad)
+            first = [torch.from_numpy(a).to(to).requires_grad_(hx_grad) for a in hx]
+            found = Loop(module)(given, None if zero else hx_of(kind, first))
+            states = [torch.stack(found[n :: count_of(kind)]) for n in range(count_of(kind))]
+            wanted = [(a, torch.from_numpy(d).to(to)) for a, d, b in zip(states, grads, asked, strict=False) if b]
+            if wanted and states[0].requires_grad:
+                torch.autograd.backward(*zip(*wanted, strict=True))
+            named = {"x": given} | dict(zip("hc", first, strict=False)) | dict(module.named_parameters())
+            results.append(dict(zip("hc", states, strict=False)) | {f"d_{n}": a.grad for n, a in named.items()})
+        found, expected = results
+        assert {n for n, a in expected.items() if a is None} == {n for n, a in found.items() if a is None}, where
+        pairs = {n: (a.detach().numpy(), expected[n].detach()) for n, a in found.items() if a is not None}
+        error, what = worst_of(pairs, dtype)
+        worst = max(worst, (error, f"{what} of {where}"))
+        assert error <= BOUNDS[dtype], f"{worst[1]} is {error:.1f} eps off"
+    print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_of_the_layer(kind):
+    """Of single steps, on any threads, with and without gradients."""
+    g = np.random.default_rng([SEED, 1])
+    for k in range(20):
+        inputs, hidden, B = (int(size) for size in g.integers((1, 1, 1), (60, 90, 50)))
+        cell, x = made(kind, inputs, hidden), torch.from_numpy(g.standard_normal((3, B, inputs)).astype(np.float32))
+        layer = getattr(nn, kind.removesuffix("Cell"))(inputs, hidden)
+        layer.load_state_dict({f"{name}_l0": tensor for name, tensor in cell.state_dict().items()})
+        expected = hx = None
+        for row in x:
+            torch.set_num_threads(int(g.integers(1, 4)))
+            _, expected = layer(row[None], expected)
+            with torch.set_grad_enabled(bool(g.integers(2))):
+                hx = cell(row, hx)
+            assert all(torch.equal(a, b[0]) for a, b in zip(states_of(hx), states_of(expected), strict=True)), k
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck(kind):
+    module = made(kind, 3, 2, dtype=torch.float64)
+    names, weights = zip(*module.named_parameters(), strict=True)
+    inputs = [torch.randn(3, size, dtype=torch.float64, requires_grad=True) for size in (3, 2, 2)[: 1 + count_of(kind)]]
+
+    def function(x, *tensors):
+        states, own = tensors[: count_of(kind)], dict(zip(names, tensors[count_of(kind) :], strict=True))
+        return tuple(states_of(torch.func.functional_call(module, own, (x, hx_of(kind, states)))))
+
+    assert torch.autograd.gradcheck(function, (*inputs, *weights))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(kind, backend, dynamo):
+    loop = Loop(made(kind))
+    compiled = torch.compile(loop, fullgraph=True, backend=backend)
+    for B in (3, 5, 2):  # the size becomes a symbol
+        shapes = ((4, B, 5), (B, 8), (B, 8))[: 1 + count_of(kind)]
+        x, *states = (torch.randn(shape, requires_grad=True) for shape in shapes)
+        for hx in (hx_of(kind, states), None):
+            found, expected = (step(loop, call, x, hx) for call in (compiled, loop))
+            assert all(map(torch.equal, found, expected))
+        with torch.no_grad():
+            assert all(map(torch.equal, compiled(x, None), loop(x, None)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_and_traced(kind):
+    loop, x = Loop(made(kind)), torch.randn(3, 4, 5)
+    hx = hx_of(kind, torch.randn(2, 4, 8).unbind())
+    with torch.no_grad():
+        expected = loop(x, hx)
+        assert all(map(torch.equal, torch.export.export(loop, (x, hx)).module()(x, hx), expected))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            assert all(map(torch.equal, torch.jit.trace(loop, (x, hx))(x, hx), expected))
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = loop.cell
+
+        def forward(self, x, hx):
+            return self.cell(x), self.cell(x, hx)
+
+    traced = torch.fx.symbolic_trace(Twice())
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["cell", "cell"]
+    for found, wanted in zip(traced(x[0], hx), Twice()(x[0], hx), strict=True):
+        assert all(map(torch.equal, states_of(found), states_of(wanted)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_pass_opcheck(kind):
+    calls = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "blockcell":
+                calls.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    name = f"blockcell.{OPERATORS[kind]}"
+    for bias in (True, False):
+        module, x = made(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
+        hx = hx_of(kind, torch.randn(2, 5, 4).unbind())
+        with Recorder():
+            for given in (None, hx):
+                torch.autograd.backward(states_of(module(x, given)), [torch.ones(5, 4)] * count_of(kind))
+            with torch.no_grad():
+                module(x, hx)
+    names = [str(function) for function, _ in calls]
+    assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (6, 4)
+
+    def copied(value, requires_grad):
+        if isinstance(value, (list, tuple)):
+            return [copied(each, requires_grad) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(requires_grad and value.is_floating_point())
+
+    for function, args in calls:
+        torch.library.opcheck(function, tuple(copied(a, False) for a in args))
+        if "forward" in str(function):
+            for requires_grad in (False, True):
+                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_called_by_hand_do_not_read_beyond(kind):
+    """Every tensor of another shape or dtype is refused, and so no memory is touched."""
+    module, x = made(kind), torch.zeros(3, 5)
+    op, weights, n = module._op, [*module.parameters()], count_of(kind)
+    states = [torch.zeros(3, 8)] * n
+    forward = x, weights, True, False, True, states, None
+    *last, tape, y = op._forward_op(*forward)
+    backward = y, tape, weights[:2], last, x, True, True, states, None
+    whole = *forward[:2], *forward[3:]
+    for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
+        operator(*inputs)
+        tried = 0
+        for k, value in enumerate(inputs):
+            for j, tensor in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                tried += 1
+                for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)):
+                    given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
+                    with pytest.raises((ValueError, TypeError, RuntimeError)):
+                        operator(*inputs[:k], given, *inputs[k + 1 :])
+        assert tried == (5 + 2 * n if operator is op._backward_op else 5 + n)
+    for k, wrong in ((2, True), (3, False)):
+        with pytest.raises(ValueError, match="a single step has one direction, and its y is the caller's alone"):
+            op._op(*whole[:k], wrong, *whole[k + 1 :])
+
+
+# ------------------------------------------------------------------------------------------ what a module is in PyTorch
+@pytest.mark.parametrize("options", [{}, {"bias": False, "dtype": torch.float64}], ids=["default", "options"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_values_and_state_dicts(kind, options):
+    modules, drawn = [], []
+    for package in (torch.nn, nn):
+        torch.manual_seed(11)
+        modules.append(getattr(package, kind)(4, 6, **options))
+        drawn.append(torch.rand(3))
+    theirs, ours = modules
+    assert torch.equal(*drawn) and repr(ours) == repr(theirs)
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+    assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
+    for a, b in ((theirs, ours), (ours, theirs)):
+        a.reset_parameters()
+        b.load_state_dict(a.state_dict())
+        assert all(map(torch.equal, a.parameters(), b.parameters()))
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(other) is type(ours) and repr(other) == repr(ours)
+        x = torch.randn(3, 4, dtype=options.get("dtype"))
+        assert all(map(torch.equal, states_of(other(x)), states_of(ours(x))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_may_be_changed_in_place(kind):
+    module, x = made(kind), torch.randn(3, 5)
+    results = []
+    for change in (torch.relu, torch.relu_):
+        module.zero_grad()
+        sum(change(state).sum() for state in states_of(module(x))).backward()
+        results.append([p.grad for p in module.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_read_at_each_call(kind):
+    module, x = made(kind), torch.randn(3, 5)
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh")
+    with torch.no_grad():
+        module.parametrizations.weight_hh.original0.mul_(3)
+    theirs = getattr(torch.nn, kind)(5, 8)
+    theirs.load_state_dict({name: getattr(module, name).detach() for name in theirs.state_dict()})
+    hx = hx_of(kind, torch.randn(2, 3, 8).unbind())
+    for found, expected in zip(states_of(module(x, hx)), states_of(theirs(x, hx)), strict=True):
+        torch.testing.assert_close(found, expected)
+    states_of(module(x, hx))[0].sum().backward()
+    assert module.parametrizations.weight_hh.original1.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("of_hx", [None, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_x", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind, dtype, of_x, of_hx):
+    """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
+    ours, theirs, x = made(kind), getattr(torch.nn, kind)(5, 8), torch.randn(3, 5).to(of_x)
+    hx = full = None
+    if of_hx is not None:
+        states = torch.randn(2, 3, 8).to(of_hx)
+        hx, full = hx_of(kind, states.unbind()), hx_of(kind, states.float().unbind())
+    expected = states_of(ours(x.float(), full))
+    with torch.autocast("cpu", dtype=dtype):
+        found, dtypes = states_of(ours(x, hx)), [a.dtype for a in states_of(theirs(x, hx))]
+    assert [a.dtype for a in found] == dtypes
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, expected, strict=True))
+    sum(a.float().sum() for a in found).backward()
+    assert all(p.grad.dtype == torch.float32 for p in ours.parameters()) and ours.weight_ih.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_does_not_have(kind):
+    module, x = made(kind), torch.randn(3, 5, requires_grad=True)
+    (grad,) = torch.autograd.grad(states_of(module(x))[0].square().sum(), x, create_graph=True)
+    prefix = f"^blockcell.torch.{kind}: "
+    with pytest.raises(RuntimeError, match=f"{prefix}there are no second derivatives; use torch.nn.{kind}, see"):
+        grad.square().sum().backward()
+    with pytest.raises(RuntimeError, match=f"{prefix}torch.func's transforms do not go through it"):
+        torch.func.grad(lambda x: states_of(module(x))[0].sum())(x.detach())
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        module(forward_ad.make_dual(x.detach(), torch.ones(3, 5)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused(kind):
+    prefix, x = f"blockcell.torch.{kind}: ", torch.zeros(3, 5)
+    number, pair = ("[0]", "a pair of tensors (h_0, c_0)") if kind == "LSTMCell" else ("", "a tensor")
+    for options, error, message in (
+        ({"device": "cuda"}, ValueError, f"device is cuda; expected cpu, or use torch.nn.{kind}"),
+        ({"dtype": torch.float16}, TypeError, "dtype is torch.float16; expected torch.float32 or torch.float64"),
+    ):
+        with pytest.raises(error, match=f"^{re.escape(prefix + message)}$"):
+            made(kind, 5, 8, **options)
+
+    def given(*shape, dtype=torch.float32):
+        return hx_of(kind, [torch.zeros(shape, dtype=dtype)] * 2)
+
+    cases = [
+        (made(kind).half(), (x.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
+        (made(kind), (x.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
+        (made(kind), (x.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
+        (made(kind), (x.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor"),
+        (made(kind), (x[None],), ValueError, f"{kind}: Expected input to be 1D or 2D, got 3D instead"),
+        (made(kind), (x[:, :3],), RuntimeError, "input has inconsistent input_size: got 3, expected 5"),
+        (made(kind), (x, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
+        (made(kind), (x, given(4, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [4, 8]"),
+        (made(kind), (x, given(1, 3, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [1, 3, 8]"),
+        (made(kind), (x[0], given(3, 8)), RuntimeError, f"Expected hidden{number} size (8,), got [3, 8]"),
+        (made(kind), (x, given(3, 8, dtype=torch.float64)), ValueError, "RNN hx dtype (torch.float64) does not"),
+    ]
+    for module, inputs, error, message in cases:
+        with pytest.raises(error) as raised:
+            module(*inputs)
+        assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows(kind):
+    results = []
+    for package in (torch.nn, nn):
+        module, x = getattr(package, kind)(5, 8), torch.randn(0, 5, requires_grad=True)
+        states = states_of(module(x))
+        sum(state.sum() for state in states).backward()
+        results.append([a.shape for a in (*states, x.grad)])
+        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in module.parameters())
+    assert results[0] == results[1]
+
+
+# ---------------------------------------------------------------------------------------------------- replace, restore
+class Own(torch.nn.LSTMCell):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replace_and_restore(kind):
+    torch.manual_seed(SEED)
+    model = torch.nn.ModuleDict({"cell": getattr(torch.nn, kind)(5, 8), "own": Own(5, 8)})
+    model["small"] = getattr(torch.nn, kind)(5, 8).bfloat16()
+    cell, x, before = model["cell"], torch.randn(3, 5), [id(p) for p in model.parameters()]
+    expected = states_of(cell(x))
+    report = nn.replace(model)
+    assert report.changed == {"cell": f"{kind}(5, 8)"}
+    assert report.left == {
+        "own": "Own is derived from LSTMCell, and may compute something else",
+        "small": "its weights are torch.bfloat16",
+    }
+    assert model["cell"] is cell and type(cell) is getattr(nn, kind)
+    assert before == [id(p) for p in model.parameters()]
+    for found, wanted in zip(states_of(cell(x)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert nn.replace(model).left["cell"] == "it is one already"
+    assert [*nn.restore(model).changed] == ["cell"] and type(cell) is getattr(torch.nn, kind)
+    assert all(map(torch.equal, states_of(cell(x)), expected))
+
+
+@pytest.mark.parametrize("stored", [("int8", "int8"), ("int8", "float32"), ("bfloat16", "float32")], ids="-".join)
+@pytest.mark.parametrize("kind", STORED)
+def test_with_a_storage(kind, stored, dynamo):
+    """The bits of a step of the layer that `packed` makes."""
+    for B in (1, 3, 40):
+        module, x = getattr(torch.nn, kind)(5, 40).eval(), torch.randn(B, 5)
+        nn.replace(module, *stored)
+        layer = convert.from_torch(module)
+        hx = hx_of(kind, torch.randn(2, B, 40).unbind())
+        for rows, given in ((x, hx), (x, None), (x[0], hx_of(kind, [s[0] for s in states_of(hx)]))):
+            arrays = None if given is None else [s.numpy().reshape(-1, 40) for s in states_of(given)[::-1]]
+            _, state = layer.packed(*stored)(rows.reshape(1, -1, 5).numpy(), arrays)
+            found = states_of(module(rows, given))
+            assert all(same(a.numpy().reshape(b.shape), b) for a, b in zip(found, state[::-1], strict=True))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert all(map(torch.equal, states_of(compiled(x, hx)), states_of(module(x, hx))))
+    with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: it is in training mode with gradients enabled"):
+        module.train()(x)
+    with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: input or hx requires a gradient"):
+        module.eval()(x.requires_grad_())
+    options = {"storage": stored[0]} | ({} if stored[1] == "float32" else {"activations": stored[1]})
+    assert repr(module) == f"{kind}(5, 40, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    assert type(module) is getattr(nn, kind) and not nn.restore(module).left
+
+
+def test_what_is_not_stored():
+    model = torch.nn.ModuleDict({"plain": torch.nn.RNN(5, 8), "cell": torch.nn.RNNCell(5, 8)})
+    model["projected"] = torch.nn.LSTM(5, 8, proj_size=3)
+    assert nn.replace(model, "int8").left == {
+        "plain": "it has no gates, and is not stored in int8",
+        "cell": "it has no gates, and is not stored in int8",
+        "projected": "proj_size is 3, and it is not stored in int8",
+    }
