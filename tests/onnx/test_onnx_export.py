@@ -370,7 +370,7 @@ def test_native_in_float64(name, state):
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
 )
-@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within"])
+@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within", "Projected", "Variants"])
 def test_other_runtimes(name, runtime, form, train, tmp_path):
     """In the forms that docs/onnx/layers.md names for them."""
     pytest.importorskip(runtime.lower())
