@@ -203,5 +203,5 @@ plain    | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first
 """
 """ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step.
 
-Coupled, it takes 1 - i for f and never reads what f has.
+Coupled, it takes 1 - i for f. It has the columns of f all the same, for runtimes that do not know of this.
 """

@@ -307,16 +307,16 @@ def test_a_step_on_the_reference():
 NATIVE = {
     **{name: LAYERS[name] for name in ("LSTM", "GRU", "GRU after", "Bidirectional")},
     "RNN": lambda dtype: rnn(4, dtype),
+    "coupled": lambda dtype: lstm(4, dtype, coupled=True, use_peephole=True, forget_bias=0.7),
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, gate_order="ifco"),
     "without peepholes": lambda dtype: Bidirectional(
-        Stack([lstm(4, dtype, forget_bias=0.7), gru(3, dtype, 4)]),
+        Stack([lstm(4, dtype, forget_bias=0.7, coupled=True), gru(3, dtype, 4)]),
         Stack([lstm(3, dtype, gate_order="ifco"), gru(3, dtype, 3, reset_after=True)]),
     ),
     **{name: LAYERS[name] for name in ("Classifier", "Both ends", "Dense within")},
 }
-COUPLED = {  # which onnx.reference does not have
-    "coupled": lambda dtype: lstm(4, dtype, coupled=True, forget_bias=0.7),
-    "coupled with peepholes": lambda dtype: lstm(
+UNUSUAL = {  # activations that onnx.reference does not have
+    "coupled, unusual": lambda dtype: lstm(
         4, dtype, coupled=True, use_peephole=True, recurrent_activation=("hard_sigmoid", 0.25, 0.5), activation="elu"
     ),
 }
@@ -325,10 +325,10 @@ COUPLED = {  # which onnx.reference does not have
 @pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("lengths", [True, False])
-@pytest.mark.parametrize("name", NATIVE | COUPLED)
+@pytest.mark.parametrize("name", NATIVE | UNUSUAL)
 def test_native(name, lengths, state, sizes):
     """One node for a cell, in the graph itself, and no loop."""
-    layer = (NATIVE | COUPLED)[name]("float32")
+    layer = (NATIVE | UNUSUAL)[name]("float32")
     case = Case(layer, lengths=lengths, state=state)
     model = exported(layer, case, loop="native", sizes=sizes)
     assert not model.functions and all(node.domain == "" for node in model.graph.node)
@@ -370,7 +370,7 @@ def test_native_in_float64(name, state):
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(map(str, part.values())),
 )
-@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within"])
+@pytest.mark.parametrize("name", ["Bidirectional", "Classifier", "Both ends", "Dense within", "Projected", "Variants"])
 def test_other_runtimes(name, runtime, form, train, tmp_path):
     """In the forms that docs/onnx/layers.md names for them."""
     pytest.importorskip(runtime.lower())

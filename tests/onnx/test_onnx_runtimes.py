@@ -94,6 +94,8 @@ def row(op, form):
         return "cells and their gradients"
     if form == "native":
         return f"native, {node_of(OPS[op])}"
+    if (op, form) == ("block_rnn", "scan"):  # whose body is plain enough for tract
+        return "scan, forward, RNN"
     return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
 
 
