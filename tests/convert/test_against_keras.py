@@ -1,5 +1,6 @@
-"""LSTMs and GRUs beside Keras's on the same weights, in one or two directions, one or two upon each other, with masks
-or not: y, the final states, and the gradients to x, to the initial states and to all weights, by TensorFlow.
+"""LSTMs, GRUs and SimpleRNNs beside Keras's on the same weights, with its activations, in one or two directions, one or
+two upon each other, with masks or not: y, the final states, and the gradients to x, to the initial states and to all
+weights, by TensorFlow.
 
 `make test-peers`, with keras and tensorflow in .venv.  BLOCKCELL_SEED repeats a run.
 """
@@ -15,7 +16,9 @@ from peer_cases import BOUNDS, CONFIGURATIONS, SEED, parts_of, random_sizes, sta
 from blockcell import Bidirectional, Stack, convert
 
 pytestmark = pytest.mark.peers
-KINDS = {"LSTM": {}, "GRU": {"reset_after": False}, "GRU reset_after": {"reset_after": True}}
+KINDS = {"LSTM": {}, "GRU": {"reset_after": False}, "GRU reset_after": {"reset_after": True}, "SimpleRNN": {}}
+ACTIVATIONS = ("relu", "leaky_relu", "elu", "selu", "softplus", "softsign", "hard_sigmoid", "linear", "sigmoid")
+GATES = ("sigmoid", "hard_sigmoid", "softsign", "softplus", "tanh")
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +29,17 @@ def keras():
         pytest.skip("products of float64 are float32 on Keras's other backends")
 
 
-def layer_of(layers, kind, hidden, directions, bias):
+def layer_of(layers, kind, hidden, directions, bias, activations):
     """Keras's, in float64."""
-    options = {"return_sequences": True, "return_state": True, "use_bias": bias, "dtype": "float64"}
+    options = {"return_sequences": True, "return_state": True, "use_bias": bias, "dtype": "float64"} | activations
     layer = getattr(layers, kind.split()[0])(hidden, **options, **KINDS[kind])
     return layers.Bidirectional(layer, dtype="float64") if directions == 2 else layer
 
 
-def convert_arrays(arrays, kind, directions):
+def convert_arrays(arrays, kind, directions, activations):
     """What get_weights() returns, or the gradients to it, as a layer here."""
     half = len(arrays) // directions
-    options = KINDS[kind]
+    options = KINDS[kind] | activations
     cells = [convert.from_keras(arrays[half * d : half * (d + 1)], **options) for d in range(directions)]
     return Bidirectional(*cells) if directions == 2 else cells[0]
 
@@ -49,18 +52,20 @@ def without_second(arrays, kind, hidden, bias):
     return arrays
 
 
-def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
+def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked, **activations):
     import tensorflow as tf
     from keras import layers as keras_layers
 
     T, B, inputs, hidden = sizes
-    theirs = [layer_of(keras_layers, kind, hidden, directions, bias) for _ in range(layers)]
+    theirs = [layer_of(keras_layers, kind, hidden, directions, bias, activations) for _ in range(layers)]
     ours = []
     for k, layer in enumerate(theirs):
         layer.build((B, T, directions * hidden if k else inputs))
         weights = [g.uniform(-1, 1, w.shape).astype(dtype) / np.sqrt(hidden).astype(dtype) for w in layer.get_weights()]
         layer.set_weights(without_second(weights, kind, hidden, bias))
-        ours.append(convert_arrays(weights, kind, directions))
+        ours.append(convert_arrays(weights, kind, directions, activations))
+    for layer, their in zip(ours, theirs, strict=True):  # the layer itself tells its activations
+        assert repr(convert.from_keras(their)).replace("float64", dtype) == repr(layer)
     ours = Stack(ours) if layers > 1 else ours[0]
     assert ours.dtype == dtype
 
@@ -101,7 +106,7 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
     for k in range(layers):
         start = len(cell_states) + k * each
         arrays = without_second(gradients[start : start + each], kind, hidden, bias)
-        for key, array in convert_arrays(arrays, kind, directions).weights.items():
+        for key, array in convert_arrays(arrays, kind, directions, activations).weights.items():
             if bias or not key.split(".")[-1].startswith("b"):
                 name = f"{k}.{key}" if layers > 1 else key
                 pairs[f"gradient of {name}"] = grads[name], array
@@ -109,14 +114,19 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked):
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("usual", [True, False], ids=["usual", "activations"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_configurations(kind, dtype):
+def test_random_configurations(kind, usual, dtype):
+    """With the usual activations, and with others."""
     worst = 0.0, "nothing"
     for k in range(CONFIGURATIONS):
         g = np.random.default_rng([SEED, k])
         sizes = random_sizes(g, dtype)
         options = {name: int(g.integers(1, 3)) for name in ("layers", "directions")}
         options |= {name: bool(g.integers(2)) for name in ("bias", "masked")}
+        if not usual:
+            options["activation"] = str(g.choice(ACTIVATIONS))
+            options |= {} if kind == "SimpleRNN" else {"recurrent_activation": str(g.choice(GATES))}
         error, what = compare(kind, sizes, dtype, g, **options)
         worst = max(worst, (error, f"{what} of configuration {k}, T, B, I, H = {sizes}, {options}"))
         assert error <= BOUNDS[dtype], f"seed {SEED}: {worst[1]} is {error:.1f} eps off"

@@ -1,5 +1,6 @@
-"""LSTMs and GRUs beside PyTorch's on the same weights, in one or two directions, one or more upon each other, with rows
-of different lengths or not: y, the final states, and the gradients to x, to the initial states and to all weights.
+"""LSTMs, with projections and without, GRUs and RNNs beside PyTorch's on the same weights, in one or two directions, one
+or more upon each other, with rows of different lengths or not: y, the final states, and the gradients to x, to the
+initial states and to all weights.
 
 `make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
@@ -15,27 +16,43 @@ from blockcell import convert
 pytestmark = pytest.mark.peers
 
 
-def compare(kind, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=True):
+KINDS = {  # classes of torch.nn, and options
+    "LSTM": ("LSTM", {}),
+    "GRU": ("GRU", {}),
+    "RNN tanh": ("RNN", {"nonlinearity": "tanh"}),
+    "RNN relu": ("RNN", {"nonlinearity": "relu"}),
+    "LSTM projected": ("LSTM", {}),
+}
+
+
+def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=True):
     """The largest difference, in eps of an array's largest entry, and where it is."""
     torch = pytest.importorskip("torch")
     from torch.nn.utils import rnn
 
     T, B, inputs, hidden = sizes
-    options = {"num_layers": layers, "bidirectional": directions == 2, "bias": bias}
+    kind, told = KINDS[name]
+    options = {"num_layers": layers, "bidirectional": directions == 2, "bias": bias} | told
+    outputs = hidden
+    if name == "LSTM projected":
+        least = 1 if dtype == "float64" else 8  # for the same reason as the least number of cells
+        hidden = max(hidden, least + 1)
+        options["proj_size"] = outputs = int(g.integers(least, hidden))
     theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
     bound = 1 / np.sqrt(hidden)
     weights = {key: g.uniform(-bound, bound, value.shape).astype(dtype) for key, value in theirs.state_dict().items()}
-    only_one = slice(None) if kind == "LSTM" else slice(2 * hidden)  # where they have two biases for one of ours
+    only_one = slice(2 * hidden) if kind == "GRU" else slice(None)  # where they have two biases for one of ours
     for key in weights:
         if key.startswith("bias_hh"):
             weights[key][only_one] = 0
     theirs.load_state_dict({key: torch.from_numpy(value.astype(np.float64)) for key, value in weights.items()})
-    ours = convert.from_torch(weights)
+    ours = convert.from_torch(weights, nonlinearity=told.get("nonlinearity"))
     assert ours.dtype == dtype
 
     cells, count = layers * directions, 2 if kind == "LSTM" else 1
-    x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * hidden))
-    first, d_last = (g.uniform(-0.8, 0.8, (count, cells, B, hidden)).astype(dtype) for _ in range(2))  # h, cs
+    x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * outputs))
+    each = [outputs, hidden][:count]  # of h, cs
+    first, d_last = ([g.uniform(-0.8, 0.8, (cells, B, size)).astype(dtype) for size in each] for _ in range(2))
     lengths = g.integers(1, T + 1, B) if packed else None  # PyTorch takes no row without steps
 
     x64, *first64 = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in (x, *first))
@@ -64,14 +81,14 @@ def compare(kind, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
     for key in named:
         if key.startswith("bias_hh"):
             named[key][only_one] = 0
-    for key, expected in convert.from_torch(named).weights.items():
+    for key, expected in convert.from_torch(named, nonlinearity=told.get("nonlinearity")).weights.items():
         if bias or not key.split(".")[-1].startswith("b"):
             pairs[f"gradient of {key}"] = grads[key], expected
     return worst_of(pairs, dtype)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "sizes", [(9, 1, 6, 8), (7, 5, 3, 4), (12, 33, 20, 16), (30, 8, 40, 64), (6, 16, 100, 130)], ids=str
 )
@@ -82,7 +99,7 @@ def test_bidirectional_stack(sizes, kind, dtype):
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_random_configurations(kind, dtype):
     worst = 0.0, "nothing"
     for k in range(CONFIGURATIONS):
