@@ -45,7 +45,7 @@ PATHS = [  # T, B, I, H, threads
 
 def gates_of(name):
     """Of the columns of each matrix of weights."""
-    return {"w": 4} if "LSTM" in name else {"w_ru": 2, "w_c": 1}
+    return {"w": 4} if "LSTM" in name else {"w": 1} if "rnn" in name else {"w_ru": 2, "w_c": 1}
 
 
 def taken(name, args, dtype):
