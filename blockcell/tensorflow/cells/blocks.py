@@ -57,7 +57,7 @@ def found_block(given: Sources, body: str, node: Node) -> Found:
 
 def _attributes(op: Op, node: Node) -> dict[str, Any]:
     """Those of the node; TensorFlow leaves out what has its default."""
-    given, found = node.attrs, dict(op.constants)
+    given, found = node.attrs, dict[str, Any](op.constants)
     found.pop("ifco", None)
     for attribute in op.attributes:
         value = given.get(attribute.name, attribute.default)
