@@ -12,7 +12,7 @@ import numpy as np
 from ..activations import Activation
 from ..layers import GRU, LSTM, RNN
 from ..optable import Array
-from .shared import ORDERS, Cell, ConversionError, check_shapes, read_arrays, read_names
+from .shared import ORDERS, ConversionError, check_shapes, read_arrays, read_names
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMBlockCell": 1.0,
@@ -72,7 +72,7 @@ def from_tf1(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
     activation: Activation = "tanh",
-) -> Cell:
+) -> LSTM | GRU | RNN:
     """A layer with the weights of a TensorFlow 1 cell, as a checkpoint holds them.
 
     .. code-block:: python
@@ -155,10 +155,8 @@ def from_tf1(
     if proj_clip and "w_p" not in values:
         raise ValueError(f"{what} has no projection, which proj_clip is for")
     bias = _forget_bias(what, found_scope, cell, forget_bias)
-    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip}
-    return LSTM(
-        **values, forget_bias=bias, **clips, coupled=coupled, gate_order=ORDERS["TF1 LSTM"], activation=activation
-    )
+    more: dict[str, Any] = {"forget_bias": bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
+    return LSTM(**values, **more, gate_order=ORDERS["TF1 LSTM"], activation=activation)
 
 
 def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from convert_cases import B, H, I, T, rng, sigmoid
 
-from blockcell import convert
+from blockcell import convert, formulas
 from blockcell.convert import ConversionError
 from blockcell.convert.tf1 import FORGET_BIAS
 from blockcell.formulas import FORMULAS
@@ -82,8 +82,48 @@ def test_tf1_lstm(scope, names, default, peephole):
 
 @pytest.mark.parametrize(("cell", "default"), [*FORGET_BIAS.items(), ("CudnnCompatibleLSTM", 0.0)])
 def test_tf1_class(cell, default):
+    variables = tf1_lstm("my/cell/")
+    if cell.startswith("Coupled"):
+        variables = {name: value[..., : 3 * H] for name, value in variables.items()}
     with pytest.warns(UserWarning, match="checkpoints do not hold forget_bias"):
-        assert convert.from_tf1(tf1_lstm("my/cell/"), cell=cell).forget_bias == default
+        assert convert.from_tf1(variables, cell=cell).forget_bias == default
+
+
+@pytest.mark.parametrize("names", [("kernel", "bias"), ("weights", "biases"), ("W_0", "B")])
+@pytest.mark.parametrize("peephole", [False, True])
+def test_tf1_coupled_and_projected(names, peephole):
+    """With the equations of the layer, which have tests of their own."""
+    g = np.random.default_rng(0)
+    scope = "rnn/coupled_input_forget_gate_lstm_cell"
+    w, b, w_p = (g.standard_normal(shape) for shape in ((5 + 2, 3 * H), (3 * H,), (H, 2)))
+    variables = {f"{scope}/{names[0]}": w, f"{scope}/{names[1]}": b}
+    variables[f"{scope}/{'W_P_0' if names[0] == 'W_0' else f'projection/{names[0]}'}"] = w_p
+    diagonals = {f"wc{gate}": g.standard_normal(H) for gate in "fo"} if peephole else {}
+    variables |= {f"{scope}/w_{role[-1]}_diag": value for role, value in diagonals.items()}
+    options = {"forget_bias": 0.5, "cell_clip": 0.75, "proj_clip": 0.25, "activation": "softsign"}
+    layer = convert.from_tf1(variables, **options)
+    x = g.standard_normal((4, 3, 5))
+    exact = formulas.lstm_layer(x=x, cs_prev=np.zeros((3, H)), h_prev=np.zeros((3, 2)), w=w, b=b, w_p=w_p, **diagonals,
+                                **options, gates=("ci", "f", "o")).h  # fmt: skip
+    np.testing.assert_allclose(layer(x)[0], exact, rtol=0, atol=1e-13)
+    with pytest.raises(ValueError, match="has no projection, which proj_clip is for"):
+        convert.from_tf1(tf1_lstm(), forget_bias=1.0, proj_clip=1.0)
+
+
+def test_tf1_rnn():
+    g = np.random.default_rng(0)
+    w, b, x = g.standard_normal((7, 4)), g.standard_normal(4), g.standard_normal((3, 2, 3))
+    variables = {"rnn/basic_rnn_cell/kernel": w, "rnn/basic_rnn_cell/bias": b}
+    for given in (variables, {name.replace("basic_rnn_cell", "my"): value for name, value in variables.items()}):
+        layer = convert.from_tf1(given, cell="BasicRNNCell", activation=("leaky_relu", 0.01))
+        h = np.zeros((2, 4))
+        for t in range(3):
+            z = np.concatenate([x[t], h], 1) @ w + b
+            h = np.where(z > 0, z, 0.01 * z)
+        np.testing.assert_allclose(layer(x)[0][-1], h, rtol=0, atol=1e-13)
+    assert convert.from_tf1(variables).activation == "tanh"
+    with pytest.raises(ValueError, match="is an RNN, which has no forget_bias"):
+        convert.from_tf1(variables, forget_bias=1.0)
 
 
 def test_tf1_class_and_name_disagree():
@@ -171,12 +211,10 @@ def test_tf1_cudnn_gru(scope, cell):
     ("variables", "options", "message"),
     [
         ({}, {"cell": "NASCell"}, "cell is 'NASCell'; expected one of LSTMBlockCell"),
-        (tf1_lstm() | {"rnn/lstm_cell/projection/kernel": np.ones((H, 2))}, {}, "has a projection .num_proj."),
-        (tf1_lstm("a/coupled_input_forget_gate_lstm_cell/"), {}, "couples its input gate to the forget gate"),
         (
-            tf1_lstm() | {f"rnn/lstm_cell/w_{g}_diag": np.ones(H, np.float32) for g in "fo"},
+            tf1_lstm() | {"rnn/lstm_cell/projection/bias": np.ones(2, np.float32)},
             {},
-            "couples its input gate",
+            "has a projection with a bias",
         ),
         (
             {

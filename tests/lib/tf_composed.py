@@ -91,14 +91,46 @@ def lstm_weights(inputs=I, rows=0):
     return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
+def rnn(activation="Tanh", **change):
+    """Of one kernel for [x, h]."""
+    lines = {"axis": ("Const", np.int32(1)), "concat": ("ConcatV2", "x", "h_prev", "axis"),
+             "product": ("MatMul", "concat", "kernel"), "z": ("BiasAdd", "product", "bias"),
+             "h": (activation, "z")}  # fmt: skip
+    return lines | change
+
+
+def rnn_weights():
+    g = np.random.default_rng(4)
+    shapes = {"kernel": (I + H, H), "bias": (H,)}
+    return {name: (g.standard_normal(shape) / 2).astype(np.float32) for name, shape in shapes.items()}
+
+
+def projected_lstm(**change):
+    """Keras' nodes with a projection behind them to as many numbers as there are cells less one, which is clipped."""
+    lines = keras_lstm() | {"m": ("Mul", "o", "t"), "p": ("MatMul", "m", "projection"), "top": ("Const", 0.25),
+                            "bottom": ("Const", -0.25), "below": ("Minimum", "p", "top"),
+                            "h": ("Maximum", "below", "bottom")}  # fmt: skip
+    return lines | change
+
+
+def projected_weights():
+    weights, g = lstm_weights(), np.random.default_rng(5)
+    weights["recurrent"] = weights["recurrent"][: H - 1]
+    return weights | {"projection": g.standard_normal((H, H - 1)).astype(np.float32)}
+
+
 def of_other_kinds():
-    """A graph with three cells, one of them refused, for fuzz_tensorflow.py, too."""
+    """A graph with cells of all kinds, one of them refused, for fuzz_tensorflow.py, too."""
     parts = [node("x", "Placeholder")]
-    coupled = {"one": ("Const", 1.0), "i": ("Sub", "one", "f")}
+    mixed = {"g": ("Relu", "part_2")}
+    coupled = {"one": ("Const", 1.0), "i": ("Sub", "one", "f"), "g": ("Softsign", "part_2"), "t": ("Softsign", "c")}
     for scope, lines, weights in (
         ("a", cudnn_gru() | looped("h"), gru_weights()),
         ("b", keras_lstm("two rows", (3, 1, 0, 2)) | looped("c", "h"), lstm_weights(rows=2)),
-        ("c", keras_lstm(**coupled) | looped("c", "h"), lstm_weights()),
+        ("c", keras_lstm(**mixed) | looped("c", "h"), lstm_weights()),
+        ("d", keras_lstm(**coupled) | looped("c", "h"), lstm_weights()),
+        ("e", rnn("Relu") | looped("h"), rnn_weights()),
+        ("f", projected_lstm() | looped("c", "h"), projected_weights()),
     ):
         parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *made(scope, lines)]
     return graph(*parts)

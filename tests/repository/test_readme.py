@@ -93,6 +93,9 @@ def test_page_runs(name, tmp_path, monkeypatch, capsys):
 
 NO_REASONS = {  # but names, hints in parentheses, what a weight is called, and the end of reasons
     "...: the node ... is a ...",
+    "the node ... is a ...",
+    "the cell state, the node ...,",
+    "several states, of its runs",
     "GRU that resets after",
     "TensorFlow's cells have 1.0 by default",
     "0 if it had none",

@@ -307,7 +307,6 @@ CHANGES = {
     "relu": {"j": ("Relu", "split:1")},
     "relu of the state": {"co": ("Relu", "c")},
     "hard sigmoid": {"o": ("HardSigmoid", "split:3")},
-    "coupled": {"one": ("Const", 1.0), "i": ("Sub", "one", "f")},
     "bias on i": {"more": ("Const", 1.0), "plus": ("Add", "split", "more"), "i": ("Sigmoid", "plus")},
     "gate twice": {"o": ("Sigmoid", "split")},
     "another split": {"other": ("Split", "axis", "MatMul"), "o": ("Sigmoid", "other:3")},
@@ -316,7 +315,8 @@ CHANGES = {
     "one-sided clip": {"below": ("Minimum", "total", "top"), "c": ("Identity", "below")},
     "uneven clip": {"bottom": ("Const", -0.5), "c": ("Identity", "clipped")},
     "normalized": {"normal": ("FusedBatchNorm", "BiasAdd"), "split": ("Split", "axis", "normal")},
-    "projection": PROJECTED,
+    "a projection with a bias": PROJECTED | {"h_next": ("NextIteration", "more"),
+                                             "more": ("BiasAdd", "projected", "=rnn/lstm_cell/projection/bias")},
     "another state": {"h_next": ("NextIteration", "co")},
     "dropout of the state": {"mask": ("Placeholder",), "dropped": ("Mul", "h", "mask"),
                              "h_next": ("NextIteration", "dropped")},
@@ -331,7 +331,7 @@ def test_changed_lstms_are_refused(tmp_path, change):
     parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change=CHANGES[change])]
     (found,) = write(tmp_path, *parts).cells.values()
     assert found.name == "rnn/lstm_cell" and found.refused is not None
-    assert change != "projection" or "projection" in found.refused
+    assert "projection" not in change or "projection" in found.refused
     with pytest.raises(ValueError, match="refused"):
         found.layer()
 
@@ -346,7 +346,7 @@ def test_a_step_that_reads_its_own_state_is_refused(tmp_path, line):
 
 
 GRU_CHANGES = {
-    "relu": {"c": ("Relu", "BiasAdd_1")},
+    "relu6": {"c": ("Relu6", "BiasAdd_1")},
     "reset after": {"concat_1": ("ConcatV2", "x", "h_prev", "axis"), "c_bar": ("Mul", "split", "BiasAdd_1"),
                     "c": ("Tanh", "c_bar")},
     "one gate": {"reset": ("Mul", "split:1", "h_prev")},
@@ -414,8 +414,13 @@ def test_checkpoint_classes(tmp_path):
     values = checkpoint_of("a/basic_lstm_cell", ("w", "b")) | checkpoint_of("a/cudnn_compatible_lstm_cell", ("w", "b"))
     values |= {name: value for name, value in checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")).items()}
     values |= checkpoint_of("a/lstm_v2", ("w", "b")) | checkpoint_of("dense", ("w", "b"))
-    values |= checkpoint_of("a/coupled_input_forget_gate_lstm_cell", ("w", "b"))
-    values |= checkpoint_of("p/lstm_cell", ("w", "b")) | {"p/lstm_cell/projection/kernel": W}
+    values |= {f"a/coupled_input_forget_gate_lstm_cell/{name}": value[..., : 3 * H]
+               for name, value in (("kernel", W), ("bias", W[0]))}  # fmt: skip
+    for scope in "pq":
+        values |= checkpoint_of(f"{scope}/lstm_cell", ("w", "b")) | {f"{scope}/lstm_cell/projection/kernel": W[:H, :3]}
+    values["q/lstm_cell/projection/bias"] = W[0, :3]
+    values |= {"r/basic_rnn_cell/kernel": W[:, :H], "r/basic_rnn_cell/bias": W[0, :H]}
+    values |= checkpoint_of("s/ugrnn_cell", ("w", "b"))
     values |= checkpoint_of("n/layer_norm_basic_lstm_cell", ("w", "b")) | {
         "n/layer_norm_basic_lstm_cell/input/gamma": W[0]
     }
@@ -427,11 +432,23 @@ def test_checkpoint_classes(tmp_path):
         "a/cudnn_compatible_lstm_cell": ("CudnnCompatibleLSTMCell", [], ""),
         "rnn/gru_cell": ("GRUCell", [], ""),
         "a/lstm_v2": ("LSTMCell", open_, "the order of its gates"),
-        "a/coupled_input_forget_gate_lstm_cell": ("LSTMCell", open_, "its input gate is coup"),
-        "p/lstm_cell": ("LSTMBlockCell", open_, "it has a projection, p"),
+        "a/coupled_input_forget_gate_lstm_cell": ("CoupledInputForgetGateLSTMCell", open_, ""),
+        "p/lstm_cell": ("LSTMBlockCell", [*open_, "proj_clip"], ""),
+        "q/lstm_cell": ("LSTMBlockCell", [*open_, "proj_clip"], "it has a projection wi"),
+        "r/basic_rnn_cell": ("BasicRNNCell", ["activation"], ""),
+        "s/ugrnn_cell": ("LSTMCell", open_, "it is another cell by "),
         "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
     }
     assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0
+    given = {"forget_bias": 1, "cell_clip": 0.5}
+    for name, more in (("a/coupled_input_forget_gate_lstm_cell", given), ("p/lstm_cell", given | {"proj_clip": 0.25}),
+                       ("r/basic_rnn_cell", {"activation": ("leaky_relu", 0.01)})):  # fmt: skip
+        assert cells[name].check(**more) <= cells[name].bound
+    layer = cells["p/lstm_cell"].layer(**given, proj_clip=0.25)
+    assert (layer.input_size, layer.hidden_size, layer.output_size, layer.proj_clip) == (I + H - 3, H, 3, 0.25)
+    assert cells["r/basic_rnn_cell"].layer(activation="relu").activation == "relu"
+    with pytest.raises(ValueError, match=r"does not say its activation; pass activation= \(tanh by default\)"):
+        cells["r/basic_rnn_cell"].layer()
     weights = drawn("w_ru", "w_c", "b_ru", "b_c")
     agrees(cells["rnn/gru_cell"].layer(), exact("GRUBlockCell", weights, X), X)
     with pytest.raises(ValueError, match="is a GRU, which has no forget_bias"):
@@ -528,15 +545,21 @@ def test_inspect(tmp_path, capsys):
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
-    assert "is a Relu, where the block cells have" in other["refused"] and other["error_eps"] is None
+    assert (
+        "goes through a tanh, and what is added up to it through relu" in other["refused"]
+        and other["error_eps"] is None
+    )
     assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
 
 
 def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
-    write_variables(tmp_path, checkpoint_of() | checkpoint_of("p/coupled_input_forget_gate_lstm_cell", ("w", "b")))
+    write_variables(tmp_path, checkpoint_of() | checkpoint_of("p/ugrnn_cell", ("w", "b")))
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
     out = capsys.readouterr().out
-    assert "not in the file: forget_bias, cell_clip" in out and "refused: its input gate is coupled" in out
+    assert (
+        "not in the file: forget_bias, cell_clip" in out
+        and "refused: it is another cell by its name, ugrnn_cell" in out
+    )
     assert main(["inspect", str(tmp_path / "model.ckpt"), "--json"]) == 0
     cells = {cell["cell"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
     assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
@@ -579,7 +602,7 @@ def test_commands_escape_what_a_terminal_would_obey(tmp_path, capsys):
 def test_inspect_without_cells(tmp_path, capsys):
     write_variables(tmp_path, {"dense/kernel": W})
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
-    assert "There is no LSTM and no GRU in" in capsys.readouterr().out
+    assert "There is no RNN, LSTM or GRU in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])

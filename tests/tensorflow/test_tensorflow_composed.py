@@ -34,21 +34,30 @@ KINDS = {
     "keras_gru": "Keras GRU",
     "other_lstm": "LSTM",
     "apart_lstm": "LSTM",
+    "keras simple rnn": "Keras SimpleRNN",
+    "coupled": "LSTM",
+    "projection": "LSTM",
+    "relu": "LSTM",
+    "hard_sigmoid": "LSTM",
+}
+ATTRIBUTES = {  # that are not those of every cell of the kind
+    "keras lstm of relu": {"activation": "relu"},
+    "keras lstm of hard sigmoid": {"recurrent_activation": "hard_sigmoid"},
+    "keras gru of softsign": {"activation": "softsign"},
+    "keras gru of hard sigmoid": {"recurrent_activation": "hard_sigmoid"},
+    "keras simple rnn": {"activation": "tanh"},
+    "coupled": {"coupled": True, "forget_bias": 1},
+    "projection": {"proj_clip": 0, "forget_bias": 1},
+    "relu": {"activation": "relu"},
+    "hard_sigmoid": {"recurrent_activation": ("hard_sigmoid", 0.2, 0.5)},
+    "other_lstm": {"forget_bias": 0.5},
 }
 REASONS = {
-    "keras lstm of relu": "is a Relu",
-    "keras lstm of hard sigmoid": "is a Relu6",
-    "keras gru of softsign": "is a Softsign",
-    "keras gru of hard sigmoid": "is a Relu6",
     "layer_norm": "layer normalization, which the block cells do not have: the node",
-    "coupled": "its input gate is coupled to its forget gate by the node",
-    "projection": "it has a projection, net/thing/out: its output goes through the product",
-    "relu": "is a Relu",
-    "hard_sigmoid": "it clips what the block cells do not clip, as a hard sigmoid does: the node",
     "ugrnn": "it has no reset gate: the state goes into the node",
     "zoneout": "is not that of the step before, but comes from",
     "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
-    "minimal": "is neither an LSTM nor a GRU",
+    "minimal": "is no RNN, LSTM or GRU",
 }
 
 
@@ -64,19 +73,22 @@ def test_what_tensorflow_wrote(tmp_path, name):
     path = tmp_path / "graph.pb"
     path.write_bytes(definition.tobytes())
     found = opened(path).cells
-    if name == "keras simple rnn":
-        assert not found
-        return
     (one,) = found.values()
     if name in REASONS:
         assert one.refused is not None and any(reason in one.refused for reason in REASONS[name].split("|"))
         assert "node '" in one.refused or "from '" in one.refused or "product '" in one.refused
         return
     assert one.refused is None and one.kind == next(kind for key, kind in KINDS.items() if name.startswith(key))
-    assert (one.input_size, one.hidden_size) == (x.shape[2], y.shape[2])
-    after = name.startswith("cudnn") or ("gru" in name and "before" not in name)
-    assert one.attributes == ({"reset_after": True} if after else one.attributes if "lstm" in name else {})
-    assert one.check() <= 8 < one.bound
+    assert (one.input_size, one.output_size) == (x.shape[2], y.shape[2])
+    assert one.hidden_size == y.shape[2] + (name == "projection")
+    usual: dict = {}
+    if one.kind.endswith("LSTM"):
+        usual = {"forget_bias": 0, "cell_clip": 0, "use_peephole": False}
+        usual |= {} if name == "coupled" else {"gate_order": one.attributes["gate_order"]}
+    elif name.startswith("cudnn") or ("gru" in name and "before" not in name):
+        usual = {"reset_after": True}
+    assert one.attributes == usual | ATTRIBUTES.get(name, {})
+    assert one.initial_state is None and one.check() <= 8 < one.bound
     assert formulas.error_in_eps(one.layer()(x)[0], y.astype(np.float64), EPS) <= 8
 
 
@@ -134,13 +146,15 @@ def test_a_gru_that_resets_after_in_a_checkpoint(tmp_path):
 
 
 GRU_CHANGES = {
-    "another activation": ({"c": ("Relu", "c_bar")}, "'net/thing/c' is a Relu"),
-    "no sigmoid": ({"gates": ("Softplus", "bar")}, "'net/thing/gates' is a Softplus"),
+    "another activation": ({"c": ("Softmax", "c_bar")}, "'net/thing/c' is a Softmax"),
+    "no sigmoid": ({"gates": ("Relu6", "bar")}, "'net/thing/gates' is a Relu6"),
+    "gates of two kinds": ({"other": ("Softsign", "bar"), "reset_by": ("Split", "axis", "other", {"num_split": 2}),
+                            "reset": ("Mul", "from_h_b", "reset_by")}, "have different activations, r a softsign"),
     "a part of another sigmoid": ({"other": ("Sigmoid", "product"),
                                    "parts": ("Split", "axis", "other", {"num_split": 2}),
                                    "reset": ("Mul", "from_h_b", "parts")}, "only some of its gates have a bias"),
     "the same part": ({"reset": ("Mul", "from_h_b", "split:1")}, "two of its gates have the same weights"),
-    "reset twice": ({"c_bar": ("AddV2", "reset", "reset")}, "is not what a GRU has there"),
+    "reset twice": ({"c_bar": ("AddV2", "reset", "reset")}, "is no RNN, LSTM or GRU"),
     "a number": ({"three": ("Const", 3.0), "more": ("AddV2", "bar", "three"), "gates": ("Sigmoid", "more")},
                  "a number, 3, is added to r"),
     "something else added": ({"other": ("Exp", "x"), "sum": ("AddV2", "from_x_b", "other"),
@@ -149,10 +163,11 @@ GRU_CHANGES = {
     "another input": ({"other": ("Exp", "x"), "from_x": ("MatMul", "other", "w_cx")},
                       "its gate r is not computed from the input and the state"),
     "another state": ({"other": ("Exp", "h_prev"), "from_h": ("MatMul", "other", "w_ch")},
-                      "'net/thing/other' is a Exp"),
-    "twice as much": ({"two": ("Const", 2.0), "rest": ("Sub", "two", "split:1")}, "neither an LSTM nor a GRU"),
-    "another update": ({"rest": ("Sub", "one", "split")}, "neither an LSTM nor a GRU"),
-    "transposed": ({"from_h": ("MatMul", "h_prev", "w_ch", {"transpose_a": True})}, "neither an LSTM nor a GRU"),
+                      "'net/thing/reset', which is a Mul, is added to the candidate"),
+    "twice as much": ({"two": ("Const", 2.0), "rest": ("Sub", "two", "split:1")}, "is no RNN, LSTM or GRU"),
+    "another update": ({"rest": ("Sub", "one", "split")}, "is no RNN, LSTM or GRU"),
+    "transposed": ({"from_h": ("MatMul", "h_prev", "w_ch", {"transpose_a": True})},
+                   "'net/thing/reset', which is a Mul, is added to the candidate"),
 }  # fmt: skip
 
 
@@ -225,11 +240,11 @@ LSTM_CHANGES = {
     "one gate of another size": ({"end_1": ("Const", np.int32([0, 2 * H - 1]))}, "of different sizes"),
     "rows": ({"begin_1": ("Const", np.int32([1, H])),
               "part_1": ("StridedSlice", "z", "begin_1", "end_1", "ones", {"end_mask": 1})},
-             "the node 'net/thing/part_1', which is a StridedSlice, is added to a gate"),
+             "its cell state is not what the block cells have"),
     "a stride": ({"part_1": ("StridedSlice", "z", "begin_1", "end_1", "twos", {"begin_mask": 1, "end_mask": 1}),
-                  "twos": ("Const", np.int32([1, 2]))}, "neither an LSTM nor a GRU"),
+                  "twos": ("Const", np.int32([1, 2]))}, "its cell state is not what the block cells have"),
     "past the end": ({"begin_1": ("Const", np.int32([0, 4 * H])), "end_1": ("Const", np.int32([0, 5 * H]))},
-                     "neither an LSTM nor a GRU"),
+                     "its cell state is not what the block cells have"),
     "the same part": ({"begin_1": ("Const", np.int32([0, 0])), "end_1": ("Const", np.int32([0, H]))}, "same weights"),
     "a mask of states": ({"mask": ("Placeholder",), "kept": ("Mul", "h", "mask"),
                           "h_next": ("NextIteration", "kept")}, "but comes from 'net/thing/kept'"),
@@ -240,12 +255,16 @@ LSTM_CHANGES = {
                          "half": ("Const", 0.5), "mask": ("Less", "random", "half"),
                          "kept": ("SelectV2", "mask", "h_prev", "h"), "h_next": ("NextIteration", "kept")},
                         "its state is kept at random, by the node 'net/thing/random'"),
-    "coupled": ({"one": ("Const", 1.0), "i": ("Sub", "one", "f")},
-                "coupled to its forget gate by the node 'net/thing/i'"),
-    "relu": ({"g": ("Relu", "part_2")}, "the node 'net/thing/g' is a Relu"),
-    "relu of the state": ({"t": ("Relu", "c")}, "the node 'net/thing/t' is a Relu"),
+    "coupled to another gate": ({"one": ("Const", 1.0), "i": ("Sub", "one", "o")},
+                                "its cell state is not what the block cells have"),
+    "relu": ({"g": ("Relu", "part_2")}, "'net/thing/c', goes through a tanh, and what is added up to it through"),
+    "relu of the state": ({"t": ("Relu", "c")}, "'net/thing/c', goes through a relu, and what is added up to it"),
+    "relu6": ({"g": ("Relu6", "part_2")}, "the node 'net/thing/g' is a Relu6, which is no activation of layers"),
+    "swish": ({"s": ("Sigmoid", "part_2"), "g": ("Mul", "part_2", "s")},
+              "'net/thing/g' is a Mul that makes a swish"),
+    "one gate of another kind": ({"o": ("Softsign", "part_3")}, "have different activations, i a sigmoid"),
     "unknown": ({"t": ("Mystery", "c")}, "'net/thing/t', which is a Mystery, is in none of the cells"),
-    "a Sub of one": ({"i": ("Sub", "f")}, "neither an LSTM nor a GRU"),
+    "a Sub of one": ({"i": ("Sub", "f")}, "its cell state is not what the block cells have"),
     "one-sided clip": ({"top": ("Const", 1.0), "low": ("Const", -2.0), "clip": ("ClipByValue", "c", "low", "top"),
                         "t": ("Tanh", "clip"), "c_next": ("NextIteration", "clip")}, "clips to -2 to 1"),
 }  # fmt: skip
@@ -369,4 +388,7 @@ def test_kinds_beside_each_other(tmp_path):
         "a": ("CudnnCompatibleGRUCell", True),
         "b": ("Keras LSTM", True),
         "c": ("unknown cell", False),
+        "d": ("Keras LSTM", True),
+        "e": ("RNN", True),
+        "f": ("Keras LSTM", True),
     }

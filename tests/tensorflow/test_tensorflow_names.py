@@ -311,7 +311,10 @@ def test_refused_cells_of_keras(tmp_path, sizes, words):
 
 
 def test_other_cells_of_keras(tmp_path):
-    assert len(write_cell(tmp_path, 1, 1, (H,))[0]) == 0  # a SimpleRNN
+    cells, _ = write_cell(tmp_path, 1, 1, (H,))[:2]
+    (one,) = cells.values()
+    assert (one.kind, one.refused, one.unsaid) == ("Keras SimpleRNN", None, ["activation"])
+    assert one.check(activation="elu") <= one.bound
 
 
 # ---------------------------------------------------------------------------------------------------------- other files

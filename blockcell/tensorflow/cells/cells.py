@@ -73,7 +73,7 @@ class Cells(Mapping[str, Found]):
         """The state that the graph begins with, in the form that a call of `layer` takes as ``state=``.
 
         That is `Found.initial_state` of each cell, in a `Bidirectional` by "fw" and "bw", and in a `Stack` by the
-        number of the layer. What is zero is left out; None if all of it is.
+        number of the layer. None stands for zeros, and for what is fed or computed.
 
         Raises
         ------
@@ -86,8 +86,8 @@ class Cells(Mapping[str, Found]):
                 states += [each.initial_state for each in level[0]]
             else:
                 halves = [_stacked([each.initial_state for each in chain]) for chain in level]
-                both = {name: half for name, half in zip(("fw", "bw"), halves, strict=True) if half is not None}
-                states.append(both or None)
+                begins = any(half is not None for half in halves)
+                states.append(dict(zip(("fw", "bw"), halves, strict=True)) if begins else None)
         return _stacked(states)
 
     def levels(self) -> list[tuple[list[Found], ...]]:
@@ -144,7 +144,7 @@ def _stacked(states: list[Any]) -> dict[Any, Any] | None:
     if len(states) == 1:
         one: dict[Any, Any] | None = states[0]
         return one
-    return {k: state for k, state in enumerate(states) if state is not None} or None
+    return None if all(state is None for state in states) else dict(enumerate(states))
 
 
 def _inputs(cells: Iterable[Found]) -> str:

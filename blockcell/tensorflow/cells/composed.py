@@ -38,7 +38,7 @@ _PATTERNS: tuple[tuple[Callable[[Sums, Place], Candidate], frozenset[str]], ...]
     (projected, frozenset({"MatMul", *_CLIPS})),
     (lstm, frozenset({"Mul"})),
     (gru, frozenset({"Add"})),
-    (rnn, frozenset({"Add", "MatMul", "Mul", "RealDiv", *_CLIPS, *_ACTIVATIONS})),
+    (rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
 )
 """With the last ops of a step, the patterns that tell most first: an LSTM's cs has the form of a GRU's h, nearly."""
 

@@ -44,9 +44,8 @@ def found_named(variables: Variables) -> list[Found]:
         elif kind == "CudnnCompatibleGRU":
             found.append(_cudnn_gru(scope, sources, refused))
         elif kind == "RNN":
-            attributes = {"activation": None}
-            given = {"sources": sources, "attributes": attributes, "step": _rnn_step, "refused": refused}
-            found.append(Found(scope, "BasicRNNCell", cell="RNN", **given))
+            rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}, "step": _rnn_step}
+            found.append(Found(scope, "BasicRNNCell", cell="RNN", **rnn, refused=refused))
         else:
             more: dict[str, Any] = {"sources": _by_shape(sources), "step": _gru_step, "refused": refused}
             found.append(Found(scope, "GRUCell", cell="GRU", **more))
@@ -106,7 +105,8 @@ def _lstm(scope: str, last: str, sources: dict[str, Source], refused: str | None
 def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     given = {name: value for name, value in attributes.items() if name in ("forget_bias", "cell_clip", "proj_clip")}
     gates = COUPLED_GATES if attributes.get("coupled") else OPS["BlockLSTM"].gates
-    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **weights, **given)
+    known: dict[str, Any] = {**weights, **given}
+    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **known)
     return result.cs[0], result.h[0]
 
 

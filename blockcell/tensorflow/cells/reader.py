@@ -197,9 +197,17 @@ class Reader:
                 looped = looped or any(caller.carried for caller in self.callers.get(here.body, ()))
             elif op.name == "NextIteration":
                 looped = True
-            return list(self.given(here)[1:]) if op.name == "Select" else self.before(here)
+            if op.name == "Select":
+                chosen = self.given(here)[1:]
+                return list(chosen) if not self._made_of_each_other(chosen) else None
+            return self.before(here)
 
         return self._ends(place, before), looped
+
+    def _made_of_each_other(self, chosen: Iterable[Place]) -> bool:
+        """Whether one of two values is computed from the other, as in an activation."""
+        places = [self.past(place) for place in chosen]
+        return any(self.past(each) in places for place in places for each in self.given(place))
 
     def before(self, place: Place) -> list[Place] | None:
         """Where a value comes from, unchanged, in one step; None if it is made here."""

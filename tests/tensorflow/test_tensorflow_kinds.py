@@ -1,0 +1,295 @@
+"""Plain, projected and coupled cells, other activations, and initial states, in graphs made node by node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tf_cells import X, block, inputs, looped, real, write
+from tf_composed import (
+    B,
+    H,
+    I,
+    T,
+    cells_of,
+    gru_weights,
+    keras_lstm,
+    lstm_weights,
+    made,
+    projected_lstm,
+    projected_weights,
+    rnn,
+    rnn_weights,
+)
+from tf_files import graph, node
+
+from blockcell import formulas
+from blockcell.command import main
+from blockcell.tensorflow import open as opened
+
+EPS = float(np.finfo(np.float32).eps)
+ZEROS = np.zeros((B, H))
+
+
+def behind(given, out, activation):
+    """The nodes of an activation, and what layers have for it."""
+    number = iter(f"{out}_{k}" for k in range(9))
+
+    def const(value):
+        lines[name := next(number)] = ("Const", float(value))
+        return name
+
+    def op(kind, *of):
+        lines[name := next(number)] = (kind, *of)
+        return name
+
+    lines: dict = {}
+    match activation:
+        case "hard_sigmoid":
+            lines[out] = ("RealDiv", op("Relu6", op("AddV2", given, const(3))), const(6))
+        case "hard_sigmoid by a sixth":
+            lines[out] = ("Mul", const(np.float32(1 / 6)), op("Relu6", op("AddV2", given, const(3))))
+        case ("hard_sigmoid", a, b):
+            line = op("AddV2", op("Mul", const(a), given), const(b))
+            lines[out] = ("Maximum", op("Minimum", line, const(1)), const(0))
+        case ("leaky_relu", a):
+            lines[out] = ("Maximum", op("Mul", const(a), given), given)
+        case ("elu", a):
+            elu = op("Elu", given)
+            lines[out] = ("SelectV2", op("Greater", given, const(0)), elu, op("Mul", const(a), elu))
+        case "linear":
+            lines[out] = ("Identity", given)
+        case name:
+            ops = {"leaky_relu": "LeakyRelu", "exponential": "Exp"}
+            lines[out] = (ops.get(name, name.capitalize()), given)
+    return lines
+
+
+ACTIVATIONS = ["tanh", "sigmoid", "relu", "leaky_relu", ("leaky_relu", 0.25), "elu", ("elu", 0.5), "selu", "softplus",
+               "softsign", "exponential", "hard_sigmoid", "hard_sigmoid by a sixth", ("hard_sigmoid", 0.2, 0.5),
+               "linear"]  # fmt: skip
+ELSE = {"hard_sigmoid by a sixth": "hard_sigmoid"}
+
+
+def agrees(y, exact):
+    assert np.abs(y - exact).max() <= 16 * EPS * max(1, np.abs(exact).max())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_rnn(tmp_path, activation, kernels):
+    """In a loop, with one kernel for [x, h] and with two, of which nothing but the loop tells which is for h."""
+    weights = {name: value / (8 if activation == "exponential" else 1) for name, value in rnn_weights().items()}
+    lines = rnn() | behind("z", "h", activation)
+    if kernels == 2:
+        lines |= {"from_x": ("MatMul", "x", "v"), "from_h": ("MatMul", "h_prev", "u"),
+                  "product": ("AddV2", "from_h", "from_x")}  # fmt: skip
+    given = {"v": weights["kernel"][:I], "u": weights["kernel"][I:], "bias": weights["bias"]}
+    (one,) = cells_of(tmp_path, lines, "h", **(weights if kernels == 1 else given)).values()
+    known = ELSE.get(activation, activation)
+    assert (one.kind, one.refused) == ("RNN" if kernels == 1 else "Keras SimpleRNN", None)
+    assert one.attributes == {"activation": known} and one.check() <= one.bound
+    exact = formulas.FORMULAS["block_rnn"](seq_len_max=T, x=X, h_prev=ZEROS, w=weights["kernel"], b=weights["bias"],
+                                           activation=known).h  # fmt: skip
+    agrees(one.layer()(X)[0], exact)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
+def test_an_rnn_that_is_written_out(tmp_path, activation):
+    """Three steps, and behind each a dense layer in the cell's scope."""
+    weights, lines = rnn_weights(), {"out_kernel": ("Const", np.ones((H, 2), np.float32))}
+    for k in range(3):
+        step = rnn() | behind("z", "h", activation) | {"out": ("MatMul", "h", "out_kernel"), "y": ("Tanh", "out")}
+        names = {name: f"{name}_{k}" for name in step} | {"h_prev": f"h_{k - 1}" if k else "zeros"}
+        for name, (op, *rest) in step.items():
+            lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+    lines["zeros"] = ("Const", np.zeros((B, H), np.float32))
+    (one,) = cells_of(tmp_path, lines, **weights).values()
+    assert (len(one.nodes), one.refused, one.attributes) == (3, None, {"activation": activation})
+    assert one.initial_state is None and one.state_from is None and one.check() <= one.bound
+
+
+@pytest.mark.parametrize(("scope", "found"), [("net/basic_rnn_cell", True), ("net/dense", False)])
+def test_one_step_of_an_rnn_is_told_by_its_name(tmp_path, scope, found):
+    lines = rnn() | {"h_prev": ("Placeholder",)}
+    cells = cells_of(tmp_path, lines, scope=scope, **rnn_weights())
+    assert [(one.kind, one.attributes) for one in cells.values()] == [("BasicRNNCell", {"activation": "tanh"})] * found
+
+
+NO_CELLS = {
+    "what another layer gave": {"other": ("Tanh", "h"), "h_next": ("NextIteration", "other")},
+    "what does not change": {"h_next": ("NextIteration", "h_prev")},
+    "twice": {"again": ("BiasAdd", "h", "bias"), "h_next": ("NextIteration", "again")},
+}
+
+
+@pytest.mark.parametrize("change", NO_CELLS)
+def test_dense_layers_in_loops_are_no_cells(tmp_path, change):
+    """Only what reads its own last output is one."""
+    assert not cells_of(tmp_path, rnn("Relu") | looped("h") | NO_CELLS[change], **rnn_weights())
+
+
+@pytest.mark.parametrize("op", ["Relu6", "Softmax", "Sin"])
+def test_an_rnn_of_another_activation_is_refused(tmp_path, op):
+    (one,) = cells_of(tmp_path, rnn(op), "h", **rnn_weights()).values()
+    assert one.refused == f"the node 'net/thing/h' is a {op}, which is no activation of layers"
+
+
+def test_an_sru_is_refused(tmp_path):
+    """Its state goes into no product."""
+    lines = {"axis": ("Const", np.int32(1)), "product": ("MatMul", "x", "kernel"),
+             "split": ("Split", "axis", "product", {"num_split": 2}), "f": ("Sigmoid", "split"),
+             "one": ("Const", 1.0), "rest": ("Sub", "one", "f"), "keep": ("Mul", "f", "c_prev"),
+             "new": ("Mul", "rest", "split:1"), "c": ("AddV2", "keep", "new")}  # fmt: skip
+    kernel = np.ones((I, 2 * H), np.float32)
+    (one,) = cells_of(tmp_path, lines, "c", scope="net/sru_cell", kernel=kernel).values()
+    assert one.kind == "SRU"
+    assert one.refused == "it is an SRU or one like it, whose state goes into no product: the node 'net/sru_cell/c'"
+
+
+@pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid", ("hard_sigmoid", 0.2, 0.5), "softsign"], ids=str)
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "hard_sigmoid", ("leaky_relu", 0.25), "linear"], ids=str)
+def test_an_lstm_of_other_activations(tmp_path, activation, recurrent):
+    weights, lines = lstm_weights(), keras_lstm()
+    for out, given, kind in (("i", "part_0", recurrent), ("f", "part_1", recurrent), ("g", "part_2", activation),
+                             ("o", "part_3", recurrent), ("t", "c", activation)):  # fmt: skip
+        lines |= behind(given, out, kind)
+    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    expected = {"activation": activation} | ({} if recurrent == "sigmoid" else {"recurrent_activation": recurrent})
+    assert one.refused is None and {key: one.attributes[key] for key in expected} == expected
+    assert one.attributes["forget_bias"] == 0 and one.check() <= one.bound
+    w = np.concatenate([weights["kernel"], weights["recurrent"]]) / 4
+    (one,) = cells_of(tmp_path, lines, "c", "h", **{name: value / 4 for name, value in weights.items()}).values()
+    exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS, w=w, b=weights["bias"] / 4, activation=activation,
+                                recurrent_activation=recurrent, gates=("i", "f", "ci", "o")).h  # fmt: skip
+    agrees(one.layer()(X)[0], exact)
+
+
+def test_a_projected_lstm(tmp_path):
+    weights = projected_weights()
+    (one,) = cells_of(tmp_path, projected_lstm(), "c", "h", **weights).values()
+    assert (one.refused, one.input_size, one.hidden_size, one.output_size) == (None, I, H, H - 1)
+    assert one.attributes["proj_clip"] == 0.25 and one.weights["w_p"] == "net/thing/projection"
+    w = np.concatenate([weights["kernel"], weights["recurrent"]])
+    exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS[:, 1:], w=w, b=weights["bias"], proj_clip=0.25,
+                                w_p=weights["projection"], gates=("i", "f", "ci", "o")).h  # fmt: skip
+    agrees(one.layer()(X)[0], exact)
+    assert one.check() <= one.bound
+
+
+def test_a_large_projected_cell_is_checked_in_part(tmp_path):
+    inputs, size, out = 300, 700, 200
+    g = np.random.default_rng(5)
+    shapes = {
+        "kernel": (inputs, 4 * size),
+        "recurrent": (out, 4 * size),
+        "projection": (size, out),
+        "bias": (4 * size,),
+    }
+    weights = {name: (g.standard_normal(shape) / 30).astype(np.float32) for name, shape in shapes.items()}
+    lines = projected_lstm()
+    for k in range(4):
+        lines |= {f"begin_{k}": ("Const", np.int32([0, k * size])),
+                  f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
+    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert (one.input_size, one.hidden_size, one.output_size) == (inputs, size, out) and one.check() <= 8
+
+
+def test_a_dense_layer_behind_an_lstm_is_no_projection(tmp_path):
+    lines = keras_lstm() | {"p": ("MatMul", "h", "projection")}
+    (one,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights(), projection=np.ones((H, 3), np.float32)).values()
+    assert one.refused is None and "w_p" not in one.weights and one.output_size == H
+
+
+def test_a_coupled_lstm(tmp_path):
+    """Of a kernel with four gates, of which three are used, the input gate being 1 - f."""
+    weights = lstm_weights()
+    lines = keras_lstm() | {"one": ("Const", 1.0), "i": ("Sub", "one", "f")}
+    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert one.refused is None and one.attributes["coupled"] is True and one.check() <= one.bound
+    columns = np.concatenate([np.arange(4 * H).reshape(4, H)[k] for k in (2, 1, 3)])
+    w = np.concatenate([weights["kernel"], weights["recurrent"]])[:, columns]
+    exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS, w=w, b=weights["bias"][columns],
+                                gates=("ci", "f", "o")).h  # fmt: skip
+    agrees(one.layer()(X)[0], exact)
+
+
+# ------------------------------------------------------------------------------------------------------ initial states
+ROWS = np.random.default_rng(8).uniform(-1, 1, (B, H)).astype(np.float32)
+STARTS = {  # the nodes, what the state is, and where it is said to come from
+    "a constant": ({"start": ("Const", ROWS)}, ROWS, "net/thing/start"),
+    "a row": ({"row": ("Const", ROWS[:1]), "times": ("Const", np.int32([B, 1])), "start": ("Tile", "row", "times")},
+              ROWS[:1], "net/thing/row"),
+    "a vector beside zeros": ({"row": ("Const", ROWS[0]), "of": ("Placeholder",), "zeros": ("ZerosLike", "of"),
+                               "start": ("AddV2", "zeros", "row")}, ROWS[:1], "net/thing/row"),
+    "a number": ({"half": ("Const", 0.5), "dims": ("Placeholder",), "start": ("Fill", "dims", "half")},
+                 np.full((1, H), 0.5), "net/thing/start"),
+    "zeros": ({"zero": ("Const", 0.0), "dims": ("Placeholder",), "start": ("Fill", "dims", "zero")}, None, None),
+    "constant zeros": ({"start": ("Const", 0 * ROWS)}, None, None),
+    "fed": ({}, None, "net/thing/start"),
+    "computed": ({"given": ("Placeholder",), "start": ("Tanh", "given")}, None, "net/thing/start"),
+    "of another size": ({"start": ("Const", ROWS[:, :3])}, None, "net/thing/start"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_initial_states(tmp_path, start):
+    lines, rows, name = STARTS[start]
+    weights = rnn_weights()
+    consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
+    nodes = made("net/thing", rnn() | looped("h") | lines)
+    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert one.refused is None and one.state_from == name
+    if rows is None:
+        assert one.initial_state is None
+        return
+    np.testing.assert_array_equal(one.initial_state["h"], rows)
+    first = np.broadcast_to(rows, (B, H))
+    exact = formulas.FORMULAS["block_rnn"](seq_len_max=T, x=X, h_prev=first, w=weights["kernel"], b=weights["bias"]).h
+    agrees(one.layer()(X, {"h": first.astype(np.float32)})[0], exact)
+
+
+def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
+    """One of two cells begins with its output at zeros and its cell state not."""
+    lstm, gru = lstm_weights(), rnn_weights()
+    parts = [node("x", "Placeholder"), *(real(f"a/{name}", value) for name, value in lstm.items())]
+    parts += [*(real(f"b/{name}", value[: H + H] if name == "kernel" else value) for name, value in gru.items())]
+    lines = keras_lstm() | looped("c", "h") | {"c_enter": ("Enter", "first"), "first": ("Const", ROWS)}
+    lines |= {"h_enter": ("Enter", "zeros"), "zeros": ("Const", 0 * ROWS)}
+    on_top = rnn(concat=("ConcatV2", "=a/h", "h_prev", "axis")) | looped("h")
+    path = tmp_path / "graph.pb"
+    kernel = np.concatenate([gru["kernel"][:H], gru["kernel"][-H:]])
+    parts = [each for each in parts if b"b/kernel" not in each] + [real("b/kernel", kernel)]
+    path.write_bytes(graph(*parts, *made("a", lines), *made("b", on_top)))
+    cells = opened(path).cells
+    assert cells["a"].initial_state["h"] is None and cells["b"].initial_state is None
+    np.testing.assert_array_equal(cells["a"].initial_state["cs"], ROWS)
+    layer, state = cells.layer(), cells.initial_state
+    y, _ = layer(X, state)
+    w = np.concatenate([lstm["kernel"], lstm["recurrent"]])
+    below = formulas.lstm_layer(x=X, cs_prev=ROWS, h_prev=ZEROS, w=w, b=lstm["bias"], gates=("i", "f", "ci", "o")).h
+    start = {"h_prev": np.zeros((B, H)), "b": gru["bias"]}
+    agrees(y, formulas.FORMULAS["block_rnn"](seq_len_max=T, x=below, w=kernel, **start).h)
+    assert main(["inspect", str(path)]) == 0
+    said = "begins with the state a/first: pass the cell's initial_state to calls as state="
+    assert f"  it {said}" in capsys.readouterr().out
+    assert main(["extract", str(path), str(tmp_path / "layer.npz")]) == 0
+    assert f"a {said}, which is not in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("op", ["BlockLSTM", "LSTMBlockCell"])
+def test_initial_states_of_ops(tmp_path, op):
+    g = np.random.default_rng(0)
+    w, b = g.standard_normal((I + H, 4 * H)).astype(np.float32), np.zeros(4 * H, np.float32)
+    names = {"w": "net/lstm_cell/kernel", "b": "net/lstm_cell/bias", "cs_prev": "first", "h_prev": "zero"}
+    parts = [*inputs(), real("net/lstm_cell/kernel", w), real("net/lstm_cell/bias", b), real("first", ROWS)]
+    parts += [real("zero", 0 * ROWS), block(op, "net/lstm_cell/op", names)]
+    (one,) = write(tmp_path, *parts).cells.values()
+    assert one.state_from == "first" and one.initial_state["h"] is None
+    np.testing.assert_array_equal(one.initial_state["cs"], ROWS)
+
+
+def test_a_gru_that_begins_with_what_is_fed(tmp_path):
+    from tf_composed import cudnn_gru
+
+    (one,) = cells_of(tmp_path, cudnn_gru(), "h", **gru_weights()).values()
+    assert one.initial_state is None and one.state_from == "net/thing/start"
