@@ -8,7 +8,7 @@ from bits import leaves, like, zeros
 from cases import arguments, rng
 from kernel_cases import sizes_of
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.optable import ACTIVATIONS
 
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
@@ -33,14 +33,25 @@ def variant(inputs, hidden, dtype, outputs=0, coupled=False, seed=0, peephole=Tr
     return LSTM(**{name: array.astype(dtype) for name, array in drawn.items()}, coupled=coupled, **attributes)
 
 
-def gru(inputs, hidden, dtype, seed=0):
+def gru(inputs, hidden, dtype, seed=0, **attributes):
     args = arguments("block_gru", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
-    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")})
+    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")}, **attributes)
 
 
-def reset_after(inputs, hidden, dtype, seed=0):
+def reset_after(inputs, hidden, dtype, seed=0, **attributes):
     args = arguments("block_gru_reset_after", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
-    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}, reset_after=True)
+    weights = {name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}
+    return GRU(**weights, reset_after=True, **attributes)
+
+
+def rnn(inputs, hidden, dtype, seed=0, **attributes):
+    args = arguments("block_rnn", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    return RNN(args["w"], args["b"], **attributes)
+
+
+def activations(activation, recurrent=None):
+    """Smooth ones: differences of others cross kinks."""
+    return {"activation": activation} | ({"recurrent_activation": recurrent} if recurrent else {})
 
 
 def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
@@ -60,6 +71,11 @@ LAYERS = {
     "projected coupled lstm": lambda I, H, dtype, **more: variant(I, H, dtype, 2 * H, coupled=True, **more),
     "gru": lambda I, H, dtype, **_: gru(I, H, dtype),
     "gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype),
+    "rnn": lambda I, H, dtype, **_: rnn(I, H, dtype),
+    "sigmoid rnn": lambda I, H, dtype, **_: rnn(I, H, dtype, **activations("sigmoid")),
+    "softplus lstm": lambda I, H, dtype, **more: lstm(I, H, dtype, **activations("softplus", "tanh"), **more),
+    "linear gru": lambda I, H, dtype, **_: gru(I, H, dtype, **activations("linear", "tanh")),
+    "tanh gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype, **activations("sigmoid", "tanh")),
     "bidirectional lstm": lambda I, H, dtype, **more: Bidirectional(
         lstm(I, H, dtype, **more), lstm(I, H, dtype, 1, **more)
     ),
@@ -76,7 +92,7 @@ LAYERS = {
         ]
     ),
     "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(
-        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), gru(H, 3, dtype, 1)])
+        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), rnn(H, 3, dtype, 1)])
     ),
     **{
         f"dense {activation or 'alone'}": lambda I, H, dtype, activation=activation, **_: dense(I, H, dtype, activation)
@@ -92,7 +108,7 @@ LAYERS = {
         ]
     ),
 }
-CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru"))]
+CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]
 SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 
 
