@@ -306,10 +306,13 @@ class Op:
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         given = [grad for grad in grads if grad is not None]
         backward = self._backward_op if _dispatches(tape, others, given, marks) else self.backward
-        with torch.no_grad():
-            found = backward(y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks)
+        inputs = y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks
         if torch.is_grad_enabled():  # by create_graph
+            with torch.no_grad():
+                found = backward(*inputs)
             found = _Final.apply(self, len(saved) + len(grads), *saved, *grads, *found)
+        else:
+            found = backward(*inputs)
         each = iter(found)
         x_grad = next(each) if needs_x else None
         weights = [None if x is None else next(each) for _ in range(ctx.count)]
