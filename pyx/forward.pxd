@@ -25,12 +25,13 @@ from panels cimport (
 from passes cimport Pass
 from plan cimport (
     PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, Rnn, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
-    products_of, projects, saved_of, take_marks, use_panels, x_of, z_of
+    products_of, projects, saved_of, stores_rows, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from rnn cimport rnn_cells
 from steps cimport (
-    FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, row_in, rows_of, taking_part
+    FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, place, row_in, rows_of,
+    step_at, taking_part
 )
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport (
@@ -239,6 +240,16 @@ cdef inline const real *as_codes(
     return codes
 
 
+cdef inline void store_rows(
+    const Forward *p, store **outputs, real *rows, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """h of a part's batch rows b0 to b1 after the step processed as number k, where `stores_rows` says so."""
+    cdef Py_ssize_t b
+    for b in range(b0, b1):
+        store_row(outputs[OUT_H] + place(&p.y_layout, step_at(&p.steps, k), b), h_before(p, rows, k + 1) + b * p.Ps,
+                  p.P)
+
+
 cdef inline void multiply_h(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
     Py_ssize_t k, Py_ssize_t row
@@ -267,6 +278,8 @@ cdef inline void multiply_h(
     else:
         for j in range(part.j0[n], part.j1[n]):
             step_rows(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
+    if n == products_of(c) - 1 and stores_rows(p):
+        store_rows(p, outputs, rows, k, b0, b1)
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps

@@ -22,7 +22,7 @@ from half cimport half
 from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
 from panels cimport units_in
-from plan cimport Backward, Forward, Gru
+from plan cimport Backward, Forward, Gru, stores_rows
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
@@ -170,10 +170,11 @@ cdef inline void candidate_cells(
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
                     for_writing(row + units * L)
-            row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
-            store_line(row, y, p.H - at)
-            if at + units * L < p.H:
-                for_writing(row + units * L)
+            if not stores_rows(p):
+                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
+                store_line(row, y, p.H - at)
+                if at + units * L < p.H:
+                    for_writing(row + units * L)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):

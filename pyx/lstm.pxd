@@ -44,7 +44,7 @@ from operands cimport (
 )
 from outputs cimport store_output
 from panels cimport units_in
-from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before
+from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before, stores_rows
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport (
@@ -300,10 +300,11 @@ cdef inline void projected_cells(
                     for l in range(L):
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
-                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
-                store_line(row, h, p.P - at)
-                if at + units * L < p.P:
-                    for_writing(row + units * L)  # for panel j + 1
+                if not stores_rows(p):
+                    row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
+                    store_line(row, h, p.P - at)
+                    if at + units * L < p.P:
+                        for_writing(row + units * L)  # for panel j + 1
                 if store is half:
                     round_to_half(h)
                 if marked(&p.steps, k + 1, b, FRESH):

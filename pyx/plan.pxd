@@ -21,6 +21,7 @@ from tile cimport LINES, ROW_BLOCK, ROWS
 cdef enum:
     PRODUCTS = 2  # in a step, at most
     PEEPHOLES = 3
+    ROWS_AHEAD = 16  # so many rows further on, where a line of one row after the other is used, no cache fetches
     ROWS_ALONE = 32  # of a part, from which on a GRU's single step backward splits rows; each part packs all weights
 
 
@@ -210,28 +211,34 @@ cdef inline Forward forward_of(
     p.threads = forward_threads(T, B, weights, p.w[0].count, p.by_rows, p.packs_all, threads)
     p.chunk = chunk_of(T, B, p.by_rows, p.threads)
     p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, 1 if p.by_rows else p.threads)
-    p.thread_gap = THREAD_GAP * p.L if p.by_rows else 0
+    p.thread_gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.by_rows and p.threads > 1 else 0
     p.total = 0 if packed else p.panels
-    rows = B * p.Ps + (p.threads - 1) * p.thread_gap
+    rows = B * p.Ps + p.threads * p.thread_gap
     p.h = take(&p.total, rows)
     p.h_odd = p.h if cell is Gru or projects(c) else take(&p.total, rows)
-    rows = B * p.Hs + (p.threads - 1) * p.thread_gap
+    rows = B * p.Hs + p.threads * p.thread_gap
     if cell is Lstm:
         p.cs = take(&p.total, rows)
         p.m = take(&p.total, rows) if projects(c) else 0
     elif cell is Gru:
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
-    p.x = take(&p.total, p.chunk * B * p.Is + (p.threads - 1) * p.thread_gap)
+    p.x = take(&p.total, p.chunk * B * p.Is + p.threads * p.thread_gap)
     for n in range(PRODUCTS):
         p.codes[n] = p.total
         if in_integers(c.narrow) and (n == 1 or projects(c)):
-            take(&p.total, (B if p.by_rows else p.threads * B) * p.As[n] + (p.threads - 1) * p.thread_gap)
-    p.z = take(&p.total, (p.threads - 1) * p.thread_gap)
+            take(&p.total, (B if p.by_rows else p.threads * B) * p.As[n] + p.threads * p.thread_gap)
+    p.z = take(&p.total, p.threads * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, p.z_panels * p.chunk * B * LINES * p.L)
     p.slots = take_slots(&p.total, B, p.L)
     return p
+
+
+cdef inline bint stores_rows(const Forward *p) noexcept nogil:
+    """Whether h is stored in whole rows after each step, not line by line: while a thread writes a line of one row after
+    the other, its cache fetches that of the rows that come next, and these may be another thread's."""
+    return p.thread_gap > 0 and p.steps.marks is NULL
 
 
 cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:

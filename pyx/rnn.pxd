@@ -12,7 +12,7 @@ from half cimport half
 from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_H
 from panels cimport units_in
-from plan cimport Backward, Forward, Rnn, h_before
+from plan cimport Backward, Forward, Rnn, h_before, stores_rows
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, clear, for_writing, line_at, line_of, round_to_half, store, store_line
@@ -34,6 +34,7 @@ cdef inline void rnn_cells(
     cdef real[LF] zero
     cdef Py_ssize_t b, s, l, at, t = step_at(&p.steps, k)
     cdef const real *h_prev
+    cdef const real *y
     cdef real *h
     cdef store *row
     clear(zero, L)
@@ -41,17 +42,19 @@ cdef inline void rnn_cells(
         for s in range(units_in(&p.w[0], j)):
             at = (j * units + s) * L
             h = h_before(p, rows, k + 1) + b * p.Hs + at
-            row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
+            y = h
             if marked(&p.steps, k, b, ENDED):
                 h_prev = h_before(p, rows, k) + b * p.Hs + at
                 for l in range(L):
                     h[l] = h_prev[l]
-                store_line(row, zero, p.H - at)
+                y = zero
             else:
                 activate(&c.activation, z + ((b - b0) * LINES + s) * L, h)
-                store_line(row, h, p.H - at)
-            if at + units * L < p.H:
-                for_writing(row + units * L)  # for panel j + 1; what follows the row may be another thread's
+            if not stores_rows(p):
+                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
+                store_line(row, y, p.H - at)
+                if at + units * L < p.H:
+                    for_writing(row + units * L)  # for panel j + 1; what follows the row may be another thread's
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):
