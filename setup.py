@@ -1,7 +1,7 @@
 """Builds the compiled modules; everything else about the package is in pyproject.toml.
 
-Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU level, as `blockcell._name_<level>`, and
-one of them is picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
+Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU level, as `blockcell._name_<level>`,
+and one of them is picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
 """
 
 import hashlib

@@ -26,7 +26,6 @@ FORWARD = {  # the forward op whose results an op's saved states are
     "gru_block_cell_vjp": "GRUBlockCell",
     "block_gru_grad": "block_gru",
     "block_gru_reset_after_grad": "block_gru_reset_after",
-    "block_rnn_grad": "block_rnn",
     "LSTMBlockCellGrad": "LSTMBlockCell",
     "lstm_block_cell_vjp": "LSTMBlockCell",
     "BlockLSTMGrad": "BlockLSTM",
