@@ -5,9 +5,9 @@ value of the one and of the other; ActivationSlope and RecurrentSlope are what t
 that to the value, from the value alone. `expanded` writes the nodes. In the texts here `x` is what they read, a value
 `y` follows from it, and `slope` from `y`; names of what lies in between begin with that of what is read.
 
-In float32 a value is an operator of ONNX where onnxruntime has it on WebGPU as well, which is without Selu and Softsign.
-Attributes of operators are float32, and onnxruntime has no float64 kernels of most of these; so in float64 most values
-are written out. ``single`` in the margin means float32; `onnx_export.text` says how to read the rest of it.
+In float32 a value is an operator of ONNX, but for Selu and Softsign, which onnxruntime does not have on WebGPU. In
+float64 most values are written out: attributes of operators are float32, and onnxruntime has no float64 kernels of most
+of these. ``single`` in the margin means float32; `onnx_export.text` says how to read the rest of it.
 """
 
 from __future__ import annotations
