@@ -5,9 +5,9 @@ value of the one and of the other; ActivationSlope and RecurrentSlope are what t
 that to the value, from the value alone. `expanded` writes the nodes. In the texts here `x` is what they read, a value
 `y` follows from it, and `slope` from `y`; names of what lies in between begin with that of what is read.
 
-In float32 a value is one operator of ONNX. Attributes of operators are float32, and onnxruntime has no float64 kernels
-of most of these; so in float64 most values are written out. `onnx_export.text` says how to read the margin, where
-``single`` means float32.
+In float32 a value is an operator of ONNX, but for Selu and Softsign, which onnxruntime does not have on WebGPU. In
+float64 most values are written out: attributes of operators are float32, and onnxruntime has no float64 kernels of most
+of these. ``single`` in the margin means float32; `onnx_export.text` says how to read the rest of it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ double   | x_part = Mul (x_less, alpha)
 double   | y = Where (x_above, x, x_part)
 """,
     "selu": """
-single   | y = Selu <alpha: float = @alpha, gamma: float = @scale> (x)
+single   | x_elu = Elu <alpha: float = @alpha> (x)
 double   | x_above = Greater (x, zero)
 double   | x_exp = Exp (x)
 double   | x_less = Sub (x_exp, one)
 double   | x_part = Mul (x_less, alpha)
 double   | x_elu = Where (x_above, x, x_part)
-double   | y = Mul (x_elu, scale)
+         | y = Mul (x_elu, scale)
 """,
     "softplus": """
 single   | y = Softplus (x)
@@ -64,10 +64,9 @@ double   | x_top = Max (x, zero)
 double   | y = Add (x_top, x_log)
 """,
     "softsign": """
-single   | y = Softsign (x)
-double   | x_size = Abs (x)
-double   | x_more = Add (x_size, one)
-double   | y = Div (x, x_more)
+         | x_size = Abs (x)
+         | x_more = Add (x_size, one)
+         | y = Div (x, x_more)
 """,
     "exponential": "| y = Exp (x)",
     "hard_sigmoid": """

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from cases import SIZES, arguments
 from export_cases import B, Case, T, exported, gru, lstm, rnn
-from graphs import EPS, FLOAT64, compare, exact, on_onnxruntime
+from graphs import EPS, FLOAT64, compare, converted, exact, on_onnxruntime
 from runtimes import RUNTIMES
 
 import onnx_export
@@ -179,3 +179,35 @@ def test_webgpu_writes_out_what_it_has_no_nodes_for():
         assert facts["blockcell.loop"] == ("native" if native else "unroll")
     with pytest.raises(ValueError, match=r"'webgpu' has no RNN; expected another; .*so needs sizes"):
         onnx_export.export(rnn(4, "float32"), None, provider="webgpu")
+
+
+# ------------------------------------------------------------------------------------------------------------- the rest
+def test_a_session_has_the_activation_that_it_was_built_with():
+    args = arguments("block_rnn", activation=("leaky_relu", 0.1))
+    session = onnx_export.Session("block_rnn", attrs={"activation": ["leaky_relu", 0.1]})
+    for given in (args, {name: value for name, value in args.items() if name != "activation"}):
+        compare("block_rnn", session(**given), exact("block_rnn", args), LIMIT)
+    with pytest.raises(
+        ValueError, match=r"activation is 'relu'; expected \('leaky_relu', 0.1\), as the model was built"
+    ):
+        session(**args | {"activation": "relu"})
+    again = onnx_export.Session(session.model)  # by the model's metadata
+    assert again.attributes == {"activation": ("leaky_relu", 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("activation", "message"),
+    [("gelu", "is 'gelu', and its gradient does not follow from its value"), (3, "is 3; expected a name or a tuple")],
+)
+def test_activations_that_there_are_not(activation, message):
+    with pytest.raises(ValueError, match=re.escape(f"block_rnn: attrs['activation'] {message}")):
+        onnx_export.build("block_rnn", attrs={"activation": activation})
+
+
+def test_link_takes_an_activation():
+    args = arguments("block_rnn", activation="relu")
+    model = converted("block_rnn", args)
+    compare("block_rnn", on_onnxruntime(onnx_export.link(model), args), exact("block_rnn", args), LIMIT)
+    model.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("activation", 1.0))
+    with pytest.raises(ValueError, match=r"block_rnn node 'cell' has activation 1.0; expected a string"):
+        onnx_export.link(model)

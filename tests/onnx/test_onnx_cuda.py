@@ -17,11 +17,12 @@ from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_gr
 
 import onnx_export
 from blockcell.optable import OPS
+from onnx_export.build import node_of
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float64", "float32", "float16"]
-CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after"]  # as ONNX's own LSTM or GRU
+CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after", "block_rnn"]  # as ONNX's own LSTM, GRU or RNN
 
 
 def models(op, loop, dtype, **options):
@@ -79,14 +80,14 @@ def test_cuda_graphs_take_no_loops(loop):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("op", CUDNNS)
 def test_onnx_own_nodes_are_cudnns(op, dtype):
-    """Without peephole, and with the reset after the product. Of these a GRU never has a loop."""
+    """Without peephole, and with the reset after the product. Of these only an LSTM has a loop."""
     *_, attrs = attributes_of(op)
     for functions in (True, False):
         options = {"dtype": dtype, "attrs": attrs, "sizes": SIZES, "loop": "native", "functions": functions}
         static, plain = (onnx_export.build(op, static=static, **options) for static in (True, False))
         assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
         assert fallbacks(plain) == sizes_left(plain) == []
-        assert bool(refused_by_cuda_graphs(plain)) == (op != "block_gru_reset_after")
+        assert bool(refused_by_cuda_graphs(plain)) == ("LSTM" in op)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +96,13 @@ def test_onnx_own_nodes_are_cudnns(op, dtype):
         ("BlockLSTM", {"cell_clip": 0.0, "use_peephole": True}, "cuDNN has no peephole"),
         ("BlockLSTMV2", {"use_peephole": True}, "cuDNN has no peephole"),
         ("block_gru", {}, "cuDNN resets after the product"),
+        ("block_rnn", {"activation": "relu"}, "cuDNN has no activations but tanh"),
     ],
 )
 def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
     """They stay on the GPU in the other loops only."""
     (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
-    assert ("GRU" if op == "block_gru" else "LSTM") in found and reason in found
+    assert node_of(OPS[op]) in found and reason in found
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])

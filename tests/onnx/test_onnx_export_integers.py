@@ -104,7 +104,9 @@ def test_a_step_is_that_of_the_packed_layer(name, activations):
     y, state = layer.packed("int8", activations)(x[None], first)
     expected = [y[0] if y.ndim == 3 else y, *flat(layer, state).values()]
     for found, right in zip(on_onnxruntime(model, feeds), expected, strict=True):
-        np.testing.assert_allclose(found, right, rtol=0, atol=0.01 if name in ("Stack", "Classifier", "Variants") else 2e-6)
+        np.testing.assert_allclose(
+            found, right, rtol=0, atol=0.01 if name in ("Stack", "Classifier", "Variants") else 2e-6
+        )
 
 
 @pytest.mark.parametrize("name", LAYERS)
