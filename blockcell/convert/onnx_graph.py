@@ -332,7 +332,7 @@ def _is_moderate(node: Any, given: list[Array]) -> bool:
         return True
     try:
         size = math.prod(np.broadcast_shapes(*(array.shape for array in given)))
-        return size <= max(LARGEST_REPEATED, *(array.size for array in given))
+        return size <= max([LARGEST_REPEATED, *(array.size for array in given)])
     except ValueError:  # the node cannot take them
         return False
 
