@@ -1,4 +1,4 @@
-"""Sigmoid, tanh and half precision of the kernels, at every CPU level, against the true values."""
+"""Activations and half precision of the kernels, at every CPU level, against the true values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from blockcell._kernels import available_levels
+from blockcell.activations import PARAMETERS, canonical, numbers
+from blockcell.formulas import SELU, activated, slope
 
 LEVELS = [
     pytest.importorskip(f"blockcell._activations_{level}", reason="only built in a checkout")
@@ -172,6 +174,106 @@ def test_position(level, name, dtype):
             np.testing.assert_array_equal(bits(call(level, name, x[start:stop])), expected[start:stop])
     many = np.tile(x, 1000)
     np.testing.assert_array_equal(bits(call(level, name, many, num_threads=3)), np.tile(expected, 1000))
+
+
+# ---------------------------------------------------------------------------------------------- those of cells, by name
+MORE = [*PARAMETERS, ("leaky_relu", 0.01), ("elu", 0.75), ("hard_sigmoid", 0.2, 0.5)]
+named = pytest.mark.parametrize("activation", MORE, ids=str)
+ULP = {"selu": 4, "elu": 3, "softplus": 3, "exponential": 2, "softsign": 2}
+OF_MPMATH = {
+    "elu": lambda z, a: z if z > 0 else a * mpmath.expm1(z),
+    "selu": lambda z: mpmath.mpf(SELU[0]) * (z if z > 0 else mpmath.mpf(SELU[1]) * mpmath.expm1(z)),
+    "softplus": lambda z: mpmath.log1p(mpmath.exp(z)),
+    "softsign": lambda z: z / (1 + abs(z)),
+    "exponential": mpmath.exp,
+}
+
+
+def named_call(level, function, x, activation):
+    return call(level, function, x, activation=numbers(canonical("activation", activation)))
+
+
+@at_every_level
+@named
+def test_float32_of(activation, level):
+    x = float32_sample()
+    with np.errstate(over="ignore", invalid="ignore"):
+        true = activated(x, activation)
+        y = named_call(level, "activate", x, activation)
+        name = activation if isinstance(activation, str) else activation[0]
+        # The sum in a hard_sigmoid may be about 0.
+        ulp = np.finfo(np.float32).eps if name == "hard_sigmoid" else last_place(true, np.float32)
+        error = np.abs(y - true) / ulp
+        exact = (y == true.astype(np.float32)) | (np.isnan(y) & np.isnan(true))  # infinities and NaN too
+    error = np.where(exact, 0, np.where(np.isnan(error), np.inf, error))
+    worst = error.argmax()
+    assert error[worst] <= ULP.get(name, 2), f"{error[worst]:.3f} ulp at {x[worst]!r}"
+
+
+@cache
+def float64_truth_of(name):
+    with mpmath.workprec(200):
+        true = [OF_MPMATH[name](mpmath.mpf(float(x)), *PARAMETERS[name].values()) for x in float64_sample()]
+        high = [float(y) for y in true]
+        low = [float(y - h) if np.isfinite(h) else 0.0 for y, h in zip(true, high, strict=True)]
+        return np.array(high), np.array(low)
+
+
+@at_every_level
+@pytest.mark.parametrize("name", OF_MPMATH)
+def test_float64_of(name, level):
+    x, (high, low) = float64_sample(), float64_truth_of(name)
+    y = named_call(level, "activate", x, name)
+    assert np.array_equal(np.isinf(y), np.isinf(high))
+    finite = np.isfinite(high)
+    error = np.abs(y[finite] - high[finite] - low[finite]) / last_place(high[finite], np.float64)
+    worst = error.argmax()
+    assert error[worst] <= ULP[name], f"{error[worst]:.3f} ulp at {x[finite][worst]!r}"
+
+
+@at_every_level
+@in_both_types
+@named
+def test_slopes(activation, dtype, level):
+    """At values that the activation takes, and at NaN; where both sides of a kink meet it is 0, or that of the left."""
+    y = activated(np.linspace(-5, 5, 1001), activation).astype(dtype)
+    y = np.concatenate([y, np.array([0, -0.0, np.nan], dtype)])
+    result, expected = named_call(level, "slope", y, activation), slope(y, activation)
+    assert np.array_equal(np.isnan(result), np.isnan(expected))
+    largest = np.nanmax(np.abs(expected))
+    assert np.nanmax(np.abs(result - expected)) <= 2 * np.finfo(dtype).eps * largest
+    if activation in ("relu", "hard_sigmoid"):
+        assert result[np.isin(y, [0, 1] if activation == "hard_sigmoid" else [0])].max() == 0
+
+
+@named
+def test_slopes_are_derivatives(activation):
+    """Of the formulas, by differences that cross no kink."""
+    z = np.linspace(-6, 6, 481) + 1 / 300
+    z = z[np.min([np.abs(np.abs(z) - kink) for kink in (0, 2.5, 3)], axis=0) > 0.001]
+    difference = (activated(z + 1e-5, activation) - activated(z - 1e-5, activation)) / 2e-5
+    np.testing.assert_allclose(slope(activated(z, activation), activation), difference, rtol=1e-8, atol=1e-9)
+
+
+@at_every_level
+@in_both_types
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_the_usual_ones_are_the_same(name, dtype, level):
+    """An LSTM with relu for tanh has the sigmoid of any other."""
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        x = float32_sample().astype(dtype)
+    assert np.array_equal(bits(named_call(level, "activate", x, name)), bits(call(level, name, x)))
+
+
+@named
+@at_every_level
+@in_both_types
+def test_special_values_of(activation, level, dtype):
+    """NaN stays NaN, but where a slope does not depend on it; infinities are numpy's."""
+    x = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0], dtype)
+    with np.errstate(invalid="ignore"):
+        expected = activated(x, activation)
+    np.testing.assert_allclose(named_call(level, "activate", x, activation), expected, rtol=1e-6)
 
 
 ALL_HALVES = np.arange(2**16, dtype=np.uint16)

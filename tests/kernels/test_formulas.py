@@ -46,12 +46,19 @@ GRADIENTS = {  # gradient op: the input that each of its outputs belongs to
     "GRUBlockCellGrad": {"d_x": "x", "d_h_prev": "h_prev"},
     "gru_block_cell_vjp": {f"d_{name}": name for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")},
     "block_gru_grad": {f"{name}_grad": name for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")},
+    "block_rnn_grad": {f"{name}_grad": name for name in ("x", "h_prev", "w", "b")},
     "LSTMBlockCellGrad": {f"{name}_grad": name for name in ("cs_prev", "wci", "wcf", "wco")},
 } | {
     op: {f"{name}_grad": name for name in ("x", "cs_prev", "h_prev", "w", "wci", "wcf", "wco", "b")}
     for op in ("lstm_block_cell_vjp", "BlockLSTMGrad", "BlockLSTMGradV2")
 }
-CHOICES = {"use_peephole": [True, False], "forget_bias": [0.0, -0.7], "cell_clip": [0.0]}
+CHOICES = {
+    "use_peephole": [True, False],
+    "forget_bias": [0.0, -0.7],
+    "cell_clip": [0.0],
+    "activation": ["tanh", "sigmoid", "softplus", "linear"],  # without kinks, which differences might cross
+}
+LAYERS_ONLY = ("activation", "recurrent_activation")  # keywords that a layer's formula may have and its op not
 
 
 def _gradient_cases():
@@ -146,7 +153,8 @@ def test_zeros_past_seq_len_max(op):
 def test_signatures_follow_the_table(op):
     parameters = inspect.signature(FORMULAS[op]).parameters
     table = OPS[op]
-    assert list(parameters) == ["seq_len_max"] * table.sequence + [p.name for p in (*table.inputs, *table.attributes)]
+    names = ["seq_len_max"] * table.sequence + [part.name for part in (*table.inputs, *table.attributes)]
+    assert [name for name in parameters if name in names or name not in LAYERS_ONLY] == names
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
     for attribute in table.attributes:
         default = parameters[attribute.name].default

@@ -9,6 +9,7 @@ factor of each product is a power of two, so the product is exact: whether it is
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import numpy as np
@@ -18,7 +19,7 @@ from bits import on_threads
 from kernel_cases import DTYPES, run, same_bits
 from summation import chains, factors, mates, over_rows, powers, product, real_of, sum_in_double
 
-from blockcell import GRU, LSTM, Bidirectional, _kernels
+from blockcell import GRU, LSTM, RNN, Bidirectional, _kernels
 from blockcell.optable import OPS
 
 PATHS = [  # T, B, I, H, threads
@@ -44,7 +45,7 @@ PATHS = [  # T, B, I, H, threads
 
 def gates_of(name):
     """Of the columns of each matrix of weights."""
-    return {"w": 4} if "LSTM" in name else {"w_ru": 2, "w_c": 1}
+    return {"w": 4} if "LSTM" in name else {"w": 1} if "rnn" in name else {"w_ru": 2, "w_c": 1}
 
 
 def taken(name, args, dtype):
@@ -164,7 +165,20 @@ def reset_after_step(a, x, level):
     return type(rows[0])._make(np.concatenate(result, axis=1)[0] for result in zip(*rows, strict=True))
 
 
-STEPS = {"BlockLSTM": lstm_step, "block_gru": gru_step, "block_gru_reset_after": reset_after_step}
+def rnn_step(a, x, level):
+    """The same."""
+    z, zero = pre_activations(a["b"], x, a["h_prev"], a["w"]), 0 * a["b"]
+    w = np.eye(2 * len(zero), len(zero), dtype=x.dtype)
+    step = run("block_rnn", {"seq_len_max": 1, "x": z[None], "h_prev": 0 * a["h_prev"], "w": w, "b": zero}, level)
+    return type(step)(step.h[0])
+
+
+STEPS = {
+    "BlockLSTM": lstm_step,
+    "block_gru": gru_step,
+    "block_gru_reset_after": reset_after_step,
+    "block_rnn": rnn_step,
+}
 
 
 def forward(name, args, level):
@@ -245,10 +259,22 @@ def reset_after_backward(a):
     return x_grad, d_h, weight_grad(x, h_prev, d_ru), w_c_grad, *biases
 
 
+def rnn_backward(a):
+    x, (w_x, w_h) = a["x"], parts(a["w"], a["x"])
+    d_h, d = 0, [None] * len(x)
+    for t in reversed(range(len(x))):
+        d[t] = (d_h + a["h_grad"][t]) * (1 - a["h"][t] * a["h"][t])
+        d_h = product(0, d[t], w_h.T)
+    d = np.concatenate(d)
+    w_grad = weight_grad(x, before(a["h_prev"], a["h"]), d)
+    return product(0, d, w_x.T).reshape(x.shape), d_h, w_grad, sum_in_double(d)
+
+
 BACKWARD = {
     "BlockLSTMGrad": lstm_backward,
     "block_gru_grad": gru_backward,
     "block_gru_reset_after_grad": reset_after_backward,
+    "block_rnn_grad": rnn_backward,
 }
 
 
@@ -295,6 +321,8 @@ def test_layers_and_streams(name, path, dtype, level):
     weights = {key: value for key, value in args.items() if key[0] in "wb"}
     if name == "BlockLSTM":
         layer, state = LSTM(**weights, forget_bias=1, cell_clip=3), (args["cs_prev"], args["h_prev"])
+    elif name == "block_rnn":
+        layer, state = RNN(**weights), (args["h_prev"],)
     else:
         layer, state = GRU(**weights, reset_after="b_hc" in weights), (args["h_prev"],)
 
@@ -312,6 +340,116 @@ def test_layers_and_streams(name, path, dtype, level):
         stream = layer.stream(x.shape[1])
         stream.state = state
         check(np.concatenate([[stream.step(x[0])], stream.run(x[1:])]), stream.state, there)
+
+
+# ---------------------------------------------------------------------------------------------------------- projections
+def projected_layer(args, dtype):
+    """An LSTM of w_p [H,P] and of the other weights among the arguments."""
+    names = [name for name in ("w", "wci", "wcf", "wco", "b", "w_p") if name in args]
+    return LSTM(**{name: args[name].astype(dtype) for name in names}, forget_bias=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.usefixtures("level")
+def test_projection(path, dtype):
+    """Mates are units, which have equal m, and opposite rows of w_p."""
+    (T, B, I, H, threads), dtype = path, DTYPES[dtype]
+    P, g = I + 5, np.random.default_rng(path)
+    units = mates(g, H)
+    w, b = np.zeros((I + P, 4 * H)), g.uniform(-1, 1, (4, H))[:, units[0]].ravel()
+    layer = projected_layer({"w": w, "b": b, "w_p": factors(g, P, *units, dtype)}, dtype)
+    x, cs_prev = np.zeros((T, B, I), dtype), g.uniform(-1, 1, (B, H))[:, units[0]].astype(dtype)
+    with on_threads(threads):
+        y, _, tape = layer.forward(x, (cs_prev, np.zeros((B, P), dtype)))
+        called, streamed = layer(x, tape.content.state)[0], layer.stream(B)
+        streamed.state = tape.content.state
+        assert same_bits([called, np.stack([streamed.step(row) for row in x])], [y, y])
+    if dtype == np.float16:  # of the cell's values the tape has only what is left in half precision
+        wide = projected_layer({name: a.astype(np.float32) for name, a in layer.weights.items()}, np.float32)
+        tapes = []
+        for t in range(T):
+            before = cs_prev if t == 0 else tape.content.saved[1, t - 1]
+            state = before.astype(np.float32), np.zeros((B, P), np.float32)
+            tapes.append(wide.forward(x[t : t + 1].astype(np.float32), state)[2].content.saved)
+        saved = np.concatenate(tapes, axis=1)
+    else:
+        saved = tape.content.saved
+    m = (saved[3] * saved[5]).reshape(T * B, H)
+    expected = product(np.zeros((T * B, P), m.dtype), m, layer.weights["w_p"].astype(m.dtype))
+    assert same_bits([y], [expected.reshape(T, B, P).astype(dtype)])
+    changed = descending_product(m, layer.weights["w_p"].astype(m.dtype)).reshape(T, B, P).astype(dtype)
+    assert not same_bits([y], [changed])
+
+
+def descending_product(a, w):
+    """Each block from its last k to its first."""
+    total = np.zeros((len(a), w.shape[1]), a.dtype)
+    for chain in descending(lambda k: a[:, k, None] * w[k], 0, len(w)):
+        total = total + chain
+    return total
+
+
+def projected_backward(a, w_p):
+    """As `lstm_backward`, where the gradient of m comes from that of h."""
+    x, (w_x, w_h), cs_prev = a["x"], parts(a["w"], a["x"]), before(a["cs_prev"], a["cs"])
+    d_h, d_cs = a["h_last_grad"], a["cs_last_grad"]
+    d, d_out = [None] * len(x), [None] * len(x)
+    for t in reversed(range(len(x))):
+        i, f, o, ci, co = (a[key][t] for key in ("i", "f", "o", "ci", "co"))
+        d_out[t] = d_h + a["h_grad"][t]
+        d_m = product(0, d_out[t], w_p.T)
+        d_o = d_m * co * o * (1 - o)
+        d_cs = d_m * o * (1 - co * co) + d_cs + d_o * a["wco"]
+        d_i, d_ci, d_f = d_cs * ci * i * (1 - i), d_cs * i * (1 - ci * ci), d_cs * cs_prev[t] * f * (1 - f)
+        d_cs = d_cs * f + d_i * a["wci"] + d_f * a["wcf"]
+        d[t] = np.concatenate([d_i, d_ci, d_f, d_o], axis=1)
+        d_h = product(0, d[t], w_h.T)
+    d, m, d_out = np.concatenate(d), np.concatenate(a["o"] * a["co"]), np.concatenate(d_out)
+    return {
+        "x": product(0, d, w_x.T).reshape(x.shape),
+        "cs": d_cs,
+        "h": d_h,
+        "w": weight_grad(x, before(a["h_prev"], a["h"]), d),
+        "b": sum_in_double(d),
+        "w_p": over_rows(lambda r: m[r, :, None] * d_out[r], len(m)),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.usefixtures("level")
+def test_projection_backward(path, dtype):
+    """Mates are units, outputs and batch rows, as in `backward_case`."""
+    (T, B, I, H, threads), dtype = path, DTYPES[dtype]
+    P, g = I + 5, np.random.default_rng(path)
+    units, outs, (row, sign, _) = mates(g, H), mates(g, P), mates(g, B)
+    args = {"x": powers(g, (T, B, I), -3, 1)[:, row]}
+    w = np.concatenate([factors(g, I + P, *units, dtype).T for _ in range(4)], axis=1)
+    args |= {"w": np.concatenate([w[:I], w[I:][outs[0]]]), "b": np.zeros(4 * H)}
+    args["w_p"] = factors(g, H, *outs, dtype).T[units[0]]
+    args |= {name: powers(g, H, -3, 1)[units[0]] for name in ("wci", "wcf", "wco")}
+    args |= {name: powers(g, (T, B, H), -3, 1)[:, row][..., units[0]] for name in ("cs", "ci")}
+    args |= {name: (2.0 ** g.integers(-3, 0, (T, B, H)))[:, row][..., units[0]] for name in ("i", "f", "o")}
+    args["co"] = g.integers(-1, 2, (T, B, H))[:, row][..., units[0]]
+    args["h"] = powers(g, (T, B, P), -3, 1)[:, row]
+    args |= {"cs_prev": powers(g, (B, H), -3, 1)[row][:, units[0]], "h_prev": powers(g, (B, P), -3, 1)[row]}
+    args["h_grad"] = g.uniform(-1, 1, (T, B, P))[:, row][..., outs[0]] * sign[:, None]
+    args["cs_last_grad"] = g.uniform(-1, 1, (B, H))[row][:, units[0]] * sign[:, None]
+    args["h_last_grad"] = g.uniform(-1, 1, (B, P))[row][:, outs[0]] * sign[:, None]
+    args = {name: array.astype(dtype, order="C") for name, array in args.items()}  # a tape has no gaps
+    layer = projected_layer(args, dtype)
+    tape = layer.forward(args["x"], (args["cs_prev"], args["h_prev"]))[2]
+    saved = np.stack([args[name] for name in ("i", "cs", "f", "o", "ci", "co")])
+    tape = dataclasses.replace(tape, content=tape.content._replace(saved=saved, h=args["h"]))
+    with on_threads(threads):
+        d_x, d_state, grads = layer.backward(tape, args["h_grad"], (args["cs_last_grad"], args["h_last_grad"]))
+    a = widened(args)
+    expected = projected_backward(a, a["w_p"])
+    found = {"x": d_x, "cs": d_state.cs, "h": d_state.h, **grads}
+    with np.errstate(over="ignore"):
+        wrong = [name for name, e in expected.items() if not same_bits([found[name]], [e.astype(dtype)])]
+    assert not wrong
 
 
 def descending(term, start, stop, ascending=chains):

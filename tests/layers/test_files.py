@@ -25,7 +25,7 @@ from traced import peak
 
 import blockcell
 from blockcell import files
-from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.layers.storage import narrowed, stored_arrays, widened
 from blockcell.optable import WEIGHT_STORAGES
 
@@ -42,6 +42,16 @@ LAYERS = {
         3, 4, seed=1, use_peephole=True, proj_size=5, proj_clip=1 / 3, coupled=True, reverse=True, **d
     ),
     "lstm of nothing": lambda **d: LSTM.init(0, 0, seed=2, **d),
+    "other activations": lambda **d: Stack(
+        [
+            RNN.init(3, 4, seed=0, activation=("leaky_relu", 0.01), **d),
+            Bidirectional(
+                LSTM.init(4, 4, seed=1, activation="relu", recurrent_activation=("hard_sigmoid", 0.2, 0.5), **d),
+                GRU.init(4, 4, seed=2, recurrent_activation="hard_sigmoid", **d),
+            ),
+            RNN.init(8, 4, seed=3, reverse=True, **d),
+        ]
+    ),
     "gru": lambda **d: GRU.init(3, 4, seed=3, **d),
     "gru reset after": lambda **d: GRU(
         **GRU.init(3, 4, seed=3, **d).weights, b_hc=np.arange(4, dtype=d.get("dtype", np.float32)), reset_after=True

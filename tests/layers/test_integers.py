@@ -12,14 +12,14 @@ from bits import same
 from storage_cases import ROWS
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, build_info
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, build_info
 from blockcell.formulas import add_product_in_integers, row_codes
 from blockcell.layers.storage import narrowed
 
 F32 = np.float32
 BITS = {"int8": 8, "int16": 16}
 WAYS = _integer.available()
-KINDS = ["LSTM", "LSTM(w_p)", "LSTM(coupled, w_p)", "GRU", "GRU(reset_after)"]
+KINDS = ["LSTM", "LSTM(w_p)", "LSTM(coupled, w_p)", "GRU", "GRU(reset_after)", "RNN"]
 
 
 @pytest.fixture(params=WAYS)
@@ -38,14 +38,15 @@ def drawn(rng, *shape):
 
 
 def layers(rng, I, H):
-    seeds = iter(rng.integers(1 << 30, size=5))
-    projected = {"proj_size": H // 2 + 2, "proj_clip": 0.2}
+    seeds = iter(rng.integers(1 << 30, size=6))
+    projected = {"proj_size": H // 2 + 2, "proj_clip": 0.2} if H else {}  # one without cells projects nothing
     return {
         "LSTM": LSTM.init(I, H, seed=next(seeds), forget_bias=0.5),
         "GRU": GRU.init(I, H, seed=next(seeds)),
         "GRU(reset_after)": GRU.init(I, H, seed=next(seeds), reset_after=True),
         "LSTM(w_p)": LSTM.init(I, H, seed=next(seeds), use_peephole=True, **projected),
         "LSTM(coupled, w_p)": LSTM.init(I, H, seed=next(seeds), coupled=True, **projected),
+        "RNN": RNN.init(I, H, seed=next(seeds), activation="softsign"),
     }
 
 
@@ -97,7 +98,7 @@ def test_rows_of_any_numbers_are_those_of_the_formulas(activations, way):
 def zero_layer(layer, **biases):
     """One of the same kind whose z are the biases: what the cell makes of them."""
     weights = {name: np.zeros_like(w) for name, w in layer.weights.items()} | biases
-    names = ("forget_bias", "proj_clip", "coupled") if isinstance(layer, LSTM) else ("reset_after",)
+    names = {LSTM: ("forget_bias", "proj_clip", "coupled"), GRU: ("reset_after",), RNN: ("activation",)}[type(layer)]
     return type(layer)(**weights, **{name: getattr(layer, name) for name in names})
 
 
@@ -114,6 +115,8 @@ def step_of(layer, activations, x, state):
         return product(product(bias[None], x[None], name, True), h, name, False)[0]
 
     nothing = np.zeros((1, 1, I), F32)
+    if isinstance(layer, RNN):
+        return zero_layer(layer, b=both(w["b"], "w", state.h))(nothing, state)[1]
     if isinstance(layer, LSTM):
         peepholes = {name: array for name, array in w.items() if name.startswith("wc")}
         cell = zero_layer(layer, b=both(w["b"], "w", state.h), **peepholes)
@@ -291,4 +294,4 @@ def test_sizes_of_zero(I, H):
     x = np.ones((2, 3, I), F32)
     for layer in layers(np.random.default_rng(1), I, H).values():
         y, _ = layer.packed("int8", "int8")(x)
-        assert y.shape == (2, 3, H) and np.isfinite(y).all()
+        assert y.shape == (2, 3, layer.output_size) and np.isfinite(y).all()

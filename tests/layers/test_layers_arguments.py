@@ -264,6 +264,49 @@ def ones(*shape, dtype=F):
             "LSTM: gate_order is of type list; expected 'icfo'",
         ),
         (
+            lambda: LSTM(ones(5, 9), ones(9), coupled=True, gate_order="ifco"),
+            ValueError,
+            "LSTM: gate_order is 'ifco' and coupled is True; expected 'icfo', as the gates are then ci, f, o",
+        ),
+        (
+            lambda: LSTM(ones(5, 9), ones(9), coupled=True, wci=ones(3), wcf=ones(3), wco=ones(3)),
+            ValueError,
+            "LSTM: wci is given and coupled is True; expected wcf and wco alone",
+        ),
+        (lambda: LSTM(ones(5, 12), ones(12), coupled=1), TypeError, "LSTM: coupled is 1; expected True or False"),
+        (
+            lambda: LSTM(ones(5, 10), ones(10), coupled=True),
+            ValueError,
+            "LSTM: w has shape (5, 10); expected (I+H, 3H), so 3 times as many columns as cells",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), proj_clip=2),
+            ValueError,
+            "LSTM: proj_clip is 2 and w_p is None; expected the weights of a projection, w_p, or no proj_clip",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3, 6)),
+            ValueError,
+            "LSTM: w has shape (5, 12); expected (I+P, 4H), so at least P = 6 rows",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(4, 2)),
+            ValueError,
+            "LSTM: w_p has shape (4, 2); expected (H, P) = (3, 2) with I=3, H=3, P=2",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3)),
+            ValueError,
+            "LSTM: w_p has shape (3,); expected (H, P) with H=3 from w and P at least 1",
+        ),
+        (
+            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3, 0)),
+            ValueError,
+            "LSTM: w_p has shape (3, 0); expected (H, P) with H=3 from w and P at least 1",
+        ),
+        (lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3, 2, dtype=float)), TypeError, "LSTM: w_p has dtype float64"),
+        (lambda: LSTM.init(2, 3, proj_size=-1), ValueError, "LSTM.init: proj_size is -1; expected at least 0"),
+        (
             lambda: GRU(ones(5, 6), ones(5, 4), ones(6), ones(3)),
             ValueError,
             "GRU: w_c has shape (5, 4); expected (I+H, H) =",

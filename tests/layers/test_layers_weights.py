@@ -99,6 +99,10 @@ def test_repr():
     layer = LSTM.init(2, 3, seed=0, dtype="float64", use_peephole=True, forget_bias=1, gate_order="ifco")
     more = "dtype=float64, use_peephole=True, forget_bias=1.0, gate_order='ifco'"
     assert repr(layer) == f"LSTM(input_size=2, hidden_size=3, {more})"
+    layer = LSTM.init(2, 5, seed=0, proj_size=3, proj_clip=0.5, coupled=True, reverse=True)
+    more = "dtype=float32, proj_size=3, proj_clip=0.5, coupled=True, reverse=True"
+    assert repr(layer) == f"LSTM(input_size=2, hidden_size=5, {more})"
+    assert (layer.input_size, layer.hidden_size, layer.output_size) == (2, 5, 3)
     assert (net.input_size, net.hidden_size, net.output_size, net.dtype) == (8, 4, 4, np.float32)
     assert (net.layers[0].input_size, net.layers[0].hidden_size, net.layers[0].output_size) == (8, 16, 32)
 
@@ -119,6 +123,22 @@ def test_init_lstm():
         assert 0 < np.abs(layer.weights["wci"]).max() <= np.sqrt(3 / H)
         assert (layer.forget_bias, layer.cell_clip) == (0, 0)
     assert not LSTM.init(I, H, seed=3, forget_bias=1.0, cell_clip=3.0).weights["b"].any()
+
+
+@pytest.mark.parametrize("P", [20, 50, 70])
+def test_init_projected_and_coupled_lstm(P):
+    """The parts of w for h have orthonormal rows, or columns if these are fewer."""
+    I, H = 30, 50
+    weights = LSTM.init(
+        I, H, seed=3, dtype=np.float64, use_peephole=True, proj_size=P, coupled=True, proj_clip=3
+    ).weights
+    assert [*weights] == ["w", "wcf", "wco", "b", "w_p"] and weights["w_p"].shape == (H, P)
+    assert np.split(weights["b"], 3)[1].all() and not np.split(weights["b"], 3)[0].any()
+    for part in np.split(weights["w"], 3, axis=1):
+        h = part[I:] if P <= H else part[I:].T
+        assert part.shape == (I + P, H)
+        np.testing.assert_allclose(h @ h.T, np.eye(min(P, H)), rtol=0, atol=1e-13)
+    assert 0.99 * np.sqrt(6 / (P + H)) < np.abs(weights["w_p"]).max() <= np.sqrt(6 / (P + H))
 
 
 def test_init_gru():

@@ -273,7 +273,7 @@ def test_guards(name, storage, side, any_way):
         for threads in (1, 3):
             wide[...] = 0xFF
             codes = packed._layer._shared.weights[cell].packed
-            arguments = I, H, codes, wide, weights.narrow
+            arguments = I, H, *cell._form, codes, wide, weights.narrow
             _kernels.compute(f"{cell._kernel}_widen", cell._number, (1, 1, I, H, 4), threads, arguments)
             layer._share(SharedWeights({layer: CellWeights(weights.arrays, wide)}))
             assert same(layer(x), rounded(x)), (I, H, threads)

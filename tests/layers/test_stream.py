@@ -15,7 +15,7 @@ from bits import leaves, same
 from traced import MALLINFO, in_use
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 
 T, B, I, H = 40, 3, 5, 19  # noqa: E741
 LAYERS = {
@@ -23,6 +23,7 @@ LAYERS = {
     "projected LSTM": lambda dtype: LSTM.init(I, 33, seed=1, dtype=dtype, proj_size=H, proj_clip=0.1),
     "coupled LSTM": lambda dtype: LSTM.init(I, 40, seed=1, dtype=dtype, use_peephole=True, proj_size=H, coupled=True),
     "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
+    "RNN": lambda dtype: RNN.init(I, H, seed=2, dtype=dtype, activation="hard_sigmoid"),
     "Stack": lambda dtype: Stack([LSTM.init(I, 33, seed=3, dtype=dtype), GRU.init(33, H, seed=4, dtype=dtype)]),
     "Dense": lambda dtype: Dense.init(I, H, seed=5, dtype=dtype, activation="tanh"),
     "Stack with Dense": lambda dtype: Stack(

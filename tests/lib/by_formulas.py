@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blockcell import GRU
+from blockcell import GRU, RNN
 from blockcell.formulas import FORMULAS, lstm_layer
 
 
@@ -13,12 +13,14 @@ def rounded(value, dtype):
 
 
 def step(layer, x, state):
+    weights = layer.weights | {"activation": layer.activation}
+    if isinstance(layer, RNN):
+        return [FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0]]
+    weights["recurrent_activation"] = layer.recurrent_activation
     if isinstance(layer, GRU) and layer.reset_after:
-        sequence = FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **layer.weights)
-        return [sequence.h[0]]
+        return [FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0]]
     if isinstance(layer, GRU):
-        return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **layer.weights).h]
-    weights = layer.weights
+        return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h]
     if layer.coupled or "w_p" in weights:
         attributes = {name: getattr(layer, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
         gates = ("ci", "f", "o") if layer.coupled else ("i", "ci", "f", "o")

@@ -30,6 +30,7 @@ FORWARD = {  # the forward op whose results an op's saved states are
     "lstm_block_cell_vjp": "LSTMBlockCell",
     "BlockLSTMGrad": "BlockLSTM",
     "BlockLSTMGradV2": "BlockLSTMV2",
+    "block_rnn_grad": "block_rnn",
 }
 SIZES = {"T": 4, "B": 3, "I": 2, "H": 5}
 
@@ -69,7 +70,7 @@ def arguments(
     seed: int = 0,
     seq_len_max: int | None = None,
     use_peephole: bool = True,
-    **attributes: float,
+    **attributes: Any,
 ) -> dict[str, Any]:
     """All arguments of an op, of one dtype; ``attributes`` also apply to the forward that saves the states."""
     op, sizes = OPS[name], {**SIZES, **(sizes or {})}

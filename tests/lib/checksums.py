@@ -30,6 +30,11 @@ SEED, CASES = 20240229, 200  # of each level, dtype and kind
 DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
 VARIANTS = ("projected LSTM", "coupled LSTM", "projected coupled LSTM") if hasattr(LSTM, "coupled") else ()
+RNN = getattr(blockcell, "RNN", None)
+OTHER = "with other activations"
+if RNN is not None:
+    VARIANTS += "RNN", f"LSTM {OTHER}", f"GRU {OTHER}", f"GRU reset_after {OTHER}"
+    ACTIVATIONS = [*blockcell.activations.PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)]
 CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense", *VARIANTS)
 KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS))
 MOST = 25 * 10**6  # T * B * H * (I + H)
@@ -97,10 +102,13 @@ def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, 
             arguments[name] = T if g.integers(3) else int(g.integers(T + 1))
         elif name == "use_peephole":
             arguments[name] = bool(g.integers(2))
+        elif name == "activation":
+            arguments[name] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
         elif name in ("forget_bias", "cell_clip"):
             arguments[name] = float(g.choice([0, 0.4, 1]))
         else:
-            shape = shape_of(name, T, B, I, H)
+            shape = (I + H, H) if "rnn" in kind and name == "w" else shape_of(name, T, B, I, H)
+            shape = (H,) if "rnn" in kind and name == "b" else shape
             if len(shape) == 3 and "seq_len_max" not in names:
                 shape = shape[1:]
             arguments[name] = array(g, name, shape, dtype)
@@ -111,23 +119,30 @@ def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E
     def drawn(*names: str) -> dict[str, np.ndarray]:
         return {name: array(g, name, shape_of(name, 1, 1, I, H), dtype) for name in names}
 
+    options: dict[str, Any] = {}
+    if kind.endswith(OTHER) or kind.endswith("RNN"):
+        options["activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
+    if kind.endswith(OTHER):
+        options["recurrent_activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
+    if kind.endswith("RNN"):
+        return RNN(array(g, "w", (I + H, H), dtype), array(g, "b", (H,), dtype), **options)
     if "reset_after" in kind:
-        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c", "b_hc"), reset_after=True)
+        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c", "b_hc"), reset_after=True, **options)
     if "Dense" in kind:
         activation = [None, "sigmoid", "tanh", "relu", "softmax"][g.integers(5)]
         return Dense(array(g, "w", (I, H), dtype), array(g, "b", (H,), dtype), activation)
     if "GRU" in kind:
-        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"))
-    if kind.endswith(VARIANTS or "none"):
+        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"), **options)
+    if "projected" in kind or "coupled" in kind:
         return variant(g, kind, dtype, I, H)
     peepholes = drawn("wci", "wcf", "wco") if g.integers(2) else {}
-    options = {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
+    options |= {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
     return LSTM(**drawn("w", "b"), **peepholes, **options, gate_order=str(g.choice(["icfo", "ifco"])))
 
 
 def variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
     """An LSTM with a projection, or with coupled gates."""
-    coupled, P = "coupled" in kind, int(g.choice([1, 16, 64, g.integers(1, 200)])) if "projected" in kind else 0
+    coupled, P = "coupled" in kind, [1, 16, 64, H // 2 + 1, 2 * H][(I + H) % 5] if "projected" in kind else 0
     gates = 3 if coupled else 4
     shapes: dict[str, tuple[int, ...]] = {"w": (I + (P or H), gates * H), "b": (gates * H,)}
     if g.integers(2):

@@ -71,8 +71,9 @@ def bytes_changed(g: Generator, content: bytes) -> bytes:
 def values(g: Generator) -> Any:
     """What may stand in JSON where something else belongs."""
     choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
-               "x", "GRU", "LSTM", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0], [[]], {}, {"type": "GRU"},
-               [True, 2], "int8", "float16"]  # fmt: skip
+               "x", "GRU", "LSTM", "RNN", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0], [[]],
+               {}, {"type": "GRU"}, [True, 2], "int8", "float16", "activation", "relu", "tanh", "gelu",
+               ["leaky_relu", 0.3], ["elu", "1"]]  # fmt: skip
     return choices[g.integers(len(choices))]
 
 
@@ -115,6 +116,8 @@ def layers() -> list[Any]:
         LSTM.init(2, 3, seed=0, use_peephole=True, forget_bias=0.3, cell_clip=2.5, gate_order="ifco"),
         LSTM.init(2, 3, seed=0, use_peephole=True, proj_size=2, proj_clip=0.5, coupled=True),
         GRU.init(2, 2, seed=1, dtype=np.float64),
+        Stack([RNN.init(2, 3, seed=0, activation=("leaky_relu", 0.01)),
+               LSTM.init(3, 2, seed=1, activation="relu", recurrent_activation=("hard_sigmoid", 0.2, 0.5))]),
         Stack([Bidirectional(LSTM.init(1, 2, seed=2, dtype=np.float16), GRU.init(1, 2, seed=3, dtype=np.float16)),
                GRU.init(4, 1, seed=4, dtype=np.float16)]),
         Stack([Dense.init(2, 3, seed=5), GRU.init(3, 2, seed=6),

@@ -8,7 +8,7 @@ from bits import leaves, like, zeros
 from cases import arguments, rng
 from kernel_cases import sizes_of
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.optable import ACTIVATIONS
 
 ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
@@ -21,25 +21,37 @@ def lstm(inputs, hidden, dtype, seed=0, peephole=True, **attributes):
 
 
 def variant(inputs, hidden, dtype, outputs=0, coupled=False, seed=0, peephole=True, **attributes):
-    """An LSTM with a projection to so many outputs, or with coupled gates."""
+    """An LSTM with a projection to so many outputs, or with coupled gates.  One without cells projects nothing."""
+    outputs = outputs if hidden else 0
     g, fed_back, gates = rng("variant", inputs, hidden, outputs, coupled, seed), outputs or hidden, 4 - coupled
     shapes = {"w": (inputs + fed_back, gates * hidden), "b": (gates * hidden,)}
     shapes |= dict.fromkeys(("wci", "wcf", "wco")[coupled:] if peephole else (), (hidden,))
-    if outputs:
-        shapes["w_p"], attributes = (hidden, outputs), {"proj_clip": 0.3} | attributes
+    if outputs:  # bounds that float16 has, and that the differences of `test_backward_is_the_derivative` do not cross
+        shapes["w_p"], attributes = (hidden, outputs), {"proj_clip": 0.25 if coupled else 0.1875} | attributes
     drawn = {name: g.uniform(-1, 1, shape) * (1.5 / np.sqrt(shape[0]) if name[0] == "w" and len(shape) == 2 else 1)
              for name, shape in shapes.items()}  # fmt: skip
     return LSTM(**{name: array.astype(dtype) for name, array in drawn.items()}, coupled=coupled, **attributes)
 
 
-def gru(inputs, hidden, dtype, seed=0):
+def gru(inputs, hidden, dtype, seed=0, **attributes):
     args = arguments("block_gru", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
-    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")})
+    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c")}, **attributes)
 
 
-def reset_after(inputs, hidden, dtype, seed=0):
+def reset_after(inputs, hidden, dtype, seed=0, **attributes):
     args = arguments("block_gru_reset_after", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
-    return GRU(**{name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}, reset_after=True)
+    weights = {name: args[name] for name in ("w_ru", "w_c", "b_ru", "b_c", "b_hc")}
+    return GRU(**weights, reset_after=True, **attributes)
+
+
+def rnn(inputs, hidden, dtype, seed=0, **attributes):
+    args = arguments("block_rnn", sizes_of(1, 1, inputs, hidden), seed=seed, dtype=dtype)
+    return RNN(args["w"], args["b"], **attributes)
+
+
+def activations(activation, recurrent=None):
+    """Smooth ones: differences of others cross kinks."""
+    return {"activation": activation} | ({"recurrent_activation": recurrent} if recurrent else {})
 
 
 def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
@@ -54,11 +66,16 @@ LAYERS = {
     "lstm": lambda I, H, dtype, **more: lstm(I, H, dtype, **more),
     "lstm without peepholes": lambda I, H, dtype, **more: lstm(I, H, dtype, peephole=False, **more),
     "lstm ifco": lambda I, H, dtype, **more: lstm(I, H, dtype, gate_order="ifco", **more),
-    "projected lstm": lambda I, H, dtype, **more: variant(I, H, dtype, H // 2 + 1, peephole=False, **more),
+    "projected lstm": lambda I, H, dtype, **more: variant(I, H, dtype, (H + 1) // 2, peephole=False, **more),
     "coupled lstm": lambda I, H, dtype, **more: variant(I, H, dtype, coupled=True, **more),
-    "projected coupled lstm": lambda I, H, dtype, **more: variant(I, H, dtype, H + 2, coupled=True, **more),
+    "projected coupled lstm": lambda I, H, dtype, **more: variant(I, H, dtype, 2 * H, coupled=True, **more),
     "gru": lambda I, H, dtype, **_: gru(I, H, dtype),
     "gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype),
+    "rnn": lambda I, H, dtype, **_: rnn(I, H, dtype),
+    "sigmoid rnn": lambda I, H, dtype, **_: rnn(I, H, dtype, **activations("sigmoid")),
+    "softplus lstm": lambda I, H, dtype, **more: lstm(I, H, dtype, **activations("softplus", "tanh"), **more),
+    "linear gru": lambda I, H, dtype, **_: gru(I, H, dtype, **activations("linear", "tanh")),
+    "tanh gru reset after": lambda I, H, dtype, **_: reset_after(I, H, dtype, **activations("sigmoid", "tanh")),
     "bidirectional lstm": lambda I, H, dtype, **more: Bidirectional(
         lstm(I, H, dtype, **more), lstm(I, H, dtype, 1, **more)
     ),
@@ -75,7 +92,7 @@ LAYERS = {
         ]
     ),
     "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(
-        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), gru(H, 3, dtype, 1)])
+        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), rnn(H, 3, dtype, 1)])
     ),
     **{
         f"dense {activation or 'alone'}": lambda I, H, dtype, activation=activation, **_: dense(I, H, dtype, activation)
@@ -91,7 +108,7 @@ LAYERS = {
         ]
     ),
 }
-CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru"))]
+CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]
 SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 
 

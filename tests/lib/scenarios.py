@@ -21,7 +21,7 @@ from bits import bits, like
 from cases import FUNCTIONS, arguments, as_passed
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell._bind import bind
 from blockcell._cpu import CACHES
 from blockcell.optable import OPS
@@ -85,8 +85,9 @@ def kinds() -> dict[str, Any]:
     return {
         "LSTM": LSTM.init(I, H, seed=0, use_peephole=True, cell_clip=0.5),
         "LSTM half": LSTM.init(I, H, seed=0, dtype=np.float16),
-        "projected LSTM": LSTM.init(I, H, seed=0, use_peephole=True, proj_size=48, proj_clip=0.1, coupled=True),
+        "projected LSTM": LSTM.init(I, H, seed=0, use_peephole=True, proj_size=72, proj_clip=0.1, coupled=True),
         "GRU": GRU.init(I, H, seed=1),
+        "RNN": RNN.init(I, H, seed=1, activation="softsign"),
         "GRU that resets after": GRU.init(I, H, seed=1, reset_after=True),
         "stack": Stack([LSTM.init(I, H, seed=2), Stack([GRU.init(H, 40, seed=3), LSTM.init(40, H, seed=4)])]),
         "bidirectional": Stack(

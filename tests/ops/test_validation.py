@@ -236,7 +236,7 @@ def _empty(op, sizes):
         shape = sizes_of(tensor.shape, sizes)
         given[tensor.name] = np.lib.stride_tricks.as_strided(number, shape, [0] * len(shape), writeable=False)
     given |= {"seq_len_max": 0} if OPS[op].sequence else {}
-    return given | ({"use_peephole": True} if OPS[op].attributes else {})
+    return given | ({"use_peephole": True} if op in WITH_PEEPHOLE else {})
 
 
 @pytest.mark.parametrize("op", OPS)

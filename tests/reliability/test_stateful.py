@@ -30,7 +30,8 @@ from hypothesis.stateful import (
 )
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, _kernels
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, _kernels
+from blockcell.activations import PARAMETERS
 from blockcell.optable import ACTIVATIONS, ROUNDINGS, WEIGHT_STORAGES
 
 REFUSED = (TypeError, ValueError)
@@ -46,25 +47,32 @@ WAYS = st.sampled_from(_integer.available())  # of products in integers
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
-UNPROJECTED = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "Dense"])
+UNPROJECTED = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "RNN", "Dense"])
 KINDS = st.sampled_from(["projected LSTM", "coupled LSTM"]) | UNPROJECTED
+NAMES = st.sampled_from([*PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)])
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 @st.composite
 def cells(draw, inputs, hidden, dtype, kinds=KINDS, reverse=False):
     kind, g = draw(kinds), np.random.default_rng(draw(SEEDS))
-    direction = {"reverse": True} if reverse else {}
+    of_all = {"reverse": True} if reverse else {}
+    if kind == "RNN" or (kind != "Dense" and draw(st.sampled_from([False, False, True]))):
+        of_all["activation"] = draw(NAMES)
+        if kind != "RNN":
+            of_all["recurrent_activation"] = draw(NAMES)
 
     def weights(*shape):
         return uniform(g, shape, dtype, 1.5 / np.sqrt(max(shape[0], 1)))
 
     if kind == "Dense":
         return Dense(weights(inputs, hidden), weights(hidden), draw(st.sampled_from(ACTIVATIONS)))
+    if kind == "RNN":
+        return RNN(weights(inputs + hidden, hidden), weights(hidden), **of_all)
     if "GRU" in kind:
         matrices = [weights(inputs + hidden, gates * hidden) for gates in (2, 1)]
         options = {"reset_after": True, "b_hc": weights(hidden)} if kind == "GRU reset after" else {}
-        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options, **direction)
+        return GRU(*matrices, weights(2 * hidden), weights(hidden), **options, **of_all)
     options = {"cell_clip": 0.4, "forget_bias": 0.3, "gate_order": "ifco"} if kind == "LSTM with all" else {}
     if kind in ("projected LSTM", "coupled LSTM") and hidden:  # a coupled one may be projected, too
         gates, outputs = 3 if kind == "coupled LSTM" else 4, draw(st.sampled_from([1, 16, 33, 70]))
@@ -74,9 +82,9 @@ def cells(draw, inputs, hidden, dtype, kinds=KINDS, reverse=False):
             w, projection = weights(inputs + outputs, gates * hidden), {"w_p": weights(hidden, outputs)}
             projection["proj_clip"] = draw(st.sampled_from([0.0, 0.2]))
         peepholes = {name: weights(hidden) for name in ("wcf", "wco") if gates == 3}
-        return LSTM(w, weights(gates * hidden), coupled=gates == 3, **projection, **peepholes, **direction)
+        return LSTM(w, weights(gates * hidden), coupled=gates == 3, **projection, **peepholes, **of_all)
     peepholes = {name: weights(hidden) for name in ("wci", "wcf", "wco") if options}
-    return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options, **direction)
+    return LSTM(weights(inputs + hidden, 4 * hidden), weights(4 * hidden), **peepholes, **options, **of_all)
 
 
 @st.composite

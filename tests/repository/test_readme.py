@@ -155,7 +155,7 @@ def row(op: Op) -> str:
     """What the op computes is the first line of its help; the equations stand under the heading of its cell."""
     function = getattr(getattr(blockcell, op.module), op.name)
     computes = (inspect.getdoc(function) or "").splitlines()[0].replace("`blockcell.raw_ops.", "`")
-    cell = "gru" if "gru" in op.kernel else "lstm"
+    cell = next(cell for cell in ("gru", "rnn", "lstm") if cell in op.kernel)
     place = (
         "gru-that-resets-after-the-product"
         if "reset_after" in op.name
