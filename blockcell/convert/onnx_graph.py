@@ -32,6 +32,7 @@ REPEATED = {
 }
 """What makes rows of a batch of constants, such as initial states."""
 LARGEST_CONSTANT = 2**28  # elements
+LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
 
 
@@ -326,11 +327,12 @@ def _is_moderate(node: Any, given: list[Array]) -> bool:
     if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
         data, sizes = (given if len(given) == 2 else [np.empty(1), *given])[:2]
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else []
-        return math.prod(count for count in [data.size, *counts] if count) <= LARGEST_CONSTANT
+        return math.prod(count for count in [data.size, *counts] if count) <= LARGEST_REPEATED
     if node.op_type == "ReduceProd" or node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear"):
         return True
     try:
-        return math.prod(np.broadcast_shapes(*(array.shape for array in given))) <= LARGEST_CONSTANT
+        size = math.prod(np.broadcast_shapes(*(array.shape for array in given)))
+        return size <= max([LARGEST_REPEATED, *(array.size for array in given)])
     except ValueError:  # the node cannot take them
         return False
 

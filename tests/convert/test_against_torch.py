@@ -1,5 +1,5 @@
-"""LSTMs, with projections and without, GRUs and RNNs beside PyTorch's on the same weights, in one or two directions, one
-or more upon each other, with rows of different lengths or not: y, the final states, and the gradients to x, to the
+"""LSTMs, with projections and without, GRUs and RNNs beside PyTorch's on the same weights, in one or two directions,
+one or more upon each other, with rows of different lengths or not: y, the final states, and the gradients to x, to the
 initial states and to all weights.
 
 `make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.

@@ -145,14 +145,3 @@ def test_extras_refused(function):
     for layer in ({}, Bidirectional(Stack([lstm(rng())]), lstm(rng()))):
         with pytest.raises(TypeError, match=r"the layer is of type (dict|Stack); expected a blockcell"):
             function(layer)
-
-
-@pytest.mark.parametrize("function", [convert.to_keras, convert.to_torch, convert.to_onnx])
-@pytest.mark.parametrize(
-    "options, reason", [({"proj_size": 2}, "a projection, w_p"), ({"coupled": True}, "coupled=True")]
-)
-def test_variants_refused(function, options, reason):
-    layer = LSTM.init(3, 4, seed=0, **options)
-    for each in (layer, Bidirectional(layer, layer)):
-        with pytest.raises(ConversionError, match=f"the LSTM has {reason}"):
-            function(each)

@@ -246,9 +246,15 @@ def torch() -> Callable[[Generator], bool]:
     lstm = [LSTM.init(2, 2, seed=k) for k in range(4)]
     gru = GRU.init(2, 2, seed=0, reset_after=True)
     stack = Stack([Bidirectional(*lstm[:2]), Bidirectional(LSTM.init(4, 2, seed=4), LSTM.init(4, 2, seed=5))])
-    return mapping(
-        convert.from_torch, [convert.to_torch(lstm[2], prefix="a."), convert.to_torch(stack), convert.to_torch(gru)]
-    )
+    projected = Stack([LSTM.init(2, 3, seed=6, proj_size=2), LSTM.init(2, 3, seed=7, proj_size=2)])
+    layers = [stack, gru, projected, Bidirectional(RNN.init(2, 2, seed=0), RNN.init(2, 2, seed=1))]
+    h0 = {name: np.ones((1, 1, 2), np.float32) for name in ("h0", "c0")}
+    sources = [convert.to_torch(lstm[2], prefix="a."), *map(convert.to_torch, layers), convert.to_torch(lstm[3]) | h0]
+
+    def read(source: Any) -> Any:
+        return convert.from_torch(source, initial_state=("h0", "c0") if "h0" in source else None)
+
+    return mapping(read, sources)
 
 
 def tf1() -> Callable[[Generator], bool]:
@@ -269,6 +275,7 @@ def tf1() -> Callable[[Generator], bool]:
 def keras() -> Callable[[Generator], bool]:
     layers = [Bidirectional(LSTM.init(2, 3, seed=0), LSTM.init(2, 3, seed=1))]
     layers += [GRU.init(2, 3, seed=0, reset_after=reset_after) for reset_after in (False, True)]
+    layers += [RNN.init(2, 3, seed=0), Bidirectional(RNN.init(2, 3, seed=0), RNN.init(2, 3, seed=1))]
     stack = Stack([layers[0], LSTM.init(6, 4, seed=0), Dense.init(4, 2, seed=0), Dense.init(2, 3, seed=0)])
     lists = [*map(convert.to_keras, layers), [array for part in convert.to_keras(stack) for array in part]]
     sources = [{str(k): array for k, array in enumerate(arrays)} for arrays in lists]
@@ -362,9 +369,10 @@ def models(read: Callable[[Any], Any], originals: list[Any]) -> Callable[[Genera
 
 
 def nodes() -> Callable[[Generator], bool]:
-    """For from_onnx: nodes with states that are inputs, constants and computed, in either direction; weights that nodes
-    make of constants, also in a branch that is always taken; an LSTM of 8-bit integers; whole models, as PyTorch's
-    exporters write them, with one node behind another and a head, and as onnx_export does."""
+    """For from_onnx: nodes with states that are inputs, constants and computed, in either direction; activations with
+    parameters, coupled gates and a clip; weights that nodes make of constants, also in a branch that is always taken;
+    an LSTM of 8-bit integers; whole models, as PyTorch's exporters write them, with one node behind another and a head,
+    and as onnx_export does."""
     from onnx import TensorProto, helper, load_from_string, numpy_helper
 
     import onnx_export
@@ -433,7 +441,34 @@ def nodes() -> Callable[[Generator], bool]:
     exported = np.load(Path(__file__).parents[1] / "golden" / "torch_onnx.npz")
     zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
     lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
-    return models(convert.from_onnx, [
+    rows = [
+        helper.make_node("Shape", ["rnn_X"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "one"], ["B"]),
+        helper.make_node("Concat", ["one", "B", "size"], ["to"], axis=0),
+        helper.make_node("Expand", ["h0", "to"], ["z"]),
+        helper.make_node("Tile", ["h0", "ones"], ["zz"]),
+    ]
+
+    def learned(layer: Any) -> Any:
+        made = model(layer, rows, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
+        arrays = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
+        made.graph.initializer.extend([constant(array, name) for name, array in arrays.items()])
+        made.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
+        return made
+
+    hard = {"recurrent_activation": ("hard_sigmoid", 0.2, 0.5)}
+    others = [
+        RNN.init(2, 3, seed=0),
+        LSTM.init(2, 3, seed=0, coupled=True, use_peephole=True, **hard),
+        GRU.init(2, 3, seed=0, activation=("leaky_relu", 0.01), **hard),
+    ]
+
+    def read(source: Any) -> Any:
+        convert.from_onnx(source, initial_state=True)
+        return convert.from_onnx(source)
+
+    return models(read, [
+        *map(learned, others),
         model(lstm, [], ["h", "c"]),
         model(lstm, zeros, ["z", "zz"]),
         folded(),
@@ -556,7 +591,9 @@ def taken(read: Callable[[], Any]) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
-                "ignore", r"from_\w+: (left out|left to the caller|not rounded|arrays do not tell)", UserWarning
+                "ignore",
+                r"from_\w+: (left out|left to the caller|not rounded|a state of its own|arrays do not|weights do not)",
+                UserWarning,
             )
             read()
     except (TypeError, ValueError) as error:
