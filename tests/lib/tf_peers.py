@@ -54,7 +54,8 @@ def frozen(tf, session, names, folder):
 def activations(tf):
     """Each as TensorFlow and Keras write it, by what layers have for it.
 
-    max(0.3 * z, z) is not among them: behind a product, TensorFlow 2.21's graphs compute something else than eagerly.
+    max(0.3 * z, z) is not among them: of a later part of a Split, a graph of TensorFlow 2.21 gives something else than
+    the same ops one by one.
     """
     return {
         "tanh": tf.tanh,
