@@ -75,13 +75,17 @@ def canonical(name: str, value: Any) -> Activation:
         expected = ", ".join(defaults) or "none"
         raise ValueError(f"{name} has {len(given)} parameters for {kind}; expected {expected}")
     values = defaults | dict(zip(defaults, given, strict=False))
-    for parameter, number in values.items():
-        what = f"{name} has the {parameter} {short(number)}"
-        if not isinstance(number, Real) or isinstance(number, bool):
+    for parameter, value in values.items():
+        what = f"{name} has the {parameter} {short(value)}"
+        if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{what}; expected a real number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
         if not abs(number) < math.inf or (parameter in POSITIVE and not number > 0):
             raise ValueError(f"{what}; expected a finite number{' above 0' if parameter in POSITIVE else ''}")
-        values[parameter] = float(number)
+        values[parameter] = number
     return kind if values == defaults else (kind, *values.values())
 
 

@@ -161,8 +161,9 @@ def gru_block_cell_vjp(
     recurrent_activation: Activation = "sigmoid",
 ) -> GRUCellVjp:
     activations = {"activation": activation, "recurrent_activation": recurrent_activation}
-    weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
-    cell = GRUBlockCellGrad(x=x, h_prev=h_prev, r=r, u=u, c=c, d_h=d_h, **weights, **activations)
+    cell = GRUBlockCellGrad(
+        x=x, h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, r=r, u=u, c=c, d_h=d_h, **activations
+    )
     x, h_prev, r = _float64(x, h_prev, r)
     d_w_ru = _beside(x, h_prev).T @ cell.d_r_bar_u_bar  # from (1)
     d_w_c = _beside(x, h_prev * r).T @ cell.d_c_bar  # from (4)

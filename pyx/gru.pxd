@@ -11,8 +11,8 @@ Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
     d_r_bar = d_hr * h_prev * r * (1 - r)
     d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T, of the rows of w_ru for h
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then stands
-for u * (1 - u), and s(c) for 1 - c^2.
+A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then
+stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
@@ -182,8 +182,8 @@ cdef inline void candidate_cells(
 
 # ------------------------------------------------------------------------------------------ backward: a step's cells
 cdef inline void candidate_grad_line(
-    const Backward *p, const Gru *of, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
-    const real *carry, real *d_h, real *d
+    const Backward *p, const Gru *of, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t,
+    Py_ssize_t b, const real *carry, real *d_h, real *d
 ) noexcept nogil:
     """Line j of row (t, b) of d_u_bar and d_c_bar, to row d, and of d_h, the carried gradient plus the incoming
     one.  `h_prev` is the state that the step started from, or NULL for zeros."""

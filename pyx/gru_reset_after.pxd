@@ -12,8 +12,8 @@ Its gradient, from d_h:
     d_r_bar = d_c_bar * hc * r * (1 - r)           d_hc = d_c_bar * r
     d_h_prev = d_h * u + [d_r_bar, d_u_bar] @ w_ru.T + d_hc @ w_ch.T, of the rows of w_ru for h
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then stands
-for u * (1 - u), and s(c) for 1 - c^2.
+A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then
+stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """

@@ -29,8 +29,8 @@ Coupled, and projected, where m_grad takes h_grad's place above:
     d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)
     d_h     = h_grad where |h| < proj_clip, else 0     m_grad = d_h @ w_p.T
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(o) then stands
-for o * (1 - o), and s(co) for 1 - co^2.
+A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(o) then
+stands for o * (1 - o), and s(co) for 1 - co^2.
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """

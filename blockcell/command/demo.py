@@ -203,6 +203,8 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
         values["d_h"] = values["h_grad"]  # its name in the GRU's cell
         if op.gates == OPS["BlockLSTMV2"].gates:
             values |= for_v2(values)
+        if "rnn" in name:
+            values |= for_rnn(values)
         if "b_hc" in (tensor.name for tensor in op.inputs):
             values |= for_reset_after(values)
         taken = (
@@ -258,6 +260,12 @@ def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
     given = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
     given |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
     return given | ops.block_gru_reset_after(**given)._asdict()
+
+
+def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
+    """The weights of the GRU's candidate in a plain RNN, and the states that it then has."""
+    given = {name: values[name] for name in ("seq_len_max", "x", "h_prev")} | {"w": values["w_c"], "b": values["b_c"]}
+    return given | ops.block_rnn(**given)._asdict()
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:

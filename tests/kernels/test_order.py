@@ -101,7 +101,7 @@ def backward_case(name, T, B, I, H, dtype):
     several = dtype == np.float16 and T == 1
     exponents = g.integers(0, 15 if several else 12 if dtype == np.float16 else 42, (B, 1))
     exponents[single] = 0
-    for key in ("h_grad", "cs_grad", *(("i", "f", "o", "ci", "u", "c") if several else ())):
+    for key in ("h_grad", "cs_grad", *(("i", "f", "o", "ci", "u", "c", "h") if several else ())):
         args[key] = args[key] * 2.0 ** exponents[row]
     return taken(name, args, dtype)
 

@@ -135,6 +135,7 @@ def test_what_a_layer_has():
         (("leaky_relu", 0), ValueError, "activation has the negative_slope 0; expected a finite number above 0"),
         (("elu", np.nan), ValueError, "activation has the alpha nan; expected a finite number above 0"),
         (("hard_sigmoid", np.inf), ValueError, "activation has the scale inf; expected a finite number"),
+        (("elu", 10**400), ValueError, "activation has the alpha 1"),
         (("elu", "1"), TypeError, "activation has the alpha '1'; expected a real number"),
         (("elu", True), TypeError, "activation has the alpha True; expected a real number"),
         (None, TypeError, "activation is None; expected a name or a tuple of a name and parameters, such as "),
