@@ -52,14 +52,17 @@ def frozen(tf, session, names, folder):
 
 
 def activations(tf):
-    """Each as TensorFlow and Keras write it, by what layers have for it."""
+    """Each as TensorFlow and Keras write it, by what layers have for it.
+
+    max(0.3 * z, z) is not among them: of a later part of a Split, a graph of TensorFlow 2.21 gives something else than
+    the same ops one by one.
+    """
     return {
         "tanh": tf.tanh,
         "sigmoid": tf.sigmoid,
         "relu": tf.nn.relu,
         "leaky_relu": tf.nn.leaky_relu,
         ("leaky_relu", 0.01): lambda z: tf.nn.leaky_relu(z, 0.01),
-        ("leaky_relu", 0.3): lambda z: tf.maximum(0.3 * z, z),
         "elu": tf.nn.elu,
         ("elu", 0.5): lambda z: tf.where(z > 0, tf.nn.elu(z), 0.5 * tf.nn.elu(z)),
         "selu": tf.nn.selu,

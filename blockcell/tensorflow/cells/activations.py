@@ -165,7 +165,9 @@ def _elu(reader: Reader, inputs: tuple[Place, ...]) -> Activated | None:
     if not reader.same(compared[0], elu[0]) or reader.value(compared[1]) != 0 or reader.op(below).name != "Mul":
         return None
     for scaled, alpha in _with_number(reader, reader.given(below)):
-        if reader.same(scaled, above):
+        again = reader.past(scaled)
+        twice = reader.op(again).name == "Elu" and reader.same(reader.given(again)[0], elu[0])
+        if twice or reader.same(scaled, above):
             return Activated(_made("elu", _shortest(alpha)), elu[0])
     return None
 

@@ -45,7 +45,7 @@ def gru(sums: Sums, end: Place) -> Told:
 
 def _refuse_simple(sums: Sums, end: Place, candidate: Gate, h_prev: Place) -> None:
     """Cells whose state is in no product."""
-    if candidate.activation == LINEAR and len(candidate.sum.products) == 1 and not candidate.sum.others:
+    if candidate.activation == LINEAR and len(operands_of(sums, candidate.sum)) == 1 and not candidate.sum.others:
         node, _ = sums.made(end)
         variant = Variant(f"it is an SRU or one like it, whose state goes into no product: the node {node.name!r}")
         variant.states = (h_prev,)

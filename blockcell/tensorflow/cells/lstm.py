@@ -67,7 +67,7 @@ class Lstm(Candidate):
                 each.reverse()
             pairs = zip(each, first, strict=True)
             if not all(sums.reader.same(a.place, b.place) and a.rows == b.rows for a, b in pairs):
-                raise Variant("its gates have different inputs")
+                raise Other if cell.activation == LINEAR else Variant("its gates have different inputs")
         form = [(name, *(operand.key for operand in self._by_gate[name])) for name in sorted(gates)]
         super().__init__(end, kernels_of(self._by_gate.values()), first, (*form,))
         self.sure = cell.activation != LINEAR  # which may be any gate that is applied to a cell state

@@ -198,16 +198,17 @@ class Reader:
             elif op.name == "NextIteration":
                 looped = True
             if op.name == "Select":
-                chosen = self.given(here)[1:]
-                return list(chosen) if not self._made_of_each_other(chosen) else None
+                condition, *chosen = self.given(here)
+                return None if self._decides(condition, chosen) else chosen
             return self.before(here)
 
         return self._ends(place, before), looped
 
-    def _made_of_each_other(self, chosen: Iterable[Place]) -> bool:
-        """Whether one of two values is computed from the other, as in an activation."""
+    def _decides(self, condition: Place, chosen: Iterable[Place]) -> bool:
+        """Whether a condition is on what is chosen itself, as in an activation, and not on lengths."""
+        read = {self.past(each) for each in self.given(self.past(condition))}
         places = [self.past(place) for place in chosen]
-        return any(self.past(each) in places for place in places for each in self.given(place))
+        return any(each in read for place in places for each in (place, *map(self.past, self.given(place))))
 
     def before(self, place: Place) -> list[Place] | None:
         """Where a value comes from, unchanged, in one step; None if it is made here."""
