@@ -1,9 +1,10 @@
-"""Two threads beside one: on a quiet machine, beside busy processes, and between numpy's own threaded products.
+"""Two threads beside one: on a quiet machine, in bursts, beside busy processes, and between numpy's threaded products.
 
     python benchmarks/busy.py [--rounds 5] [--seconds 0.5] [--spin COUNT ...]
 
 Threads that wait for each other may stay awake, which is fast while every thread has a core of its own, and wasteful
-where other work wants that core.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
+where other work wants that core.  In bursts, of 20 ms after pauses of 50, threads have slept, and it matters on which
+core the system wakes them.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
 it the median of the rounds' ratios to one thread in the same place.  `--spin` adds columns for all threads with
 GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.  Nothing else should run on the machine.
 """
@@ -54,22 +55,28 @@ CALLS = {
     "training T8 B32 H32": lambda: training(8, 32, 32),
     "training T20 B4 H128": lambda: training(20, 4, 128),
 }
-PLACES = ("quiet", "busy", "numpy")
+PLACES = ("quiet", "bursts", "busy", "numpy")
+BURST, PAUSE = 0.02, 0.05  # seconds
 
 
 def work() -> None:
-    """Answers which call, for how many seconds, and whether each comes after a product of numpy's."""
+    """Answers which call, for how many seconds, and where: each after a product of numpy's, or in bursts."""
     calls = {name: make() for name, make in CALLS.items()}
     a = np.ones((512, 512), np.float32)
 
-    def reply(question: tuple[str, float, bool]) -> float:
-        name, seconds, product = question
+    def reply(question: tuple[str, float, str]) -> float:
+        name, seconds, place = question
         call, spent, count = calls[name], 0.0, 0
         call()
-        end = time.perf_counter() + seconds
+        end = pause = time.perf_counter() + seconds
+        if place == "bursts":
+            pause = time.perf_counter()
         while time.perf_counter() < end:
-            if product:
+            if place == "numpy":
                 a @ a
+            if time.perf_counter() >= pause:
+                time.sleep(PAUSE)
+                pause = time.perf_counter() + BURST
             start = time.perf_counter()
             call()
             spent += time.perf_counter() - start
@@ -111,7 +118,7 @@ def main() -> None:
     print("|---" * (2 + len(workers)) + "|")
     for place in PLACES:
         for name in CALLS:
-            question = name, options.seconds, place == "numpy"
+            question = name, options.seconds, place
             rounds = []
             with others(place):
                 for _ in range(options.rounds):

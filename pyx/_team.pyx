@@ -7,8 +7,10 @@ all three, for kernels of any kind:
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
 * Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off
-  against what they have gained lately.  Once they have lost more, calls run on one thread until these have taken ten
-  times that, and so no more than a tenth is lost.
+  against what they have gained lately.  One loss is a debt, which the next gains pay: the system may have had a hiccup,
+  and a thread that has slept takes long to wake.  With a loss on top of a debt, calls run on one thread until these have
+  taken as long as was lost, and twice as long each time that it happens again, up to ten times: where other work stays,
+  about a tenth is lost.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -61,7 +63,8 @@ cdef extern from *:
 
     /* Written by any thread; nothing else depends on them. */
     static int number = 1, most = 1, warned = 0, adapts = 1;
-    static long long gained = 0;                  /* nanoseconds, lately */
+    static long long gained = 0;                  /* nanoseconds, lately; less than 0 for a debt */
+    static int times = 1;                         /* the next rest as a multiple of what is lost */
     static long long rest = 0;                    /* nanoseconds of calls that are to run on one thread */
     static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
     #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
@@ -69,7 +72,7 @@ cdef extern from *:
     """
     int started
     int startable(int wanted, size_t stack) nogil
-    int number, most, warned, adapts
+    int number, most, warned, adapts, times
     long long gained, rest, rests_since
     int now(int variable)
     long long now_long "now" (long long variable)
@@ -90,12 +93,19 @@ def expect_stacks(size_t size):
 
 cdef enum:
     LATELY = 20_000_000  # nanoseconds of gains that count
-    TIMES = 10
+    MOST_TIMES = 10
     LONGEST = 1_000_000_000  # nanoseconds of rest
 
 
 # For other compiled modules: where the number is that a call plans with.
 NUMBER = PyCapsule_New(&number, "blockcell._team.NUMBER", NULL)
+
+
+cdef void forget() noexcept:
+    """What calls have gained and lost."""
+    becomes_long(gained, 0)
+    becomes_long(rest, 0)
+    becomes(times, 1)
 
 
 def get():
@@ -108,8 +118,7 @@ def set(int wanted, int possible):
     becomes(warned, False)
     becomes(most, possible)
     becomes(number, min(wanted, possible))
-    becomes_long(gained, 0)
-    becomes_long(rest, 0)
+    forget()
 
 
 def ready(int planned):
@@ -118,8 +127,8 @@ def ready(int planned):
     planned = min(planned, now(most))
     if planned <= 1:
         return 1
-    if now_long(rest) > 0:
-        becomes_long(rests_since, nanoseconds())
+    becomes_long(rests_since, nanoseconds() if now_long(rest) > 0 else 0)
+    if now_long(rests_since):
         return 1
     if planned > started:
         able = started + startable(planned - started, stack)
@@ -147,15 +156,19 @@ def report(long long lost):
         becomes_long(rests_since, 0)
     elif now(adapts):
         balance = min(now_long(gained) - lost, <long long> LATELY)
-        becomes_long(gained, max(balance, <long long> 0))
-        becomes_long(rest, min(-TIMES * balance, <long long> LONGEST))
+        if lost > 0 and now_long(gained) < 0:
+            becomes_long(rest, min(-now(times) * balance, <long long> LONGEST))
+            becomes(times, min(2 * now(times), <int> MOST_TIMES))
+            balance = 0
+        elif balance == LATELY:
+            becomes(times, 1)
+        becomes_long(gained, balance)
 
 
 def adapt(bint wanted):
     """Whether calls may have to run on one thread for what others lost; not in tests, which mean the number."""
     becomes(adapts, wanted)
-    becomes_long(gained, 0)
-    becomes_long(rest, 0)
+    forget()
 
 
 # ----------------------------------------------------------------------------------------------------- running a kernel

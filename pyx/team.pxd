@@ -1,9 +1,13 @@
 """The team of threads of a call: how work is shared out, and where threads wait for each other.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
+Linux may wake a thread on the CPU of the one that wakes it, though others are idle: in a virtual machine it takes a CPU
+that has been idle for a while for an occupied one.  Both then share a CPU for tens of milliseconds.  So a thread that
+wakes up on the CPU of another one of its team leaves it.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
 much faster it would have been alone.  Without OpenMP there is one thread.
 """
+from libc.string cimport memset
 
 cdef extern from *:
     """
@@ -22,6 +26,7 @@ cdef extern from *:
     #ifdef __linux__
     #include <limits.h>
     #include <linux/futex.h>
+    #include <sched.h>
     #include <sys/syscall.h>
     #include <unistd.h>
     #endif
@@ -29,7 +34,9 @@ cdef extern from *:
     enum {
         SOON = 16,    /* looks after which the time begins to count */
         LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
-        LINE = 64
+        LINE = 64,
+        CPUS = 1024,  /* whose numbers are looked at */
+        BITS = 8 * sizeof(unsigned long)
     };
 
     typedef struct {
@@ -39,6 +46,7 @@ cdef extern from *:
         /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
         long long begun, begun_cpu, looked;
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
+        unsigned long taken[CPUS / BITS];            /* CPUs on which a thread of the team has begun, a bit for each */
     } Team;
 
     static inline long long nanoseconds_of(clockid_t clock) {
@@ -65,6 +73,38 @@ cdef extern from *:
     static inline void look_later(void) { }
     static inline unsigned long control_of_thread(void) { return 0; }
     static inline void control_thread(unsigned long control) { (void) control; }
+    #endif
+
+    #ifdef __linux__
+    /* To any CPU that no thread of the team has taken.  From there the system may move this one on at once. */
+    static __attribute__((noinline, cold)) void leave_cpu(const Team *team) {
+        cpu_set_t allowed, others;
+        CPU_ZERO(&others);
+        if (sched_getaffinity(0, sizeof allowed, &allowed))
+            return;
+        for (int cpu = 0; cpu < CPUS && cpu < CPU_SETSIZE; cpu++) {
+            unsigned long taken = __atomic_load_n(&team->taken[cpu / BITS], __ATOMIC_RELAXED);
+            if (CPU_ISSET(cpu, &allowed) && !(taken >> cpu % BITS & 1))
+                CPU_SET(cpu, &others);
+        }
+        if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+            sched_setaffinity(0, sizeof allowed, &allowed);
+    }
+
+    /* Whether no other thread of the team has taken the CPU before. */
+    static inline int takes(Team *team, int cpu) {
+        unsigned long bit = 1UL << cpu % BITS;
+        return cpu < 0 || cpu >= CPUS || !(__atomic_fetch_or(&team->taken[cpu / BITS], bit, __ATOMIC_RELAXED) & bit);
+    }
+
+    static inline void take_cpu(Team *team) {
+        if (!takes(team, sched_getcpu())) {
+            leave_cpu(team);
+            takes(team, sched_getcpu());
+        }
+    }
+    #else
+    static inline void take_cpu(Team *team) { }
     #endif
 
     static __attribute__((noinline, cold)) void sleep_until_passed(Team *team, int barrier) {
@@ -111,6 +151,9 @@ cdef extern from *:
         int arrived, barrier, asleep
         long long begun, begun_cpu, looked
         unsigned long control
+        unsigned long[16] taken
+    int number_in_team() noexcept nogil
+    void take_cpu(Team *team) noexcept nogil  # one that no other thread of the team has begun on
     long long nanoseconds() noexcept nogil
     long long cpu_nanoseconds() noexcept nogil
     unsigned long control_of_thread() noexcept nogil
@@ -127,11 +170,15 @@ cdef inline void gather(Team *team) noexcept nogil:
     team.arrived = team.barrier = team.asleep = 0
     team.begun, team.begun_cpu, team.looked = nanoseconds(), cpu_nanoseconds(), 0
     team.control = control_of_thread()
+    memset(team.taken, 0, sizeof(team.taken))
+    take_cpu(team)
 
 
-cdef inline void join(const Team *team) noexcept nogil:
+cdef inline void join(Team *team) noexcept nogil:
     """Called by each thread: take over the rounding mode and the treatment of subnormal numbers of the calling one."""
     control_thread(team.control)
+    if number_in_team() > 0:
+        take_cpu(team)
 
 
 cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
