@@ -248,6 +248,16 @@ def test_initial_states(tmp_path, start):
     agrees(one.layer()(X, {"h": first.astype(np.float32)})[0], exact)
 
 
+@pytest.mark.parametrize("given", ["start:1", "missing", "start:x"])
+def test_initial_states_that_no_node_gives(tmp_path, given):
+    """In a damaged graph the cell may still be right."""
+    weights = rnn_weights()
+    consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
+    nodes = made("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", given)})
+    cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    assert all(one.initial_state is None and one.state_from for one in cells.values() if one.refused is None)
+
+
 def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
     """One of two cells begins with its output at zeros and its cell state not."""
     lstm, gru = lstm_weights(), rnn_weights()
