@@ -227,6 +227,7 @@ STARTS = {  # the nodes, what the state is, and where it is said to come from
     "constant zeros": ({"start": ("Const", 0 * ROWS)}, None, None),
     "fed": ({}, None, "net/thing/start"),
     "computed": ({"given": ("Placeholder",), "start": ("Tanh", "given")}, None, "net/thing/start"),
+    "integers": ({"start": ("Const", np.ones((B, H), np.int32))}, None, "net/thing/start"),
     "of another size": ({"start": ("Const", ROWS[:, :3])}, None, "net/thing/start"),
 }  # fmt: skip
 

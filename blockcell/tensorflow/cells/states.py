@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from .found import At, Start
+from .found import FLOATS, At, Start
 from .loops import Loops
 from .pieces import Pieces, joined
 from .reader import Place, Unknown
@@ -34,7 +34,10 @@ class Starts:
             carried = self._loops.carried(place)
             place = place if carried is None else carried.first
             source = self._source(place, size)
-            return Start("") if source is None else Start(source.name, source, size)
+            if source is None:
+                return Start("")
+            kept = source.dtype in FLOATS and not any(leaf[0] == "?" for leaf in source.leaves)
+            return Start(source.name, source if kept else None, size)
         except Unknown:
             with suppress(Unknown):  # it is not in the file
                 place = self._reader.straight(place)
