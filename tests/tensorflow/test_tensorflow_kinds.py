@@ -227,6 +227,7 @@ STARTS = {  # the nodes, what the state is, and where it is said to come from
     "constant zeros": ({"start": ("Const", 0 * ROWS)}, None, None),
     "fed": ({}, None, "net/thing/start"),
     "computed": ({"given": ("Placeholder",), "start": ("Tanh", "given")}, None, "net/thing/start"),
+    "integers": ({"start": ("Const", np.ones((B, H), np.int32))}, None, "net/thing/start"),
     "of another size": ({"start": ("Const", ROWS[:, :3])}, None, "net/thing/start"),
 }  # fmt: skip
 
@@ -246,6 +247,16 @@ def test_initial_states(tmp_path, start):
     first = np.broadcast_to(rows, (B, H))
     exact = formulas.FORMULAS["block_rnn"](seq_len_max=T, x=X, h_prev=first, w=weights["kernel"], b=weights["bias"]).h
     agrees(one.layer()(X, {"h": first.astype(np.float32)})[0], exact)
+
+
+@pytest.mark.parametrize("given", ["start:1", "missing", "start:x"])
+def test_initial_states_that_no_node_gives(tmp_path, given):
+    """In a damaged graph the cell may still be right."""
+    weights = rnn_weights()
+    consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
+    nodes = made("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", given)})
+    cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    assert all(one.initial_state is None and one.state_from for one in cells.values() if one.refused is None)
 
 
 def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):

@@ -11,13 +11,13 @@ from .blocks import BLOCKS, found_block
 from .cells import Cells
 from .composed import found_composed
 from .directions import Use
-from .found import Found
+from .found import Found, Start
 from .named import found_named
 from .reader import Reader, Unknown
 from .savers import sources_of
 from .sequences import Sequences
 from .sources import Sources
-from .states import Start, Starts
+from .states import Starts
 
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from ...layers import GRU, LSTM, RNN
 from ...optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
 from .reader import Place
 from .sources import AVERAGE, Source
-
-if TYPE_CHECKING:
-    from .states import Start
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]
@@ -66,6 +63,22 @@ class At(NamedTuple):
     def state(self) -> Place | None:
         """h before the step; None of an op that runs over all steps."""
         return None if self.whole else self.states[-1]
+
+
+class Start(NamedTuple):
+    """A state before the first step."""
+
+    name: str
+    """Of the variable or constant that it is, else of the node that it comes from; "" for zeros."""
+    source: Source | None = None
+    size: int = 0
+
+    def read(self) -> Array | None:
+        """Its rows, of which there is one if all are alike; None for zeros, and where it is not known."""
+        if self.source is None:
+            return None
+        rows = self.source.read("").reshape(-1, self.size)
+        return rows if rows.any() else None
 
 
 class Found:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import suppress
 
 import numpy as np
 
-from ...optable import Array
-from .found import At
+from .found import FLOATS, At, Start
 from .loops import Loops
 from .pieces import Pieces, joined
 from .reader import Place, Unknown
@@ -17,22 +16,6 @@ from .sources import Source, Sources
 
 _DEEPEST = 8  # nodes, one behind the other
 _SHAPES = ("Tile", "BroadcastTo", "ExpandDims", "Reshape", "Squeeze")  # what changes the shape alone
-
-
-class Start(NamedTuple):
-    """A state before the first step."""
-
-    name: str
-    """Of the variable or constant that it is, else of the node that it comes from; "" for zeros."""
-    source: Source | None = None
-    size: int = 0
-
-    def read(self) -> Array | None:
-        """Its rows, of which there is one if all are alike; None for zeros, and where it is not known."""
-        if self.source is None:
-            return None
-        rows = self.source.read("").reshape(-1, self.size)
-        return rows if rows.any() else None
 
 
 class Starts:
@@ -47,13 +30,18 @@ class Starts:
         return tuple(self._of(place, size) for place, size in zip(first.states, sizes, strict=True))
 
     def _of(self, place: Place, size: int) -> Start:
-        carried = self._loops.carried(place)
-        first = place if carried is None else carried.first
         try:
-            source = self._source(first, size)
-            return Start("") if source is None else Start(source.name, source, size)
+            carried = self._loops.carried(place)
+            place = place if carried is None else carried.first
+            source = self._source(place, size)
+            if source is None:
+                return Start("")
+            kept = source.dtype in FLOATS and not any(leaf[0] == "?" for leaf in source.leaves)
+            return Start(source.name, source if kept else None, size)
         except Unknown:
-            return Start(self._reader.straight(first).name)
+            with suppress(Unknown):  # it is not in the file
+                place = self._reader.straight(place)
+            return Start(place.name)
 
     def _source(self, place: Place, size: int, depth: int = 0) -> Source | None:
         """The variable or constant; None for zeros."""
