@@ -44,7 +44,7 @@ from .text import Program, TextParser
 
 DOMAIN = "blockcell"
 PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
-CELLS = ("LSTM", "GRU", "RNN")
+CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
 LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -124,10 +124,8 @@ class Config:
     @property
     def module(self) -> ModuleType:
         """The module that has the op's text."""
-        if "f" in self.op.gates:
-            return lstm
-        if "r" not in self.op.gates:
-            return rnn
+        if (kind := node_of(self.op)) != "GRU":
+            return {"LSTM": lstm, "RNN": rnn}[kind]
         return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
     @property

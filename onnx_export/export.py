@@ -63,7 +63,7 @@ def _step_of(op: Op) -> Op:
 
 def _of_layer(op: Op, cell: Any) -> Op:
     """The op with the gates and weights of a layer, which may be an LSTM that is coupled or has a projection."""
-    weights = {tensor.name: tensor for tensor in cell._tensors if tensor.name in cell.weights or tensor.peephole}
+    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in cell._tensors}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
     def sized(tensor: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def _of_layer(op: Op, cell: Any) -> Op:
         [sized(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
         for tensors in (op.inputs, op.outputs)
     )
-    for tensor in (tensor for name, tensor in weights.items() if name == "w_p"):
-        inputs.append(tensor)
+    if "w_p" in weights:
+        inputs.append(weights["w_p"])
         if "grad" in op.kernel:
-            outputs.append(Tensor("w_p_grad", tensor.shape, "output"))
+            outputs.append(Tensor("w_p_grad", weights["w_p"].shape, "output"))
     return replace(op, gates=cell._gates, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
