@@ -8,7 +8,7 @@ all three, for kernels of any kind:
   more of them than the last time, it is tried whether they can be started.
 * Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off
   against what they have gained lately.  One loss is a debt, which the next gains pay: the system may have had a hiccup,
-  and a thread that has slept takes long to wake.  With a loss on top of a debt, calls run on one thread until these have
+  and a thread that has slept takes long to wake.  With a loss on top of a debt, calls run on one thread until they have
   taken as long as was lost, and twice as long each time that it happens again, up to ten times: where other work stays,
   about a tenth is lost.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.

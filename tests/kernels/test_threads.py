@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -65,32 +64,6 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
         assert _team.ready(3) == 1
         set_num_threads(2)  # whoever sets it wants it tried anew
         assert _team.ready(2) == 2
-    finally:
-        _team.adapt(False)
-
-
-def rests_after(losses):
-    """How many milliseconds of calls run on one thread after losses of a millisecond each."""
-    for _ in range(losses):
-        _team.report(10**6)
-    begun = time.perf_counter()
-    while _team.ready(3) == 1:
-        time.sleep(1e-4)
-        _team.report(0)
-    return (time.perf_counter() - begun) * 1e3
-
-
-@needs_openmp
-def test_rests_grow_where_threads_lose_again_and_again(set_num_threads):
-    set_num_threads(3)
-    _team.adapt(True)
-    try:
-        assert rests_after(1) < 1  # a debt
-        assert rests_after(1) >= 2
-        assert rests_after(2) >= 4
-        assert rests_after(2) >= 8
-        assert rests_after(2) >= 16
-        assert rests_after(2) >= 20
     finally:
         _team.adapt(False)
 
