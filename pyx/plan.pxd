@@ -236,7 +236,7 @@ cdef inline Forward forward_of(
 
 
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
-    """Whether h is stored in whole rows after each step, not line by line: while a thread writes a line of one row after
+    """Whether h is stored in whole rows after a step, not line by line: while a thread writes a line of one row after
     the other, its cache fetches that of the rows that come next, and these may be another thread's."""
     return p.thread_gap > 0 and p.steps.marks is NULL
 
