@@ -122,8 +122,9 @@ def why(reader: Reader, recurrence: Recurrence) -> str:
     if shown := shows(recurrence):
         return shown
     for node in recurrence.nodes:
-        if what := described(reader, Place(recurrence.product.body, node.name)):
-            return f"{what}, which is no activation of layers"
+        with suppress(Unknown):  # what it reads may be missing
+            if what := described(reader, Place(recurrence.product.body, node.name)):
+                return f"{what}, which is no activation of layers"
     for node in recurrence.nodes:
         if not op_of(node).known:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
