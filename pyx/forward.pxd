@@ -278,7 +278,7 @@ cdef inline void multiply_h(
     else:
         for j in range(part.j0[n], part.j1[n]):
             step_rows(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
-    if n == products_of(c) - 1 and stores_rows(p):
+    if n == products_of(c) - 1 and outputs[OUT_H] is not NULL and stores_rows(p):
         store_rows(p, outputs, rows, k, b0, b1)
 
 
