@@ -452,8 +452,9 @@ def test_traced(kind):
 def test_operators_pass_opcheck(kind):
     module = made(kind, 5, 8, bidirectional=True)
     weights, states = [p.detach() for p in module.parameters()], [torch.randn(2, 3, 8)] * (1 + (kind == "LSTM"))
-    for given, lengths in (([], None), (states, torch.tensor([4, 0, 2]))):
-        torch.library.opcheck(module._narrow_op._op, (SMALL, weights, True, given, lengths, "int8", "int16"))
+    start = torch.tensor([[False, True, False]] * 4)
+    for given, lengths, reset in (([], None, None), (states, torch.tensor([4, 0, 2]), start)):
+        torch.library.opcheck(module._narrow_op._op, (SMALL, weights, True, given, lengths, reset, "int8", "int16"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -548,14 +549,16 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
     module = made(kind)
     weights, states = [p.detach() for p in module.parameters()], [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
-    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), "int8", "int8"
+    start = torch.tensor([[False, True, False]] * 4)
+    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), start, "int8", "int8"
     operator, tried = module._narrow_op._op, 0
     operator(*inputs)
     for k, value in enumerate(inputs):
         for j, tensor in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(tensor, torch.Tensor):
                 continue
-            for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8), tensor - 9):
+            others = [tensor.to(torch.int8), *([] if tensor.dtype == torch.bool else [tensor - 9])]
+            for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], *others):
                 if wrong.dtype == torch.float32 and wrong.shape == tensor.shape:  # other values, which are right
                     continue
                 given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
@@ -566,7 +569,7 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
             for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
                 with pytest.raises((ValueError, TypeError)):
                     operator(*inputs[:k], given, *inputs[k + 1 :])
-    assert tried == 4 + 4 * 4 + 4 * len(states) + 5
+    assert tried == 4 + 4 * 4 + 4 * len(states) + 5 + 4
     other = made({"LSTM": "GRU", "GRU": "LSTM"}[kind])
     with pytest.raises(ValueError, match=f"blockcell.torch.{kind}: the weights are those of {other.mode}"):
         operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
