@@ -575,7 +575,7 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
         operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
     for wrong in (("int4", "int8"), ("float16", "int8"), ("int8", "int4")):
         with pytest.raises(ValueError, match="expected"):
-            operator(*inputs[:5], *wrong)
+            operator(*inputs[:6], *wrong)
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore
