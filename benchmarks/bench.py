@@ -3,6 +3,7 @@
     python benchmarks/bench.py --quick                          # a few sizes, under 4 minutes: make bench
     python benchmarks/bench.py --csv FILE                       # every size, an hour
     python benchmarks/bench.py --grid --csv FILE                # LSTMs, everybody with one thread, then with all
+    python benchmarks/bench.py --more --csv FILE                # RNNs and projected LSTMs, every size, 20 minutes
     python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
     python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
@@ -35,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from candidates import CANDIDATES, DOES, LAYERS, RAW, STREAMS
+from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection
 from ceiling import multiply_adds
 from turns import Worker, counted, in_turn, spread, watch
 
@@ -58,9 +59,11 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE
 
 def operations(task: str, sizes: dict[str, int]) -> int:
     """Multiplications and additions in a call's products."""
-    one = 2 * sizes["T"] * sizes["B"] * (sizes["I"] + sizes["H"]) * sizes["H"] * (3 if "GRU" in task else 4)
     if task == "LSTMBlockCellGrad":
         return 0
+    I, H, gates = sizes["I"], sizes["H"], 3 if "GRU" in task else 1 if "RNN" in task else 4  # noqa: E741
+    P = projection(task, H)
+    one = 2 * sizes["T"] * sizes["B"] * ((I + (P or H)) * H * gates + H * P)
     return one * {"training": 3, "BlockLSTMGrad": 2}.get(task.split()[-1], 1)
 
 
@@ -89,7 +92,7 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
     if options.widths == WIDTHS:
         widths += OTHERS
     for task in options.tasks:
-        if task in STREAMS:
+        if task in STREAMS + MORE_STREAMS:
             for H, I in itertools.product(options.widths, (1, None)):  # noqa: E741
                 yield task, {"T": 1 if "step" in task else 100, "B": 1, "I": I or H, "H": H}
             continue
@@ -199,11 +202,12 @@ def merged(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
 # -------------------------------------------------------------------------------------------------------- the measuring
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = RAW + LAYERS + STREAMS
+    usual, more = RAW + LAYERS + STREAMS, MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--quick", action="store_true", help="a few sizes in short rounds")
     parser.add_argument("--grid", action="store_true", help="LSTM layers, everybody with one thread, then with all")
+    parser.add_argument("--more", action="store_true", help="RNNs and projected LSTMs instead")
     parser.add_argument("--again", type=Path, metavar="FILE", help="the points of FILE that fall short, in more rounds")
-    parser.add_argument("--tasks", nargs="+", choices=every, metavar="TASK", help=", ".join(every))
+    parser.add_argument("--tasks", nargs="+", choices=usual + more, metavar="TASK", help=", ".join(usual + more))
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, help="B")
@@ -215,10 +219,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--level", help="blockcell's CPU level; with v3, peers are limited to AVX2 as well")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
     options = parser.parse_args()
+    if options.grid:
+        usual, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
     sizes = QUICK if options.quick else GRID if options.grid else EVERYTHING
     for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
-    options.tasks = options.tasks or (["LSTM inference", "LSTM training"] if options.grid else every)
+    options.tasks = options.tasks or (more if options.more else usual)
     options.threads = options.threads or (ONE_AND_ALL if options.grid else None)
     options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
     options.rounds = options.rounds or (15 if options.again else 5)

@@ -5,7 +5,7 @@
 Everybody gets contiguous arrays made beforehand, may pack its weights beforehand, gives all of its results, and does no
 work that can be avoided: onnxruntime and OpenVINO write to bound outputs, PyTorch infers under ``inference_mode``.
 "GRU" resets before the product, as TensorFlow's does, and "GRU(reset_after)" after it, as PyTorch's does: another
-function, so PyTorch is asked for the second one only.
+function, so PyTorch is asked for the second one only.  "LSTM(projected)" has P = H / 2, PyTorch's proj_size.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ RAW = ["GRUBlockCell", "GRUBlockCellGrad", "LSTMBlockCell", "LSTMBlockCellGrad",
 KINDS = ["LSTM", "GRU", "GRU(reset_after)"]
 LAYERS = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
 STREAMS = [f"{kind} {work}" for work in ("step", "block") for kind in KINDS]
+MORE_KINDS = ["RNN", "LSTM(projected)"]  # where they are asked for
+MORE_LAYERS = [f"{kind} {work}" for work in ("inference", "training") for kind in MORE_KINDS]
+MORE_STREAMS = [f"{kind} {work}" for work in ("step", "block") for kind in MORE_KINDS]
 
 
 def drawn(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
@@ -40,6 +43,11 @@ def drawn_lengths(T: int, B: int, padding: int) -> Any:
     """Numbers of steps, in any order, of B rows of which this percentage is padding: few are long where it is high."""
     shares = ((np.arange(B) + 1) / B) ** (padding / (100 - padding))
     return np.random.default_rng(0).permutation(np.ceil(T * shares).astype(int))
+
+
+def projection(task: str, H: int) -> int:
+    """P, or 0 without a projection."""
+    return H // 2 if "projected" in task else 0
 
 
 def raw_arguments(op: str, sizes: Sizes, dtype: str) -> dict[str, Any]:
@@ -65,15 +73,16 @@ def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
             op, args = getattr(bc.raw_ops, task), raw_arguments(task, sizes, dtype)
             return lambda: op(**args)
         kind, work = task.split()
-        options = {"reset_after": True} if "reset_after" in kind else {}
-        layer = (bc.GRU if "GRU" in kind else bc.LSTM).init(I, H, seed=0, dtype=dtype, **options)
-        x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, H, dtype=dtype)
+        options: dict[str, Any] = {"reset_after": True} if "reset_after" in kind else {}
+        options |= {"proj_size": projection(kind, H)} if "projected" in kind else {}
+        layer = getattr(bc, kind.partition("(")[0]).init(I, H, seed=0, dtype=dtype, **options)
+        x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, layer.output_size, dtype=dtype)
         given = {"lengths": drawn_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
         if work == "inference":
             return lambda: layer(x, **given)
         if work == "training":
             return lambda: layer.backward(layer.forward(x, **given)[2], d_y)
-        stream, out = layer.stream(batch=B), np.empty((T, B, H), dtype)
+        stream, out = layer.stream(batch=B), np.empty_like(d_y)
         if work == "block":
             return lambda: stream.run(x, out)
         step, x_t, out_t = stream.step, x[0], out[0]
@@ -106,8 +115,10 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
         kind, work = task.split()
-        layer = getattr(torch.nn, kind.partition("(")[0])(sizes["I"], sizes["H"], dtype=getattr(torch, dtype))
-        x, d_y = (torch.tensor(drawn(sizes["T"], sizes["B"], sizes[letter], dtype=dtype)) for letter in "IH")
+        T, B, I, H = (sizes[letter] for letter in "TBIH")  # noqa: E741
+        options: dict[str, Any] = {"proj_size": projection(kind, H)} if "projected" in kind else {}
+        layer = getattr(torch.nn, kind.partition("(")[0])(I, H, dtype=getattr(torch, dtype), **options)
+        x, d_y = (torch.tensor(drawn(T, B, size, dtype=dtype)) for size in (I, projection(kind, H) or H))
         if work == "inference":
             layer.eval()
 
@@ -127,7 +138,7 @@ def native(task: str, dtype: str, sizes: Sizes) -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     kind, _, after = task.split()[0].partition("(")
-    I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3}[kind]  # noqa: E741
+    I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]  # noqa: E741
     options = {"linear_before_reset": 1} if after else {}
     type_ = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
     weights = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
@@ -203,12 +214,13 @@ def openvino(threads: int) -> Callable[[str, str, Sizes], Call]:
 
 
 CANDIDATES = {function.__name__: function for function in (blockcell, tensorflow, torch, onnxruntime, openvino)}
+NATIVE = [task for task in LAYERS + MORE_LAYERS if "inference" in task and "projected" not in task]
 DOES = {  # what a candidate can be asked, in which dtypes
-    "blockcell": (RAW + LAYERS + STREAMS, ["float32", "float64", "float16"]),
+    "blockcell": (RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS, ["float32", "float64", "float16"]),
     "tensorflow": (RAW, ["float32", "float16"]),
-    "torch": ([task for task in LAYERS if not task.startswith("GRU ")], ["float32", "float64"]),
-    "onnxruntime": ([task for task in LAYERS if "inference" in task], ["float32"]),
-    "openvino": ([task for task in LAYERS if "inference" in task], ["float32"]),
+    "torch": ([task for task in LAYERS + MORE_LAYERS if not task.startswith("GRU ")], ["float32", "float64"]),
+    "onnxruntime": (NATIVE, ["float32"]),
+    "openvino": (NATIVE, ["float32"]),
 }
 
 

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from candidates import LAYERS, RAW, STREAMS
+from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS
 from turns import Watch, Worker, counted, spread, watch
 
 WORKER = str(Path(__file__).with_name("candidates.py"))
@@ -41,7 +41,8 @@ def compare(guard: Watch, threads: int, workers: list[Worker], question: dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs=2, metavar="folder", help="a checkout, built in place")
-    parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=RAW + LAYERS + STREAMS, metavar="TASK")
+    every = RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS
+    parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=every, metavar="TASK")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     for name, sizes in (("steps", STEPS), ("batches", BATCHES), ("cells", CELLS)):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=sizes, metavar="N")

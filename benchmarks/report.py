@@ -21,13 +21,13 @@ from typing import Any
 
 import bench
 from bench import QUICK, Row, groups, operations, short
-from candidates import LAYERS, RAW, STREAMS
+from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS
 from matplotlib.figure import Figure
 from turns import ENOUGH
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
-FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
+FILES += [*FOLDER.glob("float32-more.csv"), *sorted(FOLDER.glob("grid-*.csv"), reverse=True)]  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
 STORAGE = FOLDER / "storage.csv"
@@ -56,6 +56,8 @@ def target(task: str, peer: str, H: int) -> tuple[float, float]:
             return (2.0 if H <= 256 else 1.3), 4.0
         return (3.0 if task in GRADIENTS else 1.5), 8.0
     if peer == "torch":
+        if task in MORE_LAYERS:
+            return 1.0, 1.5
         return (1.9, 4.0) if "GRU" in task else (1.05, 1.6 if "training" in task else 1.8)
     return 1.0, (2.0 if peer == "openvino" and "GRU" in task else 1.5)
 
@@ -84,14 +86,14 @@ def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     """The rows by task and peer."""
     found = {
         (task, peer): [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
-        for task in RAW + LAYERS
+        for task in RAW + LAYERS + MORE_LAYERS
         for peer in PEERS
     }
     return {pair: mine for pair, mine in found.items() if mine}
 
 
 def layers_of(rows: list[Row]) -> list[str]:
-    return [task for task in LAYERS if any(r["task"] == task for r in rows)]
+    return [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
 
 
 def tenths(rows: list[Row]) -> tuple[float, float]:
@@ -176,7 +178,8 @@ def aims(paths: list[Path]) -> list[str]:
 
 
 def shares(rows: list[Row]) -> list[str]:
-    mine = [r for r in rows if r["candidate"] == "blockcell" and r["task"] in LAYERS and r["B"] >= 64 and r["H"] >= 256]
+    tasks = layers_of(rows)
+    mine = [r for r in rows if r["candidate"] == "blockcell" and r["task"] in tasks and r["B"] >= 64 and r["H"] >= 256]
     if not any(r["share"] for r in mine):
         return []
     widths = sorted({r["H"] for r in mine})
@@ -194,7 +197,7 @@ def shares(rows: list[Row]) -> list[str]:
 def times(rows: list[Row]) -> list[str]:
     """A table for each task, of the sizes of `make bench`."""
     page = []
-    for task in RAW + LAYERS:
+    for task in RAW + LAYERS + MORE_LAYERS:
         T = 1 if task in RAW and not task.startswith("Block") else 20
         mine = [
             r
@@ -216,7 +219,8 @@ def times(rows: list[Row]) -> list[str]:
 
 
 def streams(rows: list[Row]) -> list[str]:
-    mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in rows if r["task"] in STREAMS}
+    found = [r for r in rows if r["task"] in STREAMS + MORE_STREAMS]
+    mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in found}
     if not mine:
         return []
     tasks = dict.fromkeys(task for task, _, _ in mine)
@@ -259,6 +263,7 @@ benchmarks/bench.py` measured them.
 * TensorFlow's ops are called eagerly.
 * "GRU" resets before the product, as TensorFlow's does. "GRU(reset_after)" resets after it, as PyTorch's and Keras' do.
   onnxruntime and OpenVINO have both. At every size all candidates compute the same function.
+* "LSTM(projected)" is PyTorch's with `proj_size` H / 2.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
 * A ratio is the median of several rounds. Behind it stand the quartiles, as in 1.12x (1.08 to 1.15): half of the rounds
   lie between them. blockcell counts as slower at a size if the upper quartile is below 1.00x, so that the peer was
@@ -280,7 +285,7 @@ benchmarks/report.py` prints each size that is short; [performance.md](../perfor
 
 def page(paths: list[Path]) -> str:
     """cpu.md."""
-    lines = [HEAD]
+    lines, shown = [HEAD], set()
     for path in paths:
         rows, about = read(path)
         lines += [f"## {path.stem}", "", machine(about), ""]
@@ -292,8 +297,9 @@ def page(paths: list[Path]) -> str:
             for name, (_, caption) in PICTURES.items():
                 lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
             lines += ["The tables below have the sizes of `make bench`, with I = H, and the ratio to each peer.", ""]
-        if path in paths[:2]:
-            lines += [*times(rows), *streams(rows)]
+        new = [r for r in rows if r["task"] not in shown]
+        lines += [*times(new), *streams(new)]
+        shown |= {r["task"] for r in rows}
     others = [path for path in paths if not is_grid(path)]
     return "\n".join([*lines, *([AIMS, *aims(others)] if others else [])][:-1]) + "\n"
 

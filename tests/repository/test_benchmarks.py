@@ -217,6 +217,32 @@ def test_all_points_take_turns_and_marked_ones_some_more(seed=4):
             assert clean == rounds or (len(found) == rounds + more and clean < rounds)
 
 
+@pytest.mark.parametrize(
+    "task, expected",
+    [
+        ("LSTM inference", 4 * 3 * 7 * (5 + 7) * 8),
+        ("GRU training", 4 * 3 * 7 * (5 + 7) * 6 * 3),
+        ("RNN inference", 4 * 3 * 7 * (5 + 7) * 2),
+        ("LSTM(projected) inference", 4 * 3 * (7 * (5 + 3) * 8 + 7 * 3 * 2)),  # P = 3
+        ("LSTM(projected) training", 4 * 3 * (7 * (5 + 3) * 8 + 7 * 3 * 2) * 3),
+        ("BlockLSTMGrad", 4 * 3 * 7 * (5 + 7) * 8 * 2),
+        ("LSTMBlockCellGrad", 0),
+    ],
+)
+def test_operations(task, expected):
+    assert bench.operations(task, {"T": 4, "B": 3, "I": 5, "H": 7}) == expected
+
+
+@pytest.mark.parametrize("task", candidates.DOES["blockcell"][0])
+def test_tasks_run(task, monkeypatch):
+    """With results of the sizes that are asked for; h of a projected LSTM has half of H."""
+    monkeypatch.setattr("blockcell.set_num_threads", lambda threads: None)
+    sizes = {"T": 3, "B": 2, "I": 5, "H": 6}
+    result = candidates.blockcell(1)(task, "float32", sizes)()
+    if "inference" in task:
+        assert result[0].shape == (3, 2, 3 if "projected" in task else 6)
+
+
 # ------------------------------------------------------------------------------------------------------------ the files
 def row(
     candidate, threads=1, H=16, ratio=1.0, low=None, high=None, us=100.0, rounds=5, marked=0, task="LSTM inference"
@@ -345,6 +371,22 @@ def test_the_page_says_what_holds(tmp_path):
     ):
         assert line in text.splitlines()
     assert json.loads(path.with_suffix(".json").read_text()) == about
+
+
+def test_the_page_has_times_of_each_task_once(tmp_path):
+    """From the first file that has it; of projected LSTMs as of all others."""
+    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "threads": "2", "ceiling": 100.0}
+    about |= {"compiler": "gcc", "numpy": "2", "torch": "2.14+cpu"}
+    paths, tasks = [tmp_path / f"{name}.csv" for name in ("all", "more")], ("RNN inference", "LSTM(projected) training")
+    for k, path in enumerate(paths):
+        rows = [row(who, ratio=2.0, task=task) for task in tasks[: k + 1] for who in ("blockcell", "torch")]
+        bench.write(path, [each | {"B": B} for each in rows for B in (1, 16)], about)
+    lines = report.page(paths).splitlines()
+    for task in tasks:
+        assert lines.count(f"### {task}, T = 20") == 1
+        assert f"| more | {task} | PyTorch | 1x | 0 of 2 | 0 | 1.5x | 2.00x |" in lines
+    assert lines.index(f"### {tasks[0]}, T = 20") < lines.index("## more") < lines.index(f"### {tasks[1]}, T = 20")
+    assert lines.count("| 16 | 16 | 100 | 2.00x |") == 2
 
 
 def test_shares_of_builds_with_a_star_where_marked_rounds_count():
