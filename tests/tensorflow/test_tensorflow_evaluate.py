@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import composed_lstm, lstm_consts, real, write, write_variables
+from tf_cells import composed_lstm, looped, lstm_consts, real, write, write_variables
 from tf_composed import cells_of, keras_lstm, lstm_weights, made
 from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
@@ -169,7 +169,21 @@ def test_a_state_that_is_a_weight(tmp_path):
     change = {"concat": ("ConcatV2", "x", "=rnn/lstm_cell/w_f_diag", "axis")}
     nodes = composed_lstm(True, False, change=change)
     (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert "its input or a state is rnn/lstm_cell/w_f_diag, of the shape (4,)" in found.refused
+    assert "its input or a state is of rnn/lstm_cell/w_f_diag, of the shape (4,)" in found.refused
+
+
+@pytest.mark.parametrize("state", ["c_prev", "h_prev"])
+def test_a_state_that_is_a_part_of_a_weight(tmp_path, state):
+    """With as many rows as a check has, so that the shapes fit."""
+    weights = lstm_weights(ROWS)
+    lines = keras_lstm() | looped("c", "h") | {"parts": ("Split", "one", "kernel", {"num_split": 4})}
+    lines |= {"one": ("Const", np.int32(1)), state: ("Identity", "parts:3")}
+    for k in range(4):  # the product with each gate's kernel by itself, as Keras has it
+        lines |= {f"product_{k}": ("MatMul", "x", f"parts:{k}"), f"z_{k}": ("AddV2", f"product_{k}", f"from_h_{k}"),
+                  f"from_h_{k}": ("StridedSlice", "from_h", f"begin_{k}", f"end_{k}", "ones",
+                                  {"begin_mask": 1, "end_mask": 1}), f"part_{k}": ("Identity", f"z_{k}")}  # fmt: skip
+    (found,) = cells_of(tmp_path, lines, **weights).values()
+    assert found.refused == "its input or a state is of net/thing/kernel, of the shape (3, 4)"
 
 
 def test_averages_of_another_shape(tmp_path):

@@ -7,7 +7,7 @@ a cell and is none of these is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -259,11 +259,17 @@ def _body(sums: Sums, match: Match) -> Body | str:
             return "its input and its states are not told apart: they come from one node"
         if not {*places}.isdisjoint(straight(place) for place in step.results):
             return "a step reads what it computes itself"
+        weights = _stored(match.sources.values())
         for place, size in zip(places, match.sizes, strict=True):
             with suppress(Unknown):  # most are computed, or fed
-                given = sums.sources.source(place)
-                if given.name in match.kernels or given.shape[1:] != (size,):
-                    return f"its input or a state is {given.name}, of the shape {given.shape}"
+                given = sums.piece(place)
+                if given.shape[1:] != (size,) or weights & _stored([given.source]):
+                    return f"its input or a state is of {given.source.name}, of the shape {given.shape}"
         return Body(sums, match.x, step.states, step.results, match.sizes)
     except Unknown as unknown:
         return f"its nodes are not understood: {unknown}"
+
+
+def _stored(sources: Iterable[Source]) -> set[str]:
+    """The names of the variables and constants that these are made of, in whole or in part."""
+    return {leaf.partition(",")[0] for source in sources for leaf in source.leaves}
