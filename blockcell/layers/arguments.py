@@ -126,7 +126,7 @@ def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
 def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
     """A state; if it is a mapping, its parts in the order of their names, which may be integers for a stack.
 
-    The parts of layers that are stateless need not be there.
+    Those of layers that are stateless need not be there; all others must, so that no part is forgotten.
     """
     if not isinstance(state, Mapping):
         return state
@@ -135,7 +135,8 @@ def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[
     if {*needed} - {*parts} or {*parts} - {*names} or len(parts) != len(state):
         found, expected = ", ".join(map(str, state)) or "nothing", ", ".join(needed) or "nothing"
         perhaps = f", and perhaps {', '.join(stateless)}" if stateless else ""
-        raise ValueError(f"{what} has the names {found}; expected {expected}{perhaps}")
+        zeros = "; give None for zeros" if {*parts} <= {*names} and len(parts) == len(state) else ""
+        raise ValueError(f"{what} has the names {found}; expected {expected}{perhaps}{zeros}")
     return [parts.get(name, {}) for name in names]
 
 

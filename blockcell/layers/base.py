@@ -23,7 +23,6 @@ from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, s
 from .arguments import (
     CallReader,
     checked_array,
-    in_order,
     in_rows,
     read_array,
     read_lengths,
@@ -308,8 +307,9 @@ class Layer(ABC, Generic[S_co]):
             State before the first step, as a call returns it: `LSTMState`, `GRUState`, `RNNState`, (fw, bw), or a tuple
             of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
             so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
-            order: ``{"h": h, "cs": c}``, ``{"fw": ..., "bw": ...}``, ``{0: ..., 1: ...}`` for a stack, where a `Dense`
-            may be left out. An array of one row, (1, H), is every row's.
+            order, and has all of them: ``{"h": h, "cs": c}``, ``{"h": h, "cs": None}``, ``{"fw": ..., "bw": ...}``,
+            ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be left out. An array of one row, (1, H), is every
+            row's.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
             backward direction starts at the row's last step. Steps past a row's end take next to no time, in
@@ -521,8 +521,8 @@ class Layer(ABC, Generic[S_co]):
         """An equal layer that has no weights yet; `_share` gives it some."""
 
     @abstractmethod
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
-        """A state that the kernels can read."""
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
+        """A state that the kernels can read. `source` is what B is from."""
 
 
 # ----------------------------------------------------------------------------------------------- weights of their own
@@ -779,22 +779,10 @@ class Single(Layer[S_co]):
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
-    def _form_of_state(self) -> str:
-        """For messages."""
-        names = self._state._fields
-        return f"{self._state.__name__}({', '.join(names)})" if names else "()"
-
     def _taken_state(self, value: Any, batch: int) -> list[Array]:
         """The arrays of a state given to a stream, in the form that the kernels read."""
-        names = self._state._fields
-        what = f"{type(self).__name__}.stream: state"
-        value = in_order(what, value, names)
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{what} is {short(value)}; expected {self._form_of_state()}")
-        if len(value) != len(names):
-            raise ValueError(f"{what} has {len(value)} arrays; expected {', '.join(names) or 'none'}")
-        parts = zip(names, value, self._state_sizes, strict=True)
-        return [self._taken(name, in_rows(array, batch), (batch, size)) for name, array, size in parts]
+        reader = ArgumentReader(f"{type(self).__name__}.stream")
+        return [*self._read_state(reader, "state", value, batch, "the stream")]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
@@ -820,9 +808,10 @@ class Single(Layer[S_co]):
         kernel, plan = self._run(name, _EMPTY[self._number], *sizes, threads, *options)
         return kernel, plan, *self._work(name, T, B, threads, narrow)
 
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         fields, arrays = self._state._fields, []
-        parts = read_parts(reader, name, state, fields, self._form_of_state())
+        described = f"{self._state.__name__}({', '.join(fields)})" if fields else "()"
+        parts = read_parts(reader, name, state, fields, described)
         for size, (part, value) in zip(self._state_sizes, parts.items(), strict=True):
             if value is None:
                 arrays.append(np.zeros((B, size), self.dtype))
@@ -830,7 +819,7 @@ class Single(Layer[S_co]):
             if not name.startswith("d_"):  # as a gradient has every row's own
                 value = in_rows(value, B)
             letter = "H" if size == self.hidden_size else "P"
-            expected = f"(B, {letter}) = {(B, size)} with B from x, {letter} from the layer"
+            expected = f"(B, {letter}) = {(B, size)} with B from {source}, {letter} from the layer"
             arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))
         return self._state(*arrays)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
@@ -14,12 +14,12 @@ from .. import _stream
 from .._layers import PairRunner, Runner, StackRunner
 from .._read import ArgumentReader, short
 from ..optable import Array
-from .arguments import in_order, read_parts
+from .arguments import read_parts
 from .base import Layer, Single
 from .cell import Cell
 from .dense import Dense
 from .packed import Packed
-from .shared import Directions, S_bw_co, S_co, SharedWeights, State
+from .shared import Directions, GivenState, S_bw_co, S_co, SharedWeights, State
 
 
 class Composite(Layer[S_co]):
@@ -75,13 +75,17 @@ class Composite(Layer[S_co]):
         """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
         return next(iter(self._layers.values())).dtype
 
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int) -> State:
-        form = f"({', '.join(self._layers)})"
-        parts = read_parts(reader, name, state, self._layers, form, self._stateless_parts())
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         return tuple(
-            layer._read_state(reader, part, value, B)
-            for layer, (part, value) in zip(self._layers.values(), parts.items(), strict=True)
+            layer._read_state(reader, part, value, B, source)
+            for layer, (part, value) in zip(
+                self._layers.values(), self._parts_of(reader, name, state).items(), strict=True
+            )
         )
+
+    def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> dict[str, Any]:
+        """The states of its layers, by the names that messages use."""
+        return read_parts(reader, name, state, self._layers, f"({', '.join(self._layers)})", self._stateless_parts())
 
 
 class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
@@ -265,7 +269,7 @@ class StackStream:
     storage : str or None
         How matrices of weights are kept.
     state : tuple
-        Copies of the layers' states. Assigning sets them.
+        Copies of the layers' states. Assigning sets them, from what calls take as `state`.
     """
 
     def __init__(
@@ -306,18 +310,13 @@ class StackStream:
         return tuple(part.state for part in self._parts)
 
     @state.setter
-    def state(self, value: Sequence[Any] | Mapping[Any, Any]) -> None:
+    def state(self, value: GivenState) -> None:
         _stream.put(self._streams, self._state_arrays(value))
 
     def _state_arrays(self, value: Any) -> list[Array]:
         """The arrays of a state that the user gives, for all streams in their order."""
-        expected = f"expected {len(self._parts)}, one for each layer"
-        value = in_order("Stack.stream: state", value, self._stack._layers, self._stack._stateless_parts())
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"Stack.stream: state is {short(value)}; {expected}")
-        if len(value) != len(self._parts):
-            raise ValueError(f"Stack.stream: state has {len(value)} parts; {expected}")
-        return [array for part, given in zip(self._parts, value, strict=True) for array in part._state_arrays(given)]
+        states = self._stack._parts_of(ArgumentReader("Stack.stream"), "state", value).values()
+        return [array for part, given in zip(self._parts, states, strict=True) for array in part._state_arrays(given)]
 
     def _belong_to(self, packed: Packed) -> Self:
         self.layer, self.storage, self.activations = packed, packed.storage, packed.activations

@@ -146,8 +146,12 @@ def test_states_by_name_without_those_that_have_none():
         assert same(stream.state, state)
     assert same(heads(y[..., :4], {}), heads(y[..., :4])) and same(heads.layers[0](y[..., :4], {})[1], ())
 
-    for given, found in (({0: lstm}, "0"), ({0: lstm, 1: (), 3: ()}, "0, 1, 3"), ({0: lstm, 2: gru, 4: ()}, "0, 2, 4")):
-        message = f"state has the names {found}; expected 0, 2, and perhaps 1, 3"
+    for given, found, mend in (
+        ({0: lstm}, "0", "; give None for zeros"),
+        ({0: lstm, 1: (), 3: ()}, "0, 1, 3", "; give None for zeros"),
+        ({0: lstm, 2: gru, 4: ()}, "0, 2, 4", ""),
+    ):
+        message = f"state has the names {found}; expected 0, 2, and perhaps 1, 3{mend}"
         with pytest.raises(ValueError, match=f"^Stack: {message}$"):
             layer(x, given)
         with pytest.raises(ValueError, match=f"^Stack.stream: {message}$"):
@@ -161,8 +165,8 @@ def test_names_of_states_are_refused():
     for state, message in [
         ({"h": a, "c": a}, "Stack: state has the names h, c; expected 0, 1"),
         ({0: {"h": a, "c": a}, 1: None}, "Stack: state.0 has the names h, c; expected cs, h"),
-        ({0: {"h": a}, 1: None}, "Stack: state.0 has the names h; expected cs, h"),
-        ({0: {}, 1: None}, "Stack: state.0 has the names nothing; expected cs, h"),
+        ({0: {"h": a}, 1: None}, "Stack: state.0 has the names h; expected cs, h; give None for zeros"),
+        ({0: {}, 1: None}, "Stack: state.0 has the names nothing; expected cs, h; give None for zeros"),
         ({0: None, 1: {"forward": None, "bw": None}}, "Stack: state.1 has the names forward, bw; expected fw, bw"),
         ({0: None, "0": None, 1: None}, "Stack: state has the names 0, 0, 1; expected 0, 1"),
         ({0: None, 1: None, 2: None}, "Stack: state has the names 0, 1, 2; expected 0, 1"),
@@ -183,6 +187,26 @@ def test_names_of_states_are_refused():
         with pytest.raises(ValueError, match=re.escape(message)):
             stream.state = state
         assert not any(array.any() for array in leaves(stream.state))
+
+
+def test_none_stands_for_zeros_in_calls_and_in_streams():
+    """In place of a state or of any part of it, whether by name or by position."""
+    layer = Stack([LSTM.init(3, 2, seed=0), GRU.init(2, 4, seed=1), Dense.init(4, 2, seed=2)])
+    x, h, stream = ones(5, 4, 3), 0.5 * ones(4, 2), layer.stream(4)
+    zeros = LSTMState(0 * h, 0 * h), GRUState(np.zeros((4, 4), np.float32)), ()
+    half = (zeros[0]._replace(h=h), *zeros[1:])
+    for given, whole in (
+        (None, zeros),
+        ((None, None, None), zeros),
+        ({0: None, 1: {"h": None}}, zeros),
+        (((None, h), None, ()), half),
+        ({0: {"cs": None, "h": h}, 1: None}, half),
+    ):
+        expected = layer(x, whole)
+        assert same(layer(x, given), expected)
+        stream.state = half
+        stream.state = given
+        assert same(stream.state, whole) and same(stream.run(x), expected[0])
 
 
 def test_results_are_the_users():
