@@ -14,7 +14,7 @@ names the forward equation that a gradient goes back through.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -355,77 +355,88 @@ def block_rnn_grad(
 
 
 # ================================================================================================================= LSTM
-# The cells' order of gates is i, ci, f, o; only BlockLSTMV2 and its gradient have i, f, ci, o. So the mathematics is in
-# three functions that are told the order; the ops follow them, and then what the layer has beyond the ops.
-# Where there is no gate i, it is 1 - f, and there is no wci.
+# The mathematics is in functions that are told what kind of LSTM it is. The ops follow them, then the layer, which has
+# more than they do.
 
 
-def _lstm_step(
-    gates: tuple[str, ...],
-    x: Float64,
-    cs_prev: Float64,
-    h_prev: Float64,
-    w: Float64,
-    peepholes: tuple[Float64, ...] | None,
-    b: Float64,
-    forget_bias: float,
-    cell_clip: float,
-    activation: Activation,
-    recurrent_activation: Activation,
-) -> LSTMStates:
-    coupled = "i" not in gates
+class _Lstm(NamedTuple):
+    """What an LSTM has besides w and b."""
+
+    gates: tuple[str, ...]
+    """In the order of w's columns: i, ci, f, o, but of BlockLSTMV2 and its gradient i, f, ci, o. Where there is no i,
+    gates are coupled: it is 1 - f, and has no peephole."""
+    peepholes: tuple[Float64, ...] | None
+    activation: Activation
+    recurrent_activation: Activation
+    forget_bias: float = 0.0
+    cell_clip: float = 0.0
+    w_p: Float64 | None = None
+    proj_clip: float = 0.0
+
+    @property
+    def coupled(self) -> bool:
+        return "i" not in self.gates
+
+
+def _lstm_step(lstm: _Lstm, x: Float64, cs_prev: Float64, h_prev: Float64, w: Float64, b: Float64) -> LSTMStates:
+    gates, peepholes = lstm.gates, lstm.peepholes
     bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, len(gates), axis=1), strict=True))  # (1)
     if peepholes is not None:
         wci, wcf, wco = peepholes
-        if not coupled:
+        if not lstm.coupled:
             bar["i"] = bar["i"] + cs_prev * wci
         bar["f"] = bar["f"] + cs_prev * wcf
-    f = activated(bar["f"] + forget_bias, recurrent_activation)  # (3) forget gate; its peephole sees the old cell state
-    i = 1 - f if coupled else activated(bar["i"], recurrent_activation)  # (2) input gate; likewise
-    ci = activated(bar["ci"], activation)  # (4) candidate
+    f = activated(bar["f"] + lstm.forget_bias, lstm.recurrent_activation)  # (3) forget gate
+    i = 1 - f if lstm.coupled else activated(bar["i"], lstm.recurrent_activation)  # (2) input gate
+    ci = activated(bar["ci"], lstm.activation)  # (4) candidate
     cs = i * ci + f * cs_prev  # (5) new cell state
-    if cell_clip > 0:
-        cs = np.clip(cs, -cell_clip, cell_clip)  # (6)
-    co = activated(cs, activation)  # (7)
+    if lstm.cell_clip > 0:
+        cs = np.clip(cs, -lstm.cell_clip, lstm.cell_clip)  # (6)
+    co = activated(cs, lstm.activation)  # (7)
     if peepholes is not None:
         bar["o"] = bar["o"] + cs * wco
-    o = activated(bar["o"], recurrent_activation)  # (8) output gate; its peephole sees the new cs, clipped
+    o = activated(bar["o"], lstm.recurrent_activation)  # (8) output gate; its peephole sees the new cs, clipped
     h = o * co  # (9)
+    if lstm.w_p is not None:
+        h = h @ lstm.w_p  # (10)
+        if lstm.proj_clip > 0:
+            h = np.clip(h, -lstm.proj_clip, lstm.proj_clip)  # (11)
     return LSTMStates(i, cs, f, o, ci, co, h)
 
 
+def _lstm_projection_grad(lstm: _Lstm, states: LSTMStates, h_grad: Float64) -> tuple[Float64, Float64]:
+    """Back through (11) and (10): the gradients to o * co and to w_p."""
+    assert lstm.w_p is not None
+    if lstm.proj_clip > 0:
+        h_grad = np.where(np.abs(states.h) < lstm.proj_clip, h_grad, 0)  # nothing passes where it clips
+    return h_grad @ lstm.w_p.T, (states.o * states.co).T @ h_grad
+
+
 def _lstm_step_grad(
-    gates: tuple[str, ...],
-    cs_prev: Float64,
-    peepholes: tuple[Float64, ...] | None,
-    states: LSTMStates,
-    cs_grad: Float64,
-    h_grad: Float64,
-    activation: Activation,
-    recurrent_activation: Activation,
+    lstm: _Lstm, cs_prev: Float64, states: LSTMStates, cs_grad: Float64, m_grad: Float64
 ) -> LSTMCellGrad:
-    """Back through (9) to (2); ``dicfo`` in the order of ``gates``."""
+    """Back through (9) to (2), from the gradients to cs and to o * co; ``dicfo`` in the order of the gates."""
     i, cs, f, o, ci, co, _ = states
-    d_o_bar = h_grad * co * slope(o, recurrent_activation)  # from (9) through (8)
-    d_cs = h_grad * o * slope(co, activation) + cs_grad  # from (9) through (7)
-    if peepholes is not None:
-        wci, wcf, wco = peepholes
+    d_o_bar = m_grad * co * slope(o, lstm.recurrent_activation)  # from (9) through (8)
+    d_cs = m_grad * o * slope(co, lstm.activation) + cs_grad  # from (9) through (7)
+    if lstm.peepholes is not None:
+        wci, wcf, wco = lstm.peepholes
         d_cs = d_cs + d_o_bar * wco  # from (8)
     # (6) is taken for the identity, also where it clipped: straight through, as TF does
-    d_ci_bar = d_cs * i * slope(ci, activation)  # from (5) through (4)
-    if "i" in gates:
-        d_f_bar = d_cs * cs_prev * slope(f, recurrent_activation)  # from (5) through (3)
-        d_i_bar = d_cs * ci * slope(i, recurrent_activation)  # from (5) through (2)
-    else:  # from (5) through (3), also through (2), which is 1 - f
-        d_f_bar = d_cs * (cs_prev - ci) * slope(f, recurrent_activation)
+    d_ci_bar = d_cs * i * slope(ci, lstm.activation)  # from (5) through (4)
+    if lstm.coupled:  # from (5) through (3), also through (2), which is 1 - f
+        d_f_bar = d_cs * (cs_prev - ci) * slope(f, lstm.recurrent_activation)
         d_i_bar = np.zeros_like(d_f_bar)
+    else:
+        d_f_bar = d_cs * cs_prev * slope(f, lstm.recurrent_activation)  # from (5) through (3)
+        d_i_bar = d_cs * ci * slope(i, lstm.recurrent_activation)  # from (5) through (2)
     cs_prev_grad = d_cs * f  # from (5)
-    if peepholes is not None:
+    if lstm.peepholes is not None:
         cs_prev_grad = cs_prev_grad + d_i_bar * wci + d_f_bar * wcf  # from (2) and (3)
     bars = {"i": d_i_bar, "ci": d_ci_bar, "f": d_f_bar, "o": d_o_bar}
     return LSTMCellGrad(
         cs_prev_grad,
-        _beside(*(bars[gate] for gate in gates)),
+        _beside(*(bars[gate] for gate in lstm.gates)),
         (d_i_bar * cs_prev).sum(axis=0),
         (d_f_bar * cs_prev).sum(axis=0),
         (d_o_bar * cs).sum(axis=0),
@@ -438,6 +449,55 @@ def _lstm_product_grad(
     """Back through (1): the gradients to x, h_prev, w and b."""
     x_grad, h_prev_grad = np.split(d_bars @ w.T, [x.shape[1]], axis=1)
     return x_grad, h_prev_grad, _beside(x, h_prev).T @ d_bars, d_bars.sum(axis=0)
+
+
+def _lstm_sequence(
+    lstm: _Lstm, n: SupportsIndex, x: Float64, cs: Float64, h: Float64, w: Float64, b: Float64
+) -> LSTMStates:
+    """Of the first n steps; past them all is zero."""
+    shapes = (h.shape if name == "h" else cs.shape for name in LSTMStates._fields)
+    states = LSTMStates(*(np.zeros((len(x), *shape)) for shape in shapes))
+    for t in range(int(n)):
+        step = _lstm_step(lstm, x[t], cs, h, w, b)
+        for state, value in zip(states, step, strict=True):
+            state[t] = value
+        cs, h = step.cs, step.h
+    return states
+
+
+def _lstm_sequence_grad(
+    lstm: _Lstm,
+    n: SupportsIndex,
+    x: Float64,
+    cs_first: Float64,
+    h_first: Float64,
+    w: Float64,
+    states: LSTMStates,
+    cs_grad: Float64,
+    h_grad: Float64,
+    d_cs: Float64,
+    d_h: Float64,
+) -> dict[str, Float64]:
+    """Back through the first n steps, from the gradients to cs and h of each, and from `d_cs` and `d_h`, those to the
+    last ones from what comes after; the results by the arguments' names."""
+    grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros(w.shape[1])}
+    grads |= {name: np.zeros(cs_first.shape[1]) for name in ("wci", "wcf", "wco")}
+    if lstm.w_p is not None:
+        grads["w_p"] = np.zeros_like(lstm.w_p)
+    for t in reversed(range(int(n))):
+        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_first, h_first)
+        now = LSTMStates(*(state[t] for state in states))
+        d_m = h_grad[t] + d_h
+        if lstm.w_p is not None:
+            d_m, w_p_step = _lstm_projection_grad(lstm, now, d_m)
+            grads["w_p"] += w_p_step
+        step = _lstm_step_grad(lstm, cs_before, now, cs_grad[t] + d_cs, d_m)
+        d_cs = step.cs_prev_grad
+        grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
+        found = {"w": w_step, "b": b_step, "wci": step.wci_grad, "wcf": step.wcf_grad, "wco": step.wco_grad}
+        for name, value in found.items():
+            grads[name] += value
+    return grads | {"cs_prev": d_cs, "h_prev": d_h}
 
 
 def _peepholes(use_peephole: bool, *weights: ArrayLike | None) -> tuple[Float64, ...] | None:
@@ -471,11 +531,10 @@ def LSTMBlockCell(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    x, cs_prev, h_prev, w, b = _float64(x, cs_prev, h_prev, w, b)
     peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    gates = OPS["LSTMBlockCell"].gates
-    activations = activation, recurrent_activation
-    return _lstm_step(gates, x, cs_prev, h_prev, w, peepholes, b, forget_bias, cell_clip, *activations)
+    options = activation, recurrent_activation, forget_bias, cell_clip
+    lstm = _Lstm(OPS["LSTMBlockCell"].gates, peepholes, *options)
+    return _lstm_step(lstm, *_float64(x, cs_prev, h_prev, w, b))
 
 
 def LSTMBlockCellGrad(
@@ -502,9 +561,8 @@ def LSTMBlockCellGrad(
 ) -> LSTMCellGrad:
     cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad = _float64(cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad)
     peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    gates = OPS["LSTMBlockCellGrad"].gates
-    states, activations = LSTMStates(i, cs, f, o, ci, co, o * co), (activation, recurrent_activation)
-    step = _lstm_step_grad(gates, cs_prev, peepholes, states, cs_grad, h_grad, *activations)
+    lstm = _Lstm(OPS["LSTMBlockCellGrad"].gates, peepholes, activation, recurrent_activation)
+    step = _lstm_step_grad(lstm, cs_prev, LSTMStates(i, cs, f, o, ci, co, o * co), cs_grad, h_grad)
     peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), step[2:])
     return LSTMCellGrad(step.cs_prev_grad, step.dicfo, *peephole_grads)
 
@@ -558,65 +616,22 @@ def lstm_block_cell_vjp(
     return LSTMGrads(x_grad, cell.cs_prev_grad, h_prev_grad, w_grad, *peephole_grads, b_grad)
 
 
-def _block_lstm(
-    gates: tuple[str, ...],
-    seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    weights: tuple[ArrayLike | None, ...],
-    b: ArrayLike,
-    forget_bias: float,
-    cell_clip: float,
-    use_peephole: bool,
-    *activations: Activation,
-) -> LSTMStates:
-    x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
-    peepholes = _peepholes(use_peephole, *weights)
-    states = LSTMStates(*(np.zeros((len(x), *cs.shape)) for _ in LSTMStates._fields))  # zeros stay past seq_len_max
-    for t in range(int(seq_len_max)):
-        step = _lstm_step(gates, x[t], cs, h, w, peepholes, b, forget_bias, cell_clip, *activations)
-        for state, value in zip(states, step, strict=True):
-            state[t] = value
-        cs, h = step.cs, step.h
-    return states
-
-
 def _block_lstm_grad(
-    gates: tuple[str, ...],
+    lstm: _Lstm,
     seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    weights: tuple[ArrayLike | None, ...],
-    b: ArrayLike,
+    inputs: tuple[ArrayLike, ...],
+    peepholes: tuple[ArrayLike | None, ...],
     saved: tuple[ArrayLike, ...],
-    cs_grad: ArrayLike,
-    h_grad: ArrayLike,
-    use_peephole: bool,
-    *activations: Activation,
+    incoming: tuple[ArrayLike, ...],
 ) -> LSTMGrads:
-    x, cs_prev, h_prev, w, b, cs_grad, h_grad = _float64(x, cs_prev, h_prev, w, b, cs_grad, h_grad)
-    hidden = cs_prev.shape[1]
-    states = LSTMStates(*_float64(*saved))
-    peepholes = _peepholes(use_peephole, *weights)
-    x_grad, w_grad, b_grad = map(np.zeros_like, (x, w, b))
-    sums = np.zeros((3, hidden))
-    d_cs, d_h = np.zeros_like(cs_prev), np.zeros_like(h_prev)  # what later steps send back
-    for t in reversed(range(int(seq_len_max))):
-        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_prev, h_prev)
-        now = LSTMStates(*(state[t] for state in states))
-        incoming = cs_grad[t] + d_cs, h_grad[t] + d_h
-        step = _lstm_step_grad(gates, cs_before, peepholes, now, *incoming, *activations)
-        d_cs = step.cs_prev_grad
-        x_grad[t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
-        w_grad += w_step
-        b_grad += b_step
-        sums += (step.wci_grad, step.wcf_grad, step.wco_grad)
-    peephole_grads = _peephole_grads(use_peephole, hidden, weights, sums)
-    return LSTMGrads(x_grad, d_cs, d_h, w_grad, *peephole_grads, b_grad)
+    """From x, cs_prev, h_prev, w; the weights of the peepholes; what the op returned; and the gradients to cs and h."""
+    x, cs_prev, h_prev, w = _float64(*inputs)
+    cs_grad, h_grad = _float64(*incoming)
+    d_cs, d_h, states = np.zeros_like(cs_prev), np.zeros_like(h_prev), LSTMStates(*_float64(*saved))
+    found = _lstm_sequence_grad(lstm, seq_len_max, x, cs_prev, h_prev, w, states, cs_grad, h_grad, d_cs, d_h)
+    sums = (found[name] for name in ("wci", "wcf", "wco"))
+    peephole_grads = _peephole_grads(lstm.peepholes is not None, cs_prev.shape[1], peepholes, sums)
+    return LSTMGrads(found["x"], found["cs_prev"], found["h_prev"], found["w"], *peephole_grads, found["b"])
 
 
 def BlockLSTM(
@@ -636,9 +651,10 @@ def BlockLSTM(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    gates, activations = OPS["BlockLSTM"].gates, (activation, recurrent_activation)
-    options = forget_bias, cell_clip, use_peephole, *activations
-    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, (wci, wcf, wco), b, *options)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    options = activation, recurrent_activation, forget_bias, cell_clip
+    lstm = _Lstm(OPS["BlockLSTM"].gates, peepholes, *options)
+    return _lstm_sequence(lstm, seq_len_max, *_float64(x, cs_prev, h_prev, w, b))
 
 
 def BlockLSTMGrad(
@@ -665,9 +681,10 @@ def BlockLSTMGrad(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
-    gates, options = OPS["BlockLSTMGrad"].gates, (use_peephole, activation, recurrent_activation)
-    weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
-    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, *options)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    lstm = _Lstm(OPS["BlockLSTMGrad"].gates, peepholes, activation, recurrent_activation)
+    inputs, saved, weights = (x, cs_prev, h_prev, w), (i, cs, f, o, ci, co, h), (wci, wcf, wco)
+    return _block_lstm_grad(lstm, seq_len_max, inputs, weights, saved, (cs_grad, h_grad))
 
 
 def BlockLSTMV2(
@@ -686,8 +703,9 @@ def BlockLSTMV2(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    gates, options = OPS["BlockLSTMV2"].gates, (cell_clip, use_peephole, activation, recurrent_activation)
-    return _block_lstm(gates, seq_len_max, x, cs_prev, h_prev, w, (wci, wcf, wco), b, 0.0, *options)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    lstm = _Lstm(OPS["BlockLSTMV2"].gates, peepholes, activation, recurrent_activation, cell_clip=cell_clip)
+    return _lstm_sequence(lstm, seq_len_max, *_float64(x, cs_prev, h_prev, w, b))
 
 
 def BlockLSTMGradV2(
@@ -714,17 +732,24 @@ def BlockLSTMGradV2(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
-    gates, options = OPS["BlockLSTMGradV2"].gates, (use_peephole, activation, recurrent_activation)
-    weights, saved = (wci, wcf, wco), (i, cs, f, o, ci, co, h)
-    return _block_lstm_grad(gates, seq_len_max, x, cs_prev, h_prev, w, weights, b, saved, cs_grad, h_grad, *options)
+    peepholes = _peepholes(use_peephole, wci, wcf, wco)
+    lstm = _Lstm(OPS["BlockLSTMGradV2"].gates, peepholes, activation, recurrent_activation)
+    inputs, saved, weights = (x, cs_prev, h_prev, w), (i, cs, f, o, ci, co, h), (wci, wcf, wco)
+    return _block_lstm_grad(lstm, seq_len_max, inputs, weights, saved, (cs_grad, h_grad))
 
 
 # ------------------------------------------------------------------------------------------- the layer beyond the ops
-def _layer_peepholes(*weights: ArrayLike | None) -> tuple[Float64, ...] | None:
-    """Those that a layer has; a coupled one has no wci."""
-    if all(weight is None for weight in weights):
-        return None
-    return _float64(*(0.0 if weight is None else weight for weight in weights))
+def _lstm_of_layer(
+    gates: tuple[str, ...],
+    wci: ArrayLike | None,
+    wcf: ArrayLike | None,
+    wco: ArrayLike | None,
+    w_p: ArrayLike | None,
+    **options: Any,
+) -> _Lstm:
+    """A layer has peepholes if it has their weights; a coupled one has no wci."""
+    peepholes = _peepholes(wcf is not None, 0.0 if wci is None else wci, wcf, wco)
+    return _Lstm(gates, peepholes, w_p=None if w_p is None else np.asarray(w_p, np.float64), **options)
 
 
 def lstm_layer(
@@ -747,20 +772,10 @@ def lstm_layer(
 ) -> LSTMStates:
     """What a `blockcell.LSTM` computes over T steps, with `gates` in the order of w's columns: ``("ci", "f", "o")`` for
     coupled ones. h is [T,B,P] with a projection w_p [H,P], else [T,B,H]; all else is [T,B,H]."""
-    x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
-    peepholes = _layer_peepholes(wci, wcf, wco)
-    steps = []
-    for x_t in x:
-        options = forget_bias, cell_clip, activation, recurrent_activation
-        step = _lstm_step(gates, x_t, cs, h, w, peepholes, b, *options)
-        if w_p is not None:
-            h = step.h @ np.asarray(w_p, np.float64)  # (10)
-            if proj_clip > 0:
-                h = np.clip(h, -proj_clip, proj_clip)  # (11)
-            step = step._replace(h=h)
-        cs, h = step.cs, step.h
-        steps.append(step)
-    return LSTMStates(*map(np.stack, zip(*steps, strict=True)))
+    options = {"activation": activation, "recurrent_activation": recurrent_activation}
+    numbers = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+    lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options, **numbers)
+    return _lstm_sequence(lstm, len(np.asarray(x)), *_float64(x, cs_prev, h_prev, w, b))
 
 
 def lstm_layer_grad(
@@ -785,32 +800,14 @@ def lstm_layer_grad(
 ) -> dict[str, Float64]:
     """The gradients to x, cs_prev, h_prev and the weights, by their names, from those to h [T,B,.] and to the last
     states, with what `lstm_layer` returned."""
-    x, cs_first, h_first, w, b, h_grad = _float64(x, cs_prev, h_prev, w, b, h_grad)
-    peepholes, states = _layer_peepholes(wci, wcf, wco), LSTMStates(*_float64(*states))
-    grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros_like(b)}
-    sums = np.zeros((3, cs_first.shape[1]))
-    d_cs, d_h = _float64(cs_last_grad, h_last_grad)  # what later steps send back
-    if w_p is not None:
-        (w_p,) = _float64(w_p)
-        grads["w_p"] = np.zeros_like(w_p)
-    for t in reversed(range(len(x))):
-        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_first, h_first)
-        now = LSTMStates(*(state[t] for state in states))
-        d_m = d_h + h_grad[t]
-        if w_p is not None:
-            if proj_clip > 0:
-                d_m = np.where(np.abs(now.h) < proj_clip, d_m, 0)  # from (11): nothing passes where it clips
-            grads["w_p"] += (now.o * now.co).T @ d_m  # from (10)
-            d_m = d_m @ w_p.T  # from (10)
-        step = _lstm_step_grad(gates, cs_before, peepholes, now, d_cs, d_m, activation, recurrent_activation)
-        d_cs = step.cs_prev_grad
-        grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
-        grads["w"] += w_step
-        grads["b"] += b_step
-        sums += (step.wci_grad, step.wcf_grad, step.wco_grad)
-    given = {"wci": wci, "wcf": wcf, "wco": wco}
-    grads |= {name: each for (name, weight), each in zip(given.items(), sums, strict=True) if weight is not None}
-    return grads | {"cs_prev": d_cs, "h_prev": d_h}
+    options = {"proj_clip": proj_clip, "activation": activation, "recurrent_activation": recurrent_activation}
+    lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options)
+    x, cs_prev, h_prev, w, h_grad = _float64(x, cs_prev, h_prev, w, h_grad)
+    states, cs_grad = LSTMStates(*_float64(*states)), np.zeros((len(x), *cs_prev.shape))
+    last = _float64(cs_last_grad, h_last_grad)
+    grads = _lstm_sequence_grad(lstm, len(x), x, cs_prev, h_prev, w, states, cs_grad, h_grad, *last)
+    missing = {name for name, weight in {"wci": wci, "wcf": wcf, "wco": wco}.items() if weight is None}
+    return {name: grad for name, grad in grads.items() if name not in missing}
 
 
 # ================================================================================================================ Dense
