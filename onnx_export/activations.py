@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from onnx import NodeProto
 
-from blockcell.activations import DEFAULTS, PARAMETERS, Activation, parts
+from blockcell.activations import PARAMETERS, Activation, parts
+from blockcell.convert.onnx_activations import USES, WRITTEN, are_exact
 from blockcell.formulas import SELU
 
 from .loops import Nodes
@@ -126,24 +127,6 @@ SLOPES = {
 }
 """At the kinks of relu and hard_sigmoid the slope is 0."""
 
-NODES = {
-    "tanh": ("Tanh", "", ""),
-    "sigmoid": ("Sigmoid", "", ""),
-    "relu": ("Relu", "", ""),
-    "leaky_relu": ("LeakyRelu", "negative_slope", ""),
-    "elu": ("Elu", "alpha", ""),
-    "softsign": ("Softsign", "", ""),
-    "hard_sigmoid": ("HardSigmoid", "scale", "shift"),
-    "linear": ("Affine", "one", "zero"),
-}
-"""The names that ONNX's own LSTM, GRU and RNN have for activations, and what their alpha and beta are."""
-USES = {
-    "LSTM": ("recurrent_activation", "activation", "activation"),
-    "GRU": ("recurrent_activation", "activation"),
-    "RNN": ("activation",),
-}
-"""Which activations these nodes have, in their order."""
-
 WORDS = {
     "Activation": ("activation", VALUES, "x", "y"),
     "Recurrent": ("recurrent_activation", VALUES, "x", "y"),
@@ -174,20 +157,6 @@ def expanded(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], 
     return [*found.values()]
 
 
-def of_node(op_type: str, activations: Mapping[str, Activation]) -> dict[str, list[str] | list[float]]:
-    """The attributes of ONNX's own LSTM, GRU or RNN that has these activations, where they are not its defaults."""
-    used = [activations[argument] for argument in USES[op_type]]
-    if used == [DEFAULTS[argument] for argument in USES[op_type]]:
-        return {}
-    names, alphas, betas = zip(*(NODES[parts(each)[0]] for each in used), strict=True)
-    numbers = [{"one": 1.0, "zero": 0.0} | _parameters(each) for each in used]
-    found: dict[str, list[str] | list[float]] = {"activations": [*names]}
-    for attribute, wanted in (("activation_alpha", alphas), ("activation_beta", betas)):
-        if values := [known[name] for known, name in zip(numbers, wanted, strict=True) if name]:
-            found[attribute] = values
-    return found
-
-
 def not_in_node(
     op_type: str, activations: Mapping[str, Activation], coupled: bool, dtype: np.dtype[np.floating]
 ) -> str:
@@ -196,9 +165,9 @@ def not_in_node(
         name, values = parts(activations[argument])
         if name == "softplus":
             return f"in its {op_type}, onnxruntime's softplus of more than 88 is infinite"
-        if name not in NODES:
+        if name not in WRITTEN:
             return f"ONNX's {op_type} has no {argument} {name!r}"
-        if dtype == np.float64 and any(float(np.float32(value)) != value for value in values):
+        if dtype == np.float64 and not are_exact(values):
             return f"ONNX's {op_type} has the numbers of its activations in float32, not {activations[argument]!r}"
     gate, values = parts(activations["recurrent_activation"])
     if coupled and gate != "sigmoid" and (gate, *values[1:]) != ("hard_sigmoid", 0.5):

@@ -18,6 +18,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 from blockcell import __version__
 from blockcell._read import short
 from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
+from blockcell.convert.onnx_activations import attributes_of
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import activations, gru, gru_reset_after, lstm, rnn
@@ -543,7 +544,7 @@ def _named(c: Config, each: NodeProto) -> None:
         each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
         if each.op_type == "LSTM" and "coupled" in c.conditions:
             each.attribute.append(helper.make_attribute("input_forget", 1))
-        for name, value in activations.of_node(each.op_type, c.activation_of).items():
+        for name, value in attributes_of(each.op_type, [c.activation_of]).items():
             each.attribute.append(helper.make_attribute(name, value))
     for attribute in each.attribute:
         for inner in attribute.g.node:

@@ -256,8 +256,8 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
     )
-    for attribute, values in written_activations(caller, cells).items():
-        node.attribute.extend([helper.make_attribute(attribute, values)] if values else [])
+    for attribute, values in written_activations(caller, kind, cells).items():
+        node.attribute.append(helper.make_attribute(attribute, values))
     if kind == "GRU":
         node.attribute.append(helper.make_attribute("linear_before_reset", int(resets == {True})))
     if couples == {True}:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from ..activations import DEFAULTS, PARAMETERS, Activation, parts
-from ..layers import LSTM
 from .shared import Cell, ConversionError
 
-_USUAL = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
+USES = {
+    "LSTM": ("recurrent_activation", "activation", "activation"),
+    "GRU": ("recurrent_activation", "activation"),
+    "RNN": ("activation",),
+}
+"""What the activations of a node are as arguments of a layer, in the node's order."""
 _ALPHA_BETA: dict[str, tuple[float | None, ...]] = {  # which of them each has, and their defaults
     "Affine": (None, None),
     "Elu": (1.0,),
@@ -27,7 +32,7 @@ _ALPHA_BETA: dict[str, tuple[float | None, ...]] = {  # which of them each has, 
     "ThresholdedRelu": (1.0,),
 }
 _BY_NAME = {name.lower(): name for name in _ALPHA_BETA}
-_WRITTEN = {  # ONNX's names of those of layers that it has
+WRITTEN = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
     "relu": "Relu",
@@ -38,30 +43,33 @@ _WRITTEN = {  # ONNX's names of those of layers that it has
     "hard_sigmoid": "HardSigmoid",
     "linear": "Affine",
 }
+"""ONNX's names of the activations of layers that its nodes have."""
 
 
 def read_activations(
     what: str, kind: str, attributes: Mapping[str, Any], directions: int, dtype: np.dtype[Any]
 ) -> list[dict[str, Any]]:
     """A cell's arguments, for each direction of a node."""
-    names = _USUAL[kind] * directions
+    uses = USES[kind]
+    names = [WRITTEN[str(DEFAULTS[argument])] for argument in uses] * directions
     if "activations" in attributes:
         names = [name.decode(errors="replace") for name in attributes["activations"].strings]
-        if len(names) != len(_USUAL[kind]) * directions:
-            raise ValueError(f"{what} has {len(names)} activations; expected {len(_USUAL[kind]) * directions}")
+        if len(names) != len(uses) * directions:
+            raise ValueError(f"{what} has {len(names)} activations; expected {len(uses) * directions}")
     alphas, betas = (
         iter(attributes[name].floats if name in attributes else ()) for name in ("activation_alpha", "activation_beta")
     )
     found = [_read(what, name, alphas, betas, dtype) for name in names]
     cells = []
     for d in range(directions):
-        *recurrent, activation = found[d * len(_USUAL[kind]) : (d + 1) * len(_USUAL[kind])]
-        if kind == "LSTM" and recurrent.pop() != activation:
-            raise ConversionError(
-                f"{what} has activations={names}, of which the second is for the candidate and the third for the"
-                f" cell state: here both are the layer's activation, so they must be equal"
-            )
-        cells.append({"activation": activation} | ({"recurrent_activation": recurrent[0]} if recurrent else {}))
+        cell: dict[str, Any] = {}
+        for argument, activation in zip(uses, found[d * len(uses) : (d + 1) * len(uses)], strict=True):
+            if cell.setdefault(argument, activation) != activation:
+                raise ConversionError(
+                    f"{what} has activations={names}, of which the second is for the candidate and the third for the"
+                    f" cell state: here both are the layer's activation, so they must be equal"
+                )
+        cells.append(cell)
     return cells
 
 
@@ -72,7 +80,7 @@ def _read(what: str, given: str, alphas: Iterator[float], betas: Iterator[float]
         raise ConversionError(f"{what} has the activation {given!r}; expected one of {', '.join(_ALPHA_BETA)}")
     numbers = [next(source, default) for source, default in zip((alphas, betas), _ALPHA_BETA[name], strict=False)]
     values = [_as_written(number, dtype) for number in numbers if number is not None]
-    found: Activation | None = next((ours for ours, theirs in _WRITTEN.items() if theirs == name), None)
+    found: Activation | None = next((ours for ours, theirs in WRITTEN.items() if theirs == name), None)
     if name == "HardSigmoid" and all(map(math.isfinite, values)):
         found = ("hard_sigmoid", *values)
     elif name in ("LeakyRelu", "Elu", "ThresholdedRelu") and values == [0]:
@@ -101,28 +109,40 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
 
 
-def written_activations(caller: str, cells: Iterable[Cell]) -> dict[str, list[Any]]:
+def written_activations(caller: str, kind: str, cells: Sequence[Cell]) -> dict[str, list[Any]]:
     """The attributes of a node with these cells; none if its activations are the usual ones."""
-    names, alphas, betas = list[str](), list[float](), list[float]()
-    usual = True
-    for cell in cells:
-        arguments = cell._arguments()
-        given = [arguments[name] for name in ("recurrent_activation", "activation") if name in arguments]
-        usual &= given == [DEFAULTS["recurrent_activation"], DEFAULTS["activation"]][-len(given) :]
-        for activation in [*given, *given[-1:]] if isinstance(cell, LSTM) else given:
+    given = [cell._activations for cell in cells]
+    for cell, activations in zip(cells, given, strict=True):
+        for activation in activations.values():
             name, values = parts(activation)
-            if name not in _WRITTEN:
+            if name not in WRITTEN:
                 raise ConversionError(f"{caller}: the activation {name!r} is none that ONNX's nodes have")
-            if cell.dtype == np.float64 and any(float(np.float32(value)) != value for value in values):
+            if cell.dtype == np.float64 and not are_exact(values):
                 raise ConversionError(
                     f"{caller}: the activation {activation!r} has parameters that are not exact in float32, in which"
                     f" ONNX's nodes have them; expected a layer of dtype float32, or other parameters"
                 )
-            names.append(_WRITTEN[name])
-            alpha_beta = (1.0, 0.0) if name == "linear" else values
-            alphas += alpha_beta[:1]
-            betas += alpha_beta[1:]
-    return {} if usual else {"activations": names, "activation_alpha": alphas, "activation_beta": betas}
+    return attributes_of(kind, given)
+
+
+def are_exact(values: Iterable[float]) -> bool:
+    """Whether ONNX's nodes can have these parameters, which are float32 there."""
+    return all(float(np.float32(value)) == value for value in values)
+
+
+def attributes_of(kind: str, directions: Iterable[Mapping[str, Activation]]) -> dict[str, list[Any]]:
+    """The attributes of an LSTM, GRU or RNN node whose directions have these activations, which must be in `WRITTEN`;
+    none if they are the usual ones."""
+    used = [each[argument] for each in directions for argument in USES[kind]]
+    if all(activation == DEFAULTS[argument] for activation, argument in zip(used, cycle(USES[kind]), strict=False)):
+        return {}
+    numbers = [(1.0, 0.0) if name == "linear" else values for name, values in map(parts, used)]
+    found: dict[str, list[Any]] = {
+        "activations": [WRITTEN[parts(activation)[0]] for activation in used],
+        "activation_alpha": [number for each in numbers for number in each[:1]],
+        "activation_beta": [number for each in numbers for number in each[1:]],
+    }
+    return {name: values for name, values in found.items() if values}
 
 
 def refuse_clip(what: str, clip: float, activations: Iterable[Activation], dtype: np.dtype[Any]) -> None:

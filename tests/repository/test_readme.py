@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import blockcell
+from blockcell import LSTM, RNN, activations
+from blockcell.activations import PARAMETERS
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op
 
@@ -136,6 +138,14 @@ def test_every_reason_to_refuse_a_cell_is_explained():
     assert not [words for words in cells if not any(words in text for text in reasons)]
     given = [*texts(READING)]
     assert not [words for words in files if not any(words in text for text in given)]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_activation_is_documented(name):
+    """In the docstrings of its module and of layers, and in the table of its equations."""
+    assert re.search(rf"^    {name} ", activations.__doc__, re.MULTILINE)
+    assert all(f'"{name}"' in layer.__doc__ for layer in (LSTM, RNN))
+    assert f'\n| `"{name}"` | ' in (ROOT / "docs" / "mathematics.md").read_text()
 
 
 def test_example_of_the_ops():

@@ -23,6 +23,7 @@ from tf_composed import (
 from tf_files import graph, node
 
 from blockcell import formulas
+from blockcell.activations import PARAMETERS
 from blockcell.command import main
 from blockcell.tensorflow import open as opened
 
@@ -64,9 +65,7 @@ def behind(given, out, activation):
     return lines
 
 
-ACTIVATIONS = ["tanh", "sigmoid", "relu", "leaky_relu", ("leaky_relu", 0.25), "elu", ("elu", 0.5), "selu", "softplus",
-               "softsign", "exponential", "hard_sigmoid", "hard_sigmoid by a sixth", ("hard_sigmoid", 0.2, 0.5),
-               "linear"]  # fmt: skip
+ACTIVATIONS = [*PARAMETERS, ("leaky_relu", 0.25), ("elu", 0.5), "hard_sigmoid by a sixth", ("hard_sigmoid", 0.2, 0.5)]
 ELSE = {"hard_sigmoid by a sixth": "hard_sigmoid"}
 
 
@@ -276,6 +275,9 @@ def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
     np.testing.assert_array_equal(cells["a"].initial_state["cs"], ROWS)
     layer, state = cells.layer(), cells.initial_state
     y, _ = layer(X, state)
+    stream = layer.stream(B)
+    stream.state = state
+    np.testing.assert_array_equal(stream.run(X), y)
     w = np.concatenate([lstm["kernel"], lstm["recurrent"]])
     below = formulas.lstm_layer(x=X, cs_prev=ROWS, h_prev=ZEROS, w=w, b=lstm["bias"], gates=("i", "f", "ci", "o")).h
     start = {"h_prev": np.zeros((B, H)), "b": gru["bias"]}
