@@ -2,7 +2,7 @@
 
 `raw_ops` has TensorFlow's eight ops, `ops` more in the same style; `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` and
 `Stack` are whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads
-their files.  numpy arrays in, numpy arrays out.
+their files, `Scorer` runs them on many sequences.  numpy arrays in, numpy arrays out.
 """
 
 import importlib
@@ -24,6 +24,7 @@ from ._version import __version__ as __version__
 from .errors import FormatError
 from .layers import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, RNNState, Stack
 from .layers.loading import load
+from .scorer import Scorer
 
 if TYPE_CHECKING:
     from . import convert as convert
@@ -38,6 +39,7 @@ __all__ = [
     "GRUState",
     "LSTMState",
     "RNNState",
+    "Scorer",
     "Stack",
     "build_info",
     "convert",

@@ -2,55 +2,50 @@
 
 A layer uses several threads by itself, but what Python does around its call has one.  Processes share out both.  Here a
 character model gives each line of the standard library's source its bits per character: an LSTM and a Dense compute the
-logits, numpy everything before and after them.  Each worker gets the model once, pickled, when it starts; from then on
-only lines go there and scores come back.  However the work is shared out, the scores have the same bits.
+logits, numpy everything before and after them.  A `Scorer` runs lines of about the same length together.  It goes to
+the workers with each share of the lines, but only as the path of the model, which each of them reads once.  However the
+work is shared out, the scores have the same bits.  docs/scoring.md says how this goes on several machines.
 
     python examples/scoring.py [number of lines]
 
-On two cores the rates are 33,000 lines per second with one thread, 54,000 with two, and 54,000 with two processes: here
-threads do as well, and need no pool.  The more Python does around a call, the more a pool gains.  The weights are
-random, because this is about speed.  The only package needed is blockcell.
+The more Python does around a call, the more a pool gains over threads.  The weights are random, because this is about
+speed.  The only package needed is blockcell.
 """
 
 import multiprocessing
 import sys
 import sysconfig
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import blockcell
-from blockcell import LSTM, Dense, Stack
+from blockcell import LSTM, Dense, Scorer, Stack
 
-LINES, ROWS, HIDDEN, CHARACTERS = 20000, 64, 64, 128
-
-
-def start(net):
-    """Once in each worker."""
-    global model
-    model = net
-    blockcell.set_num_threads(1)
+LINES, SHARE, HIDDEN, CHARACTERS = 20000, 1000, 64, 128
+ONE_HOT = np.eye(CHARACTERS, dtype=np.float32)
 
 
-def score(lines):
-    """Bits per character of a batch of ASCII lines of two characters or more."""
-    lengths = np.array([len(line) - 1 for line in lines])  # every character but the last says something of the next
-    codes = np.zeros((lengths.max() + 1, len(lines)), int)
-    for row, line in enumerate(lines):
-        codes[: len(line), row] = np.frombuffer(line.encode(), np.uint8)
-    x = np.eye(CHARACTERS, dtype=np.float32)[codes[:-1]]
-    logits, _ = model(x, lengths=lengths)
-    chosen = np.take_along_axis(logits, codes[1:, :, None], axis=2)[:, :, 0]
-    bits = np.log2(np.exp(logits).sum(axis=2)) - chosen / np.log(2)
-    return np.where(np.arange(len(bits))[:, None] < lengths, bits, 0).sum(axis=0) / lengths
+def score(scorer, lines):
+    """Bits per character of ASCII lines of two characters or more; the scorer's results are the logits of all steps."""
+    codes = [np.frombuffer(line.encode(), np.uint8) for line in lines]
+    found = scorer([ONE_HOT[code[:-1]] for code in codes])  # every character but the last says something of the next
+    return np.array([bits(logits, code[1:]) for logits, code in zip(found, codes, strict=True)])
 
 
-def timed(who, batches, mapped):
+def bits(logits, codes):
+    chosen = logits[np.arange(len(codes)), codes]
+    return (np.log2(np.exp(logits).sum(axis=1)) - chosen / np.log(2)).mean()
+
+
+def timed(who, scorer, shares, mapped):
     """All scores, and a line that says how fast they came; `mapped` is the builtin map, or a pool's."""
     begin = time.perf_counter()
-    scores = np.concatenate(list(mapped(score, batches)))
+    scores = np.concatenate(list(mapped(partial(score, scorer), shares)))
     print(f"{who:32}{len(scores) / (time.perf_counter() - begin):6.0f} lines per second")
     return scores
 
@@ -60,19 +55,19 @@ def main(number=LINES):
     for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         lines += [line.strip() for line in module.read_text(encoding="utf8").splitlines()]
     lines = [line for line in lines if line.isascii() and 20 <= len(line) <= 120][:number]
-    lines.sort(key=len)
-    batches = [lines[first : first + ROWS] for first in range(0, len(lines), ROWS)]  # of about one length each
+    shares = [lines[first : first + SHARE] for first in range(0, len(lines), SHARE)]
     net = Stack([LSTM.init(CHARACTERS, HIDDEN, seed=1), Dense.init(HIDDEN, CHARACTERS, seed=2)])
     count = blockcell.get_num_threads()  # one for each CPU
 
-    start(net)
-    alone = timed("this process, 1 thread", batches, map)
-    blockcell.set_num_threads(None)
-    threaded = timed(f"this process, {count} threads", batches, map)
-    context = multiprocessing.get_context("spawn")  # fork is not safe once a process has threads
-    with ProcessPoolExecutor(count, context, initializer=start, initargs=(net,)) as pool:
-        list(pool.map(score, batches))  # after that all workers have started
-        pooled = timed(f"{count} processes, 1 thread each", batches, pool.map)
+    with tempfile.TemporaryDirectory() as folder:
+        net.save(path := Path(folder) / "model.npz")
+        one, all_of_them = (Scorer(path, output="all", num_threads=threads) for threads in (1, count))
+        alone = timed("this process, 1 thread", one, shares, map)
+        threaded = timed(f"this process, {count} threads", all_of_them, shares, map)
+        context = multiprocessing.get_context("spawn")  # fork is not safe once a process has threads
+        with ProcessPoolExecutor(count, context) as pool:
+            list(pool.map(partial(score, one), shares))  # after that all workers have started
+            pooled = timed(f"{count} processes, 1 thread each", one, shares, pool.map)
     same = alone.tobytes() == threaded.tobytes() == pooled.tobytes()
     print(f"{alone.mean():.2f} bits per character.", "All scores equal, bit for bit" if same else "The scores differ")
     return same

@@ -27,7 +27,8 @@ from ..installing import how_to_install
 from ..layers import Layer
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, ROUNDINGS, WEIGHT_STORAGES, Array
-from .terminal import print_json, print_table, progress, say
+from ..progress import progress
+from .terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..tensorflow.cells import Cells

@@ -33,7 +33,7 @@ from ..formulas import FORMULAS, error_in_eps
 from ..layers import GRU, LSTM, Dense, Stack
 from ..loss import softmax_cross_entropy
 from ..optable import OPS, Array
-from .terminal import Progress
+from ..progress import Progress
 
 HIDDEN = 64
 EPOCHS = 60

@@ -1,18 +1,15 @@
-"""What the command prints: JSON, lines, tables and progress. All text goes through `say` or `print_table`."""
+"""What the command prints: JSON, lines and tables. All text goes through `say` or `print_table`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import plain
 
-Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and of how much."""
 VERDICTS = {True: "ok", False: "FAILED"}
 
 
@@ -55,23 +52,3 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for row in texts:
         table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
     Console().print(table)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """Progress bars on standard error, one for each thing that is being done; none without terminal or rich."""
-    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
-        yield lambda what, done, of: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    tasks: dict[str, Any] = {}
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-
-        def tell(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done)
-
-        yield tell

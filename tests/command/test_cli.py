@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from fresh import printed, python
+from fresh import on_terminal, printed, python
 
 import blockcell
 from blockcell.command import cli
@@ -68,24 +68,6 @@ def test_info_as_json(capsys):
     assert found == {k: list(v) if isinstance(v, tuple) else v for k, v in blockcell.build_info().items()}
 
 
-def on_terminal(code: str) -> str:
-    """What `code` prints where standard output and error are a terminal."""
-    pty = pytest.importorskip("pty")
-    master, slave = pty.openpty()
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment) as process:
-        os.close(slave)
-        chunks = []
-        try:
-            while chunk := os.read(master, 65536):
-                chunks.append(chunk)
-        except OSError:  # how Linux says that the other side has closed
-            pass
-    os.close(master)
-    assert process.returncode == 0
-    return b"".join(chunks).decode()
-
-
 INFO = "from blockcell.command import main; main(['info'])"
 
 
@@ -96,7 +78,7 @@ def test_info_on_a_terminal():
 
 
 def test_progress_is_for_terminals(capsys):
-    steps = "from blockcell.command.terminal import progress\nwith progress() as tell: tell('working', 1, 2)"
+    steps = "from blockcell.progress import progress\nwith progress() as tell: tell('working', 1, 2)"
     assert "working" in on_terminal(steps)
     result = python(steps)
     assert result.returncode == 0 and not result.stdout and not result.stderr

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run(arguments: list[str], minutes: float, environment: dict[str, str | None]) -> subprocess.CompletedProcess[str]:
     changed = os.environ | environment
@@ -34,3 +36,21 @@ def printed(code: str, **environment: str | None) -> str:
     result = python(code, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def on_terminal(code: str) -> str:
+    """What `code` prints where standard output and error are a terminal."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        chunks = []
+        try:
+            while chunk := os.read(master, 65536):
+                chunks.append(chunk)
+        except OSError:  # how Linux says that the other side has closed
+            pass
+    os.close(master)
+    assert process.returncode == 0
+    return b"".join(chunks).decode()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fresh import run
 
-from blockcell import GRU, Dense, Stack, loss
+from blockcell import GRU, Dense, Scorer, Stack, loss
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -76,11 +76,10 @@ def test_scoring():
     assert re.fullmatch(r"\d\.\d\d bits per character. All scores equal, bit for bit", last)
 
 
-def test_scores_are_those_of_one_line_alone(set_num_threads):
+def test_scores_are_those_of_one_line_alone():
     scoring, texts = example("scoring"), ["ab", "import numpy as np", "~" * 40]
     net = Stack([GRU.init(128, 16, seed=0), Dense.init(16, 128, seed=1)])
-    scoring.start(net)
-    for text, bits in zip(texts, scoring.score(texts), strict=True):
+    for text, bits in zip(texts, scoring.score(Scorer(net, output="all"), texts), strict=True):
         codes = np.frombuffer(text.encode(), np.uint8).astype(int)
         logits, _ = net(np.eye(128, dtype=np.float32)[codes[:-1], None])
         mean, _ = loss.softmax_cross_entropy(logits[:, 0], codes[1:])

@@ -84,7 +84,7 @@ def test_imports_point_one_way():
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
     """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX,
-    and type checkers come with typing_extensions."""
+    progress is drawn by rich, and type checkers come with typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
@@ -93,7 +93,7 @@ def test_blockcell_needs_numpy_alone(source):
         assert needed <= {"blockcell", "numpy", "torch"}
     else:
         others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
-        others["blockcell.layers.shared"] = "typing_extensions"
+        others |= {"blockcell.layers.shared": "typing_extensions", "blockcell.progress": "rich"}
         assert needed <= {"blockcell", "numpy", others.get(_name(source))}
 
 

@@ -1,0 +1,56 @@
+"""Progress bars on a terminal, if rich is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Progress = Callable[[str, int, int | None], None]
+"""Is told what is being done, how much of it is done, and of how much, None where nobody knows."""
+
+
+@contextmanager
+def progress(after: float = 0.0) -> Iterator[Progress]:
+    """Bars on standard error, one for each thing that is being done, from so many seconds on.
+
+    There are none without a terminal or rich; nor in other threads and in the processes of a pool, which would all
+    write to one terminal.
+    """
+    terminal, begin = sys.stderr.isatty(), time.monotonic()
+    bars: Any = None
+    tasks: dict[str, Any] = {}
+
+    def tell(what: str, done: int, of: int | None) -> None:
+        nonlocal bars, terminal
+        if not terminal or time.monotonic() < begin + after:
+            return
+        if bars is None:
+            if not _alone() or not importlib.util.find_spec("rich"):
+                terminal = False
+                return
+            from rich.console import Console
+            from rich.progress import Progress as Bars
+
+            bars = Bars(console=Console(stderr=True), transient=True)
+            bars.start()
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=of)
+        bars.update(tasks[what], completed=done, description=what if of is not None else f"{what} {done:,}")
+
+    try:
+        yield tell
+    finally:
+        if bars is not None:
+            bars.stop()
+
+
+def _alone() -> bool:
+    """Whether this is the main thread of a process that is not one of a pool."""
+    from multiprocessing import parent_process  # takes long to import
+
+    return threading.current_thread() is threading.main_thread() and parent_process() is None

@@ -1,0 +1,352 @@
+"""Scoring many sequences of any lengths: `Scorer`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+
+from . import _threads, files
+from ._read import ArgumentReader, short
+from .layers import Layer, Packed
+from .layers.arguments import checked_array
+from .layers.loading import load
+from .layers.shared import Directions
+from .optable import Array
+from .progress import progress
+
+OUTPUTS = "last", "all", "mean"
+WINDOW = 32  # batches that are sorted together, of what is not in memory as a whole
+ENOUGH = 1 << 24  # numbers in x and y of a window that has one batch at least
+PATIENCE = 1.0  # seconds without a progress bar
+READER = ArgumentReader("Scorer")
+
+
+class Scorer:
+    """Runs a layer on many sequences of any lengths.
+
+    Sequences of about the same length are computed together, in batches, so that little is padding. Each result has
+    the bits that it has where the layer is called with this sequence alone.
+
+    .. code-block:: python
+
+        scorer = Scorer("model.npz", output="mean")
+        means = scorer([np.ones((20, 8), np.float32), np.ones((300, 8), np.float32)])  # two arrays of shape (H,)
+
+    Several threads may call a scorer, and so may a forked child. It can be pickled. If it was made from a path, the
+    pickle has the path in place of the layer: a process that gets it reads the file when it scores something for the
+    first time, once for all scorers of that file, and raises a ValueError if the layer is another one.
+
+    On a terminal a call that takes longer than a second shows its progress, if rich is installed.
+
+    Parameters
+    ----------
+    path_or_layer : path_like, Layer or Packed
+        A file that ``layer.save`` wrote; a layer, with the weights that it has now; or ``layer.packed(storage)``.
+    output : {"last", "all", "mean"} or callable
+        What the result for a sequence of t steps is. H is the last dimension of y.
+
+        - "last": y at the last step, (H,); where a part of y runs backwards, as the second half of a `Bidirectional`,
+          that is the first step, where this part has seen the whole sequence. If a `Dense` with `last` stands at the
+          end, its y.
+        - "all": y at all steps, (t, H).
+        - "mean": the sum of y over the steps, added up from zero in their order, divided by t, (H,). Both are done in
+          float32, of a float64 layer in float64, and the result is rounded to the layer's dtype.
+        - A function: what it returns for y of one sequence. It gets an array of its own, (t, H), or (H,) if a `Dense`
+          with `last` stands at the end.
+    batch : int
+        The most sequences that are computed together. The memory that is needed grows with it and with the longest
+        sequence.
+    num_threads : int or None
+        The most threads that a call may use. None: as many as `set_num_threads` says.
+
+    Raises
+    ------
+    TypeError
+        An argument is of the wrong kind.
+    ValueError
+        `output` is unknown or the layer does not have it, `batch` or `num_threads` is less than 1, or the file holds
+        something else.
+    OSError
+        The file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path_or_layer: str | os.PathLike[str] | Layer[Any] | Packed[Any],
+        *,
+        output: str | Callable[[Array], Any] = "last",
+        batch: SupportsIndex = 64,
+        num_threads: SupportsIndex | None = 1,
+    ) -> None:
+        self._path: str | None = None
+        if isinstance(path_or_layer, (str, os.PathLike)):
+            self._path = os.path.abspath(path_or_layer)
+            packed, self._sha256 = _from_file(self._path)
+        elif isinstance(path_or_layer, Layer):
+            packed = path_or_layer.packed()
+        elif isinstance(path_or_layer, Packed):
+            packed = path_or_layer
+        else:
+            expected = "expected a path, a layer or a packed layer"
+            raise TypeError(f"{READER.caller}: path_or_layer is {short(path_or_layer)}; {expected}")
+        if not callable(output) and (not isinstance(output, str) or output not in OUTPUTS):
+            error = ValueError if isinstance(output, str) else TypeError
+            raise error(f"{READER.caller}: output is {short(output)}; expected 'last', 'all', 'mean' or a function")
+        if output in ("all", "mean") and not packed._layer._over_time:
+            expected = "expected 'last' or a function, as the layer gives only the last step"
+            raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
+        self._packed: Packed[Any] | None = packed
+        self._output, self._batch = output, READER.integer("batch", batch)
+        if self._batch < 1:
+            raise ValueError(f"{READER.caller}: batch is {self._batch}; expected at least 1")
+        READER.thread_number(num_threads)
+        self._num_threads = num_threads
+
+    def __repr__(self) -> str:
+        what = repr(self._path) if self._path else repr(self._packed)
+        options = f"output={self._output!r}, batch={self._batch}, num_threads={self._num_threads}"
+        return f"{type(self).__name__}({what}, {options})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({"_packed": None} if self._path else {})
+
+    # ------------------------------------------------------------------------------------------------------------ calls
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, sequences: list[Any] | tuple[Any, ...] | Array
+    ) -> list[Any]: ...
+    @overload
+    def __call__(self, sequences: Iterable[Any]) -> Iterator[Any]: ...
+    def __call__(self, sequences: Iterable[Any]) -> list[Any] | Iterator[Any]:
+        """Score sequences.
+
+        Parameters
+        ----------
+        sequences : iterable of array_like (t, I)
+            Each of the layer's dtype, with at least one step; lists are converted. A list, a tuple or an array of
+            them; a column of Arrow's, of lists of lists or, if I is 1, of lists; or another iterable, such as a
+            generator.
+
+        Returns
+        -------
+        list or iterator
+            A result for each sequence, in their order. Other iterables than those named give an iterator. It reads
+            nothing before its first result is asked for, and then up to 32 times `batch` sequences at a time, which it
+            sorts; fewer if they are long. It copies them, so the iterable may use its arrays again.
+
+        Raises
+        ------
+        TypeError
+            A sequence has another dtype than the layer, or is no array.
+        ValueError
+            A sequence has another shape, or no steps.
+        """
+        packed = self._loaded()
+        pyarrow: Any = sys.modules.get("pyarrow")  # who has a column has imported it
+        if pyarrow and isinstance(sequences, (pyarrow.Array, pyarrow.ChunkedArray)):
+            sequences = _of_column(sequences, packed.input_size, pyarrow)
+        try:
+            values = iter(sequences)
+        except TypeError:
+            values = None
+        if values is None or isinstance(sequences, (Mapping, str, bytes)):
+            expected = "expected a list, or another iterable, of arrays (t, I)"
+            raise TypeError(f"{READER.caller}: sequences is {short(sequences)}; {expected}")
+        if not isinstance(sequences, (list, tuple, np.ndarray)):
+            return self._in_windows(packed, values)
+        arrays = [_read(packed, k, value) for k, value in enumerate(values)]
+        with _counting(sum(map(len, arrays))) as count:
+            return self._scored(packed, arrays, 0, count)
+
+    def _in_windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[Any]:
+        """The results for what need not be in memory as a whole."""
+        first = 0
+        with _counting(None) as count:
+            for arrays in self._windows(packed, values):
+                yield from self._scored(packed, arrays, first, count)
+                first += len(arrays)
+
+    def _windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
+        """The sequences, as many at a time as are sorted together."""
+        arrays, held = list[Array](), 0
+        for k, value in enumerate(values):
+            arrays.append(np.array(_read(packed, k, value), packed.dtype))
+            held += len(arrays[-1]) * (packed.input_size + packed.output_size)
+            if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
+                yield arrays
+                arrays, held = [], 0
+        yield arrays
+
+    def _scored(
+        self, packed: Packed[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
+    ) -> list[Any]:
+        """The results for sequences in memory, of which the first one has this number."""
+        threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
+        for numbers in _batches([len(array) for array in arrays], self._batch):
+            some = [arrays[k] for k in numbers]
+            for k, result in zip(numbers, self._run(packed, some, threads), strict=True):
+                try:
+                    results[k] = self._output(result) if callable(self._output) else result
+                except Exception as error:
+                    error.add_note(f"{READER.caller}: output was called with y of sequences[{first + k}]")
+                    raise
+            count(sum(map(len, some)))
+        return results
+
+    def _run(self, packed: Packed[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
+        """The results of one batch, or what a function makes them of. The first sequence is the longest."""
+        lengths = np.array([len(array) for array in arrays], np.int64)
+        x = np.empty((lengths[0], len(arrays), packed.input_size), packed.dtype)
+        for b, array in enumerate(arrays):
+            x[: len(array), b] = array
+        y, _ = packed._run(x, None, lengths, None, threads)
+        if packed._layer._over_time:
+            if self._output not in ("last", "mean"):
+                return [y[:length, b].copy() for b, length in enumerate(lengths)]
+            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, packed._layer._directions(False))
+        return [row.copy() for row in y]  # so that none keeps the others in memory
+
+    def _loaded(self) -> Packed[Any]:
+        """The layer. The first call in another process than that which made the scorer reads it from its file."""
+        if self._packed is None:
+            assert self._path is not None
+            packed, sha256 = _from_file(self._path)
+            if sha256 != self._sha256:
+                what = f"{self._path} holds another layer than when this scorer was made"
+                raise ValueError(f"{READER.caller}: {what}; expected one with the checksum {self._sha256}")
+            self._packed = packed
+        return self._packed
+
+
+@contextmanager
+def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows progress: is told of how many more steps have been scored, of so many."""
+    done = 0
+    with progress(PATIENCE) as tell:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            tell("steps scored", done, total)
+
+        yield count
+
+
+# ------------------------------------------------------------------------------------------------------------ sequences
+def _read(packed: Packed[Any], k: int, value: Any) -> Array:
+    """The k-th sequence as an array that can be converted to the layer's dtype."""
+    size = packed.input_size
+    if type(value) is np.ndarray:
+        if value.dtype == packed.dtype and value.ndim == 2 and value.shape[1] == size and len(value):
+            return value
+        if value.dtype == object:
+            value = value.tolist()  # what pandas has of lists of lists
+    name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
+    array = checked_array(READER, name, value, packed.dtype, (None, size), expected)
+    if not len(array):
+        raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
+    return array
+
+
+def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The numbers of the sequences that are computed together, longest first; no more than half is padding."""
+    batch: list[int] = []
+    steps = 0
+    for k in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
+        if batch and (len(batch) == most or (len(batch) + 1) * lengths[batch[0]] > 2 * (steps + lengths[k])):
+            yield batch
+            batch, steps = [], 0
+        batch.append(k)
+        steps += lengths[k]
+    if batch:
+        yield batch
+
+
+def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
+    """The sequences of a column of Arrow's, of steps of so many numbers; nothing is copied."""
+    types, found = pyarrow.types, list[Array]()
+
+    def lengths_of(lists: Any) -> Array:
+        if types.is_fixed_size_list(lists.type):
+            return np.full(len(lists), lists.type.list_size)
+        if types.is_list(lists.type) or types.is_large_list(lists.type):
+            return np.asarray(lists.value_lengths())
+        raise TypeError(f"{READER.caller}: sequences is a column of {column.type}; expected lists of lists of numbers")
+
+    def refuse(bad: Any, ends: Any, what: str) -> None:
+        """Where one of the steps, or of the sequences, which end there, is bad."""
+        for k in np.flatnonzero(bad)[:1]:
+            number = len(found) + int(np.searchsorted(ends, k, "right"))
+            raise ValueError(f"{READER.caller}: sequences[{number}] {what}")
+
+    def without_nulls(values: Any, ends: Any, each: int = 1) -> Any:
+        if values.null_count:
+            refuse(np.reshape(values.is_null(), (-1, each)).any(axis=1), ends, "has a null; expected numbers")
+        return values
+
+    for chunk in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
+        lengths = lengths_of(without_nulls(chunk, np.arange(1, len(chunk) + 1)))
+        ends, steps = np.cumsum(lengths), chunk.flatten()
+        if size != 1 or types.is_nested(steps.type):
+            widths = lengths_of(without_nulls(steps, ends))
+            refuse(widths != size, ends, f"has a step that is not of {size} numbers; expected (t, I) with I={size}")
+            steps = steps.flatten()
+        rows = without_nulls(steps, ends, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
+        found += [rows[start:end] for start, end in pairwise([0, *ends.tolist()])]
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+def _last(y: Array, lengths: Array, directions: Directions) -> Array:
+    """y of each row at the steps at which its parts end, [B,H]."""
+    found, rows, at = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths)), 0
+    for size, backwards in directions:
+        part = slice(at, at + size)
+        found[:, part] = y[0, :, part] if backwards else y[lengths - 1, rows, part]
+        at += size
+    return found
+
+
+def _means(y: Array, lengths: Array) -> Array:
+    """The mean of each row over its steps, [B,H]; y is zero past them."""
+    sums = np.zeros(y.shape[1:], np.promote_types(y.dtype, np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in y:
+            sums += step
+        sums /= lengths[:, None].astype(sums.dtype)
+    return sums.astype(y.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+_reading = threading.Lock()
+
+
+def _from_file(path: str) -> tuple[Packed[Any], str]:
+    """The layer in a file, and its checksum: once for each process, unless the file is replaced."""
+    about = os.stat(path)
+    with _reading:
+        return _read_file(path, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read_file(path: str, *version: int) -> tuple[Packed[Any], str]:
+    layer = load(path)
+    return layer.packed(), files.checksum(layer._description(), layer.weights)
+
+
+def _after_fork_in_child() -> None:
+    """A thread that held the lock in the parent does not exist in the child, so nobody would release it."""
+    global _reading
+    _reading = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,24 @@
+"""What tests of `Scorer` run in other processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from bits import bits
+
+import blockcell
+from blockcell import Scorer, scorer
+
+
+def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, int]:
+    """The results, how many files that took, whether the number of threads of other calls stayed, and the process."""
+    files, threads = scorer._read_file.cache_info().misses, blockcell.get_num_threads()
+    found = bits(score(xs))
+    return (
+        found,
+        scorer._read_file.cache_info().misses - files,
+        threads == blockcell.get_num_threads(),
+        os.getpid(),
+    )
