@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from turns import ENOUGH
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-reset-after", "float32-v3", "float64", "float16")]
-FILES += [*FOLDER.glob("float32-more.csv"), *sorted(FOLDER.glob("grid-*.csv"), reverse=True)]  # v4, then v3
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-more", "float32-v3", "float64", "float16")]
+FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
 STORAGE = FOLDER / "storage.csv"
@@ -43,6 +43,11 @@ SUMMARY = [  # the rows of the first table, of the first two files: what, the ta
     ("GRU of PyTorch and Keras, inference", ("GRU(reset_after) inference",), "onnxruntime"),
     ("GRU of PyTorch and Keras, training step", ("GRU(reset_after) training",), "torch"),
     ("GRU of TensorFlow's ops, inference", ("GRU inference",), "onnxruntime"),
+    ("RNN, inference", ("RNN inference",), "torch"),
+    ("RNN, inference", ("RNN inference",), "onnxruntime"),
+    ("RNN, training step", ("RNN training",), "torch"),
+    ("LSTM with a projection, inference", ("LSTM(projected) inference",), "torch"),
+    ("LSTM with a projection, training step", ("LSTM(projected) training",), "torch"),
     ("TensorFlow's ops", FORWARD, "tensorflow"),
     ("their gradients", (*GRADIENTS, "LSTMBlockCellGrad"), "tensorflow"),
 ]
