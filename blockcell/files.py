@@ -46,7 +46,6 @@ Nothing here knows a layer: descriptions are dicts and weights are arrays.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -221,6 +220,8 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
     ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``; a scale follows its
     codes.
     """
+    import hashlib  # loads OpenSSL, which calls do not need
+
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
     try:
         found = hashlib.sha256(json.dumps([description, heads]).encode())
