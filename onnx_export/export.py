@@ -660,7 +660,7 @@ class _Model:
         return self._add("Mul", self._add("Cast", name, to=TensorProto.FLOAT), scale)
 
     def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
-        """Replace a cell's weights by those in the layout of ONNX's own LSTM or GRU; the names of these."""
+        """Replace a cell's weights by those in the layout of ONNX's own LSTM, GRU or RNN; the names of these."""
         stored = {name: self.weights[prefix + name] for name in cell.weights}
         made = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
         if not made:
@@ -724,7 +724,7 @@ class _Model:
         return self._add("Expand", self._zero(), self._concat(self._size("B"), self._ints(size)))
 
     def _zeros(self, size: int) -> str:
-        """A state of zeros as ONNX's own LSTM or GRU takes it, [1, B, H]."""
+        """A state of zeros as ONNX's own LSTM, GRU or RNN takes it, [1, B, H]."""
         if "B" in self.sizes:
             return self._constant(np.zeros((1, self.sizes["B"], size), self.dtype))
         return self._add("Expand", self._zero(), self._concat(self._ints(1), self._size("B"), self._ints(size)))

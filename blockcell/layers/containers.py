@@ -145,7 +145,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
 
     @property
     def output_size(self) -> int:
-        """2H, the last dimension of y."""
+        """The last dimension of y, twice that of each direction."""
         return 2 * self.fw.output_size
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
 
 
 class LSTMState(NamedTuple):
-    """Cell state and output of an `LSTM` between two steps, each (B, H)."""
+    """Cell state and output of an `LSTM` between two steps, each (B, H); the output (B, P) with a projection."""
 
     cs: Array
     h: Array
@@ -44,7 +44,7 @@ class NoState(tuple[()]):
 
 
 Directions = list[tuple[int, bool | None]]
-"""Of the parts that stand side by side in y: their sizes, and whether they are of a backward direction.  A `Dense` has
+"""Of the parts that stand side by side in y: their sizes, and whether they are of a backward direction. A `Dense` has
 none."""
 
 State = Any  # LSTMState, GRUState, RNNState, () or tuples of them
