@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..activations import PARAMETERS, Activation
+from ..activations import DEFAULTS, PARAMETERS, Activation
+from ..errors import short
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
@@ -104,7 +105,8 @@ def from_keras(
         ``merge_mode`` other than "concat".
     ValueError
         A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong, or they may be those of a
-        Bidirectional with I = H as well as those of two stacked layers; they may be those of an Embedding.
+        Bidirectional with I = H as well as those of two stacked layers; they may be those of an Embedding. An
+        activation is given for arrays of layers that have none, or for a model or layer, which has its own.
     """
     caller = "from_keras"
     if hasattr(source, "get_config"):
@@ -116,8 +118,15 @@ def from_keras(
         what = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {what}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    activations = {"activation": activation or "tanh", "recurrent_activation": recurrent_activation or "sigmoid"}
-    layer, has_dense = _from_list(caller, source, reset_after, activations)
+    every = {"activation": activation, "recurrent_activation": recurrent_activation}
+    given = {name: value for name, value in every.items() if value is not None}
+    layer, has_dense = _from_list(caller, source, reset_after, DEFAULTS | given)
+    cells = [cell for cell in layer._cells().values() if isinstance(cell, Cell)]
+    for name, value in given.items():
+        if not any(name in cell._activations for cell in cells):
+            kinds = ", ".join({type(cell).__name__: None for cell in layer._cells().values()})
+            expected = "expected None, or the arrays of a cell that has one"
+            raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
     if has_dense:
         warnings.warn(
             f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"

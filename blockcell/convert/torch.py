@@ -89,7 +89,8 @@ def from_torch(
     ConversionError
         Weights that are normalized, in two parts.
     ValueError
-        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or left over, or shapes are wrong.
+        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or left over, or shapes are wrong; a
+        `nonlinearity` is given, and there is no plain RNN.
 
     Notes
     -----
@@ -261,6 +262,8 @@ def _nonlinearities(
         if given is None and known not in ("tanh", "relu"):
             unknown.append(prefix)
         found[prefix] = str(given or (known if known in ("tanh", "relu") else "tanh"))
+    if given is not None and not found:
+        raise ValueError(f"{caller}: nonlinearity is {given!r}, and there is no plain RNN; expected None")
     if unknown:
         warnings.warn(
             f"{caller}: weights do not tell the nonlinearity of plain RNNs; here it is tanh:"

@@ -165,7 +165,7 @@ def test_keras_activations(activation, name):
     x = g.standard_normal((T, B, I))
     expected = formula(x, *weights, lambda z: formulas.activated(z, ours), HARD[1])
     np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-13, atol=1e-14)
-    given = {"activation": ours, "recurrent_activation": HARD[0]}
+    given = {"activation": ours} | ({} if kind == "SimpleRNN" else {"recurrent_activation": HARD[0]})
     assert_same(convert.from_keras(weights, **given), layer)
     twice = convert.from_keras([weights, [*convert.to_keras(Bidirectional(layer, layer))]][1], **given)
     assert_same(twice, Bidirectional(layer, layer))
@@ -220,6 +220,13 @@ def test_keras_activations_are_those_of_arrays_alone():
         convert.from_keras(keras("LSTM", LSTM_ARRAYS), activation="relu")
     with pytest.raises(ValueError, match="activation is 'gelu'"):
         convert.from_keras(LSTM_ARRAYS, activation="gelu")
+    plain = arrays((I, H), (H, H), (H,))
+    with pytest.raises(ValueError, match="recurrent_activation is 'relu', and the arrays are of RNN; expected None"):
+        convert.from_keras(plain, recurrent_activation="relu")
+    with pytest.raises(ValueError, match="activation is 'relu', and the arrays are of Dense; expected None, or the"):
+        convert.from_keras(plain[::2], activation="relu")
+    both = convert.from_keras([plain, arrays((H, 3 * H), (H, 3 * H), (3 * H,))], recurrent_activation="relu")
+    assert both.layers[1].recurrent_activation == "relu"
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -122,6 +122,8 @@ def test_torch_rnn(nonlinearity, suffix):
     np.testing.assert_allclose(torch_rnn(x, *back.values(), formulas[nonlinearity]), expected, rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match="nonlinearity is 'sigmoid'; expected 'tanh', 'relu' or None"):
         convert.from_torch(weights, nonlinearity="sigmoid")
+    with pytest.raises(ValueError, match="nonlinearity is 'relu', and there is no plain RNN; expected None"):
+        convert.from_torch(torch_weights(), nonlinearity="relu")
 
 
 def test_torch_projection():
@@ -160,7 +162,7 @@ def test_torch_round_trips(kind, dtype):
     for layer in (kind(g, dtype), both[0], Stack([kind(g, dtype), kind(g, dtype, inputs=H)]), Stack(both)):
         arrays = convert.to_torch(layer)
         assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}
-        assert_same(convert.from_torch(arrays, nonlinearity="tanh"), layer)
+        assert_same(convert.from_torch(arrays, nonlinearity="tanh" if kind is rnn else None), layer)
         zeros = [
             array if kind in (lstm, rnn) else array[: len(array) // 3 * 2]
             for n, array in arrays.items()
