@@ -16,10 +16,10 @@ torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, 
 ``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
 own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
 each other, since compiling takes long.  With --cells, LSTMCell, GRUCell and RNNCell are measured in loops over T steps,
-as users write them, with --more RNNs and LSTMs that are projected to H / 2; both are printed as a table.  Rounds in
-which the machine was disturbed are marked and, but for --quick,
-repeated.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes
-docs/benchmarks/torch.md of it.
+as users write them, with --more RNNs and LSTMs that are projected to H / 2; both are printed as a table, for one layer
+in one direction.  Rounds in which the machine was disturbed are marked and, but for --quick, repeated.  A ratio is the
+median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes docs/benchmarks/torch.md of
+it.
 """
 
 from __future__ import annotations
@@ -218,6 +218,21 @@ def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rou
         yield f"| {' | '.join(cells)} |"
 
 
+def table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
+    """Likewise for two candidates, with a line for each size and a column for each task."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for point, rounds in zip(points, all_rounds, strict=True):
+        T, B, H, layers, directions = map(str, point[1].values())
+        found.setdefault((f"{layers}x{directions}", T, B, H), {})[point[0]] = line(point, rounds)[8]
+    same = len({stack for stack, *_ in found}) == 1
+    tasks = list(dict.fromkeys(task for task, _ in points))
+    names = [task.removesuffix(" inference").replace(" training", ", training") for task in tasks]
+    heads = [*["stack", "T", "B", "H"][same:], *names]
+    yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
+    for sizes, ratios in found.items():
+        yield f"| {' | '.join([*sizes[same:], *(f'{ratios[task]:.2f}x' for task in tasks)])} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few sizes")
@@ -278,8 +293,10 @@ def main() -> None:
             at = f"[{done} of {all_} or more, {left:.0f} min left]"
             figures = f"{theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)"
             print(f"{at} {point[0]:23} {sizes} {figures}{f'  {marked} rounds marked' if marked else ''}", flush=True)
-    if options.with_table:
+    if options.int8:
         print(*table(candidates, todo, rounds), sep="\n")
+    elif options.with_table:
+        print(*table_by_sizes(todo, rounds), sep="\n")
     for task in options.tasks:
         ratios = [found[8] for found in lines.values() if found[0] == task]
         mean = statistics.geometric_mean(ratios)

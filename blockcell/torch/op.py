@@ -105,7 +105,11 @@ class Op:
             self._gradients,
         )
         _library.impl(name, self._differentiable, "Autograd")
-        methods = {"forward": staticmethod(self._record), "backward": staticmethod(self._differentiate)}
+        methods: dict[str, Any] = {
+            "forward": staticmethod(self._record),
+            "backward": staticmethod(self._differentiate),
+            "jvp": staticmethod(self._push_forward),
+        }
         self._function: Any = type(f"blockcell_{name}", (torch.autograd.Function,), methods)
 
     def _define(self, name: str, inputs: str, compute: Any, allocate: Any) -> Any:
@@ -325,9 +329,12 @@ class Op:
             *[g if n else None for g, n in zip((*weights, *each), needs, strict=True)],
         )
 
-    def _refusal(self, what: str) -> RuntimeError:
+    def _push_forward(self, ctx: Any, *tangents: Any) -> None:
+        raise self._refusal("there are no forward-mode derivatives", NotImplementedError)
+
+    def _refusal(self, what: str, error: type[RuntimeError] = RuntimeError) -> RuntimeError:
         name = self.module
-        return RuntimeError(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
+        return error(f"blockcell.torch.{name}: {what}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
     def _gradients(
@@ -401,7 +408,7 @@ def _dispatches(x: Tensor, weights: Tensors, others: Tensors, marks: Tensor | No
 
 
 def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
-    """Whether results get a history; PyTorch refuses forward-mode derivatives of a Function."""
+    """Whether results get a history, or forward-mode derivatives, which `_push_forward` refuses."""
     recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
     return recorded or internals.forward_mode_is_active()
 

@@ -31,12 +31,16 @@ def parts_of(state, layers, directions):
     return [cell[::-1] for part in each for cell in (part if directions == 2 else [part])]
 
 
-def worst_of(pairs, dtype):
-    """The largest difference, in eps of the largest entry of the array that is expected, and which one it is of."""
+def worst_of(pairs, dtype, terms=None):
+    """The largest difference, in eps of the largest entry of the array that is expected, and which one it is of.
+
+    `terms` has, by name, how large the sums would be that such an array consists of, if terms did not happen to cancel.
+    """
     worst = {}
     for what, (found, expected) in pairs.items():
         expected = np.asarray(expected)
         assert found.shape == expected.shape and found.dtype == dtype, what
         difference, scale = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=0)
+        scale = max(scale, (terms or {}).get(what, 0.0))
         worst[what] = 0.0 if difference == 0 else difference / (np.finfo(dtype).eps * scale)
     return max(worst.values()), max(worst, key=worst.get)

@@ -19,6 +19,7 @@ import candidates  # noqa: E402
 import ceiling  # noqa: E402
 import report  # noqa: E402
 import shares  # noqa: E402
+import torch_modules  # noqa: E402
 import turns  # noqa: E402
 
 sys.path[:] = PATHS  # to which they add this checkout, which need not be where the package is
@@ -387,6 +388,22 @@ def test_the_page_has_times_of_each_task_once(tmp_path):
         assert f"| more | {task} | PyTorch | 1x | 0 of 2 | 0 | 1.5x | 2.00x |" in lines
     assert lines.index(f"### {tasks[0]}, T = 20") < lines.index("## more") < lines.index(f"### {tasks[1]}, T = 20")
     assert lines.count("| 16 | 16 | 100 | 2.00x |") == 2
+
+
+def test_table_by_sizes():
+    sizes = {"T": 1, "B": 4, "H": 16, "layers": 1, "directions": 1}
+    tasks = "RNN inference", "projected LSTM training"
+    points = [(task, sizes | {"H": H}) for task in tasks for H in (16, 64)]
+    rounds = [[([k + 1.0, 1.0], False), ([9.0, 1.0], True), *[([k + 1.5, 1.0], False)] * 2] for k in range(4)]
+    assert [*torch_modules.table_by_sizes(points, rounds)] == [
+        "| T | B | H | RNN | projected LSTM, training |",
+        "| --- | --- | --- | --- | --- |",
+        "| 1 | 4 | 16 | 1.50x | 3.50x |",
+        "| 1 | 4 | 64 | 2.50x | 4.50x |",
+    ]
+    deeper = [(task, sizes | {"layers": 2}) for task, sizes in points]
+    heads, _, first, *_ = torch_modules.table_by_sizes(points + deeper, rounds + rounds)
+    assert heads.startswith("| stack | T |") and first.startswith("| 1x1 | 1 |")
 
 
 def test_shares_of_builds_with_a_star_where_marked_rounds_count():

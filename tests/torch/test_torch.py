@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from bits import same
 from peer_cases import BOUNDS, SEED, parts_of, random_sizes, worst_of
+from torch_cases import MARKS
 
 from blockcell import _kernels, convert
 
@@ -20,16 +21,9 @@ nn = pytest.importorskip("blockcell.torch")
 op = pytest.importorskip("blockcell.torch.op")
 rnn = torch.nn.utils.rnn
 
-pytestmark = pytest.mark.peers
+pytestmark = MARKS
 CONFIGURATIONS = 300
 KINDS = ["LSTM", "GRU", "RNN"]
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def drawn(g, dtype):

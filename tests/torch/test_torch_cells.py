@@ -14,31 +14,28 @@ import numpy as np
 import pytest
 from bits import same
 from peer_cases import BOUNDS, CONFIGURATIONS, SEED, worst_of
+from torch_cases import (
+    MARKS,
+    SHARE,
+    Recorder,
+    check_operators,
+    check_refused,
+    hx_of,
+    nudged,
+    states_of,
+    tensors_that_do_not_fit,
+)
 
 from blockcell import convert
 
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
-TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 forward_ad = torch.autograd.forward_ad
 
-pytestmark = [
-    pytest.mark.peers,
-    # PyTorch's own, on the way to compiling and exporting
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
-]
+pytestmark = MARKS
 KINDS = ["LSTMCell", "GRUCell", "RNNCell"]
 STORED = ["LSTMCell", "GRUCell"]
 OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def made(kind, *sizes, **options):
@@ -48,14 +45,6 @@ def made(kind, *sizes, **options):
 
 def count_of(kind):
     return 2 if kind == "LSTMCell" else 1
-
-
-def hx_of(kind, states):
-    return tuple(states) if kind == "LSTMCell" else states[0]
-
-
-def states_of(last):
-    return [*last] if isinstance(last, tuple) else [last]
 
 
 class Loop(torch.nn.Module):
@@ -100,6 +89,7 @@ def test_random_configurations(kind, dtype):
         options = {"bias": bias}
         if kind == "RNNCell" and dtype == "float64":  # in float32 rounding may lead beyond the kink of relu
             options["nonlinearity"] = str(g.choice(["tanh", "relu"]))
+        torch.manual_seed(CONFIGURATIONS * SEED + k)
         ours = getattr(nn, kind)(inputs, hidden, dtype=getattr(torch, dtype), **options)
         theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
@@ -111,8 +101,8 @@ def test_random_configurations(kind, dtype):
         x = g.standard_normal((T, *rows, inputs)).astype(dtype)
         hx = g.uniform(-0.8, 0.8, (count_of(kind), *rows, hidden)).astype(dtype)
         grads = g.standard_normal((2, T, *rows, hidden)).astype(dtype)
-        results = []
-        for module in (ours, theirs):
+        results, few = [], dtype == "float32" and inputs < 8
+        for module in (ours, theirs, nudged(g, theirs))[: 2 + few]:
             to = module.weight_ih.dtype
             given = torch.from_numpy(x).to(to).requires_grad_(x_grad)
             first = [torch.from_numpy(a).to(to).requires_grad_(hx_grad) for a in hx]
@@ -123,10 +113,11 @@ def test_random_configurations(kind, dtype):
                 torch.autograd.backward(*zip(*wanted, strict=True))
             named = {"x": given} | dict(zip("hc", first, strict=False)) | dict(module.named_parameters())
             results.append(dict(zip("hc", states, strict=False)) | {f"d_{n}": a.grad for n, a in named.items()})
-        found, expected = results
+        found, expected, *moved = results
         assert {n for n, a in expected.items() if a is None} == {n for n, a in found.items() if a is None}, where
         pairs = {n: (a.detach().numpy(), expected[n].detach()) for n, a in found.items() if a is not None}
-        error, what = worst_of(pairs, dtype)
+        changes = [(each["d_x"] - expected["d_x"]).abs().max().item() for each in moved if "d_x" in pairs]
+        error, what = worst_of(pairs, dtype, {"d_x": max(changes, default=0.0) / SHARE})
         worst = max(worst, (error, f"{what} of {where}"))
         assert error <= BOUNDS[dtype], f"{worst[1]} is {error:.1f} eps off"
     print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
@@ -206,38 +197,16 @@ def test_exported_and_traced(kind):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_pass_opcheck(kind):
-    calls = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.namespace == "blockcell":
-                calls.append((function, args))
-            return function(*args, **(kwargs or {}))
-
-    name = f"blockcell.{OPERATORS[kind]}"
+    recorder = Recorder()
     for bias in (True, False):
         module, x = made(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
         hx = hx_of(kind, torch.randn(2, 5, 4).unbind())
-        with Recorder():
+        with recorder:
             for given in (None, hx):
                 torch.autograd.backward(states_of(module(x, given)), [torch.ones(5, 4)] * count_of(kind))
             with torch.no_grad():
                 module(x, hx)
-    names = [str(function) for function, _ in calls]
-    assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (6, 4)
-
-    def copied(value, requires_grad):
-        if isinstance(value, (list, tuple)):
-            return [copied(each, requires_grad) for each in value]
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().clone().requires_grad_(requires_grad and value.is_floating_point())
-
-    for function, args in calls:
-        torch.library.opcheck(function, tuple(copied(a, False) for a in args))
-        if "forward" in str(function):
-            for requires_grad in (False, True):
-                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
+    check_operators(recorder, module._op._op, OPERATORS[kind], (6, 4))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,17 +221,11 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     whole = *forward[:2], *forward[3:]
     for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
-        tried = 0
-        for k, value in enumerate(inputs):
-            for j, tensor in enumerate(value if isinstance(value, list) else [value]):
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                tried += 1
-                for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)):
-                    given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
-                    with pytest.raises((ValueError, TypeError, RuntimeError)):
-                        operator(*inputs[:k], given, *inputs[k + 1 :])
-        assert tried == (5 + 2 * n if operator is op._backward_op else 5 + n)
+        tried = [*tensors_that_do_not_fit(inputs)]
+        assert len(tried) == (5 + 2 * n if operator is op._backward_op else 5 + n)
+        for wrong in (wrong for each in tried for wrong in each):
+            with pytest.raises((ValueError, TypeError, RuntimeError)):
+                operator(*wrong)
     for k, wrong in ((2, True), (3, False)):
         with pytest.raises(ValueError, match="a single step has one direction, and its y is the caller's alone"):
             op._op(*whole[:k], wrong, *whole[k + 1 :])
@@ -346,7 +309,7 @@ def test_what_it_does_not_have(kind):
         grad.square().sum().backward()
     with pytest.raises(RuntimeError, match=f"{prefix}torch.func's transforms do not go through it"):
         torch.func.grad(lambda x: states_of(module(x))[0].sum())(x.detach())
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{prefix}there are no forward-mode deriv"):
         module(forward_ad.make_dual(x.detach(), torch.ones(3, 5)))
 
 
@@ -377,10 +340,7 @@ def test_refused(kind):
         (made(kind), (x[0], given(3, 8)), RuntimeError, f"Expected hidden{number} size (8,), got [3, 8]"),
         (made(kind), (x, given(3, 8, dtype=torch.float64)), ValueError, "RNN hx dtype (torch.float64) does not"),
     ]
-    for module, inputs, error, message in cases:
-        with pytest.raises(error) as raised:
-            module(*inputs)
-        assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+    check_refused(cases)
 
 
 @pytest.mark.parametrize("kind", KINDS)

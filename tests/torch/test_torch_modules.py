@@ -15,25 +15,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from fresh import printed
+from torch_cases import MARKS, Recorder, check_operators, check_refused, tensors_that_do_not_fit
 
 from blockcell import _kernels, convert
 
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
 internals = pytest.importorskip("blockcell.torch.internals")
-TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 TorchFunctionMode = pytest.importorskip("torch.overrides").TorchFunctionMode
 tree_map_only = pytest.importorskip("torch.utils._pytree").tree_map_only
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
-pytestmark = [
-    pytest.mark.peers,
-    # PyTorch's own, on the way to compiling and exporting
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
-]
+pytestmark = MARKS
 KINDS = ["LSTM", "GRU", "RNN"]
 OPERATORS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 
@@ -156,42 +150,19 @@ def test_exported(kind, strict, training, dynamo):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_pass_opcheck(kind):
-    """Schema, fake tensors, autograd and tracing, of a layer's operator and of those that it becomes."""
-    calls = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.namespace == "blockcell":
-                calls.append((function, args))
-            return function(*args, **(kwargs or {}))
-
+    recorder = Recorder()
     for options in ({}, {"bidirectional": True, "bias": False}):
         module = made(kind, 3, 4, **options)
         x = torch.randn(5, 2, 3, requires_grad=True)
         packed = rnn.pack_padded_sequence(x, [5, 3])
         hx = hx_of(kind, 1 + module.bidirectional, 2, 4)
-        with Recorder():
+        with recorder:
             for given in ((x,), (packed, hx)):
                 step(module, module, *given)
             module(x.detach().transpose(0, 1).contiguous().transpose(0, 1))
             with torch.no_grad():
                 module(x, hx)
-    names = [str(function) for function, _ in calls]
-    name = f"blockcell.{OPERATORS[kind]}"
-    assert (names.count(f"{name}_forward.default"), names.count(f"{name}_backward.default")) == (8, 4)
-
-    def copied(value, requires_grad):
-        if isinstance(value, list):
-            return [copied(each, requires_grad) for each in value]
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().clone().requires_grad_(requires_grad and value.is_floating_point())
-
-    for function, args in calls:
-        torch.library.opcheck(function, tuple(copied(a, False) for a in args))
-        if "forward" in str(function):
-            for requires_grad in (False, True):
-                torch.library.opcheck(module._op._op, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
+    check_operators(recorder, module._op._op, OPERATORS[kind], (8, 4))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -354,7 +325,7 @@ def test_forward_mode_is_refused(kind, frozen):
     module, x = made(kind).requires_grad_(not frozen), torch.randn(4, 3, 5)
     with forward_ad.dual_level():
         module(x)  # has no derivatives
-        with pytest.raises(NotImplementedError, match="jvp"):
+        with pytest.raises(NotImplementedError, match=f"^blockcell.torch.{kind}: there are no forward-mode deriv"):
             module(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
@@ -687,13 +658,9 @@ def test_threads_are_those_of_torch(monkeypatch):
     monkeypatch.setitem(_kernels.WORK, "gru_torch", watched)
     module, x = made("GRU"), torch.randn(4, 3, 5)
     module._op._pass.cache_clear()  # that of calls before
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3, 2):
-            torch.set_num_threads(threads)
-            module(x)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 3, 2):
+        torch.set_num_threads(threads)
+        module(x)
     assert seen == [1, 3, 2]
 
 
@@ -778,10 +745,7 @@ def test_refused_by_a_call(kind):
         (made(kind), (X, given(torch.zeros(1, 3, 8).double())), ValueError, "RNN hx dtype (torch.float64) does not"),
         (made(kind), (rnn.PackedSequence(X, torch.tensor([4])),), RuntimeError, "input must have 2 dimensions, got 3"),
     ]
-    for module, inputs, error, message in cases:
-        with pytest.raises(error) as raised:
-            module(*inputs)
-        assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+    check_refused(cases)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -797,21 +761,16 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     whole = *forward[:2], *forward[3:]
     for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
-        tried = 0
+        tried = [*tensors_that_do_not_fit(inputs)]
+        assert len(tried) == (7 + 2 * n if operator is op._backward_op else 6 + n)
+        for wrong in (wrong for each in tried for wrong in each):
+            with pytest.raises((ValueError, TypeError)):
+                operator(*wrong)
         for k, value in enumerate(inputs):
-            for j, tensor in enumerate(value if isinstance(value, list) else [value]):
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                tried += 1
-                for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)):
-                    given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
-                    with pytest.raises((ValueError, TypeError)):
-                        operator(*inputs[:k], given, *inputs[k + 1 :])
             if isinstance(value, list):
                 for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
                     with pytest.raises((ValueError, IndexError)):
                         operator(*inputs[:k], given, *inputs[k + 1 :])
-        assert tried == (7 + 2 * n if operator is op._backward_op else 6 + n)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,7 @@ import pytest
 from bits import same
 from fresh import printed
 from peer_cases import SEED, parts_of, state_of
+from torch_cases import MARKS
 
 import blockcell
 from blockcell import convert
@@ -28,23 +29,10 @@ internals = pytest.importorskip("blockcell.torch.internals")
 narrow = pytest.importorskip("blockcell.torch.narrow")
 rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
-pytestmark = [
-    pytest.mark.peers,
-    # PyTorch's own, on the way to compiling and exporting
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
-]
+pytestmark = MARKS
 KINDS, BY_ACTIVATIONS = ["LSTM", "GRU"], ["float32", "int8", "int16"]
 STORED = [("int8", "float32"), ("int8", "int8"), ("int8", "int16"), ("float16", "float32"), ("bfloat16", "float32")]
 SMALL = torch.zeros(4, 3, 5)
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from bits import same
 from peer_cases import BOUNDS, CONFIGURATIONS, SEED, parts_of, random_sizes, state_of, worst_of
+from torch_cases import MARKS, SHARE, hx_of, nudged, states_of
 
 from blockcell import convert
 
@@ -20,30 +21,9 @@ torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
 rnn = torch.nn.utils.rnn
 
-pytestmark = [
-    pytest.mark.peers,
-    # PyTorch's own, on the way to compiling and exporting
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated. Methods on autograd:DeprecationWarning"),
-]
+pytestmark = MARKS
 KINDS = ["LSTM", "GRU", "RNN"]
 STORED = ["LSTM", "GRU"]
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def hx_of(kind, states):
-    return tuple(states) if kind == "LSTM" else states[0]
-
-
-def states_of(last):
-    return [*last] if isinstance(last, tuple) else [last]
 
 
 def by_episodes(module, kind, x, states, reset):
@@ -110,6 +90,7 @@ def test_random_configurations(kind, dtype):
             options["proj_size"] = int(g.integers(fewest, hidden))
         where = f"seed {SEED}, configuration {k}: {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
         first = bool(g.integers(2))
+        torch.manual_seed(CONFIGURATIONS * SEED + k)
         ours = getattr(nn, kind)(inputs, hidden, batch_first=first, dtype=getattr(torch, dtype), **options)
         theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
         theirs.load_state_dict({name: tensor.double() for name, tensor in ours.state_dict().items()})
@@ -120,8 +101,8 @@ def test_random_configurations(kind, dtype):
         x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, y_size))
         states, d_last = ([g.uniform(-0.8, 0.8, (cells, B, w)).astype(dtype) for w in widths] for _ in range(2))
         reset = torch.from_numpy(drawn_resets(g, T, B))
-        results = []
-        for module in (ours, theirs):
+        results, few = [], dtype == "float32" and inputs < 8
+        for module in (ours, theirs, nudged(g, theirs))[: 2 + few]:
             to = module.weight_ih_l0.dtype
             given = [torch.from_numpy(a).to(to).requires_grad_() for a in (x, *states)]
             if module is ours:
@@ -134,8 +115,10 @@ def test_random_configurations(kind, dtype):
             inference = called(ours, kind, form, torch.from_numpy(x), [*map(torch.from_numpy, states)], reset)
         assert all(torch.equal(a, b) for a, b in zip(inference, results[0], strict=False)), where
         names = ["y", *"hc"[:n], "d_x", *("d_h", "d_c")[:n], *[name for name, _ in ours.named_parameters()]]
-        pairs = {name: (a.numpy(), b) for name, a, b in zip(names, *results, strict=True)}
-        error, what = worst_of(pairs, dtype)
+        pairs = {name: (a.numpy(), b) for name, a, b in zip(names, *results[:2], strict=True)}
+        at = names.index("d_x")
+        changes = [(moved[at] - results[1][at]).abs().max().item() for moved in results[2:]]
+        error, what = worst_of(pairs, dtype, {"d_x": max(changes, default=0.0) / SHARE})
         worst = max(worst, (error, f"{what} of {where}"))
         assert error <= BOUNDS[dtype], f"{worst[1]} is {error:.1f} eps off"
     print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
