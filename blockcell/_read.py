@@ -125,25 +125,31 @@ class ArgumentReader:
                 raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}")
         return number or 0
 
+    def rows(self, value: Any, batch: int, once: bool) -> Array:
+        """Which rows of a batch `rows` means, by their numbers from 0 on: indices, or one bool for each row.
 
-def which(rows: Any, batch: int) -> bytearray:
-    """One byte for each row of a batch: whether `rows`, indices or one bool a row, selects it; None selects all."""
-    if rows is None:
-        return bytearray(b"\1" * batch)
-    array, picked = np.asarray(rows), bytearray(batch)
-    if array.dtype == bool:
-        if array.shape != (batch,):
-            raise ValueError(f"rows has shape {array.shape}; expected ({batch},), one bool for each row")
-        indices = [b for b, wanted in enumerate(array.tolist()) if wanted]
-    elif array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"rows is {short(rows)}, of {array.dtype}; expected indices, or one bool for each row")
-    else:
-        indices = [int(b) for b in array.ravel().tolist()]
-    for b in indices:
-        if not -batch <= b < batch:
-            raise ValueError(f"rows has {b}; expected indices from {-batch} to {batch - 1}")
-        picked[b] = 1
-    return picked
+        `once`: each row at most once, in an array of rank 1.
+        """
+        array = self.array("rows", value)
+        if array.dtype == bool:
+            if array.shape != (batch,):
+                expected = f"expected ({batch},), one bool for each row"
+                raise ValueError(f"{self.caller}: rows has shape {array.shape}; {expected}")
+            return np.flatnonzero(array)
+        if array.size and array.dtype.kind not in "iu":
+            expected = "expected indices, or one bool for each row"
+            raise TypeError(f"{self.caller}: rows is {short(value)}, of {array.dtype}; {expected}")
+        if once and array.ndim != 1:
+            raise ValueError(f"{self.caller}: rows has shape {array.shape}; expected (n,), an index for each of n rows")
+        numbers: list[int] = array.ravel().tolist()
+        named = set()
+        for number in numbers:
+            if not -batch <= number < batch:
+                raise ValueError(f"{self.caller}: rows has {number}; expected indices from {-batch} to {batch - 1}")
+            if once and number % batch in named:
+                raise ValueError(f"{self.caller}: rows has {number % batch} twice; expected each row once")
+            named.add(number % batch)
+        return np.array([number % batch for number in numbers], np.intp)
 
 
 def is_array(value: Any) -> bool:

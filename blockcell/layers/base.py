@@ -53,6 +53,7 @@ from .storage import (
     narrowed,
     read_activations,
     read_storage,
+    rows_that_gain,
     stored_arrays,
     widened,
     widens,
@@ -761,23 +762,30 @@ class Single(Layer[S_co]):
         read_activations(reader, activations, storage)
         return Stream(self, reader.integer("batch", batch), storage, activations)
 
-    def _streamed(self, weights: CellWeights, storage: str | None, activations: str, batch: int) -> CellWeights:
-        """What a stream of so many rows reads of these weights."""
+    def _streamed(
+        self, weights: CellWeights, storage: str | None, activations: str, batch: int
+    ) -> tuple[CellWeights, int]:
+        """What a stream of so many rows reads of these weights; and up to how many rows step with their `stored`."""
         if storage is not None:
             reader = ArgumentReader(f"{type(self).__name__}.stream")
             weights = self._narrow(reader, "", weights, storage, activations)
-        if keeps_widened(weights.narrow, self._work("pack", 1, 1, 1)[0], batch):
-            weights = self._widened(weights, get_num_threads())
-        return weights._replace(stored=None)
+        nbytes = self._work("pack", 1, 1, 1)[0]
+        if keeps_widened(weights.narrow, nbytes, batch):
+            return self._widened(weights, get_num_threads()), rows_that_gain(weights.narrow, nbytes)
+        return weights._replace(stored=None), 0
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
 
-    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
-        """An array given to a stream, in the form that the kernels read."""
-        expected = f"({', '.join('T' if size is None else str(size) for size in shape)})"
+    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], why: str = "") -> Array:
+        """An array given to a stream, in the form that the kernels read; `why` it has this shape."""
+        expected = f"({', '.join('T' if size is None else str(size) for size in shape)}){why}"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
+
+    def _taken_lengths(self, value: Any, T: int, n: int) -> Array | None:
+        """The steps of n rows, given to a stream."""
+        return read_lengths(ArgumentReader(f"{type(self).__name__}.stream"), value, T, n)
 
     def _taken_state(self, value: Any, batch: int) -> list[Array]:
         """The arrays of a state given to a stream, in the form that the kernels read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
@@ -283,19 +283,37 @@ class StackStream:
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
-        self.batch: int = self._streams[0].batch
-        self._between = tuple(
-            np.empty((self.batch, stream.layer.output_size), layer.dtype) for stream in self._streams[:-1]
-        )
+        self._between = self._room(self.batch)
         self.refresh()  # the parts took their weights one after the other: now all at the same moment
 
-    def step(self, x: ArrayLike, out: Array | None = None) -> Array:
-        """Run one step, as `Stream.step` does."""
-        return _stream.advance(self._streams, self._between, x, out, 2)
+    @property
+    def batch(self) -> int:
+        return self._streams[0].batch
 
-    def run(self, x: ArrayLike, out: Array | None = None) -> Array:
+    def _room(self, batch: int) -> tuple[Array, ...]:
+        """For the y of a step of all layers but the last."""
+        return tuple([np.empty((batch, stream.layer.output_size), self.layer.dtype) for stream in self._streams[:-1]])
+
+    def _grow(self, batch: int) -> None:
+        """Have more rows, whose states are zero."""
+        room = self._room(batch)
+        _stream.grow(self._streams, batch)
+        self._between = room
+
+    def step(self, x: ArrayLike, out: Array | None = None, *, rows: ArrayLike | None = None) -> Array:
+        """Run one step, of all rows or of those given, as `Stream.step` does."""
+        return _stream.advance(self._streams, self._between, x, out, 2, rows, None)
+
+    def run(
+        self,
+        x: ArrayLike,
+        out: Array | None = None,
+        *,
+        rows: ArrayLike | None = None,
+        lengths: ArrayLike | None = None,
+    ) -> Array:
         """Run T steps, as `Stream.run` does."""
-        return _stream.advance(self._streams, self._between, x, out, 3)
+        return _stream.advance(self._streams, self._between, x, out, 3, rows, lengths)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Set the states of all rows, or of those given, to zero, as `Stream.reset` does."""
@@ -307,16 +325,30 @@ class StackStream:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return tuple(part.state for part in self._parts)
+        return self.state_of(None)
 
     @state.setter
     def state(self, value: GivenState) -> None:
-        _stream.put(self._streams, self._state_arrays(value))
+        self.set_state(None, value)
 
-    def _state_arrays(self, value: Any) -> list[Array]:
-        """The arrays of a state that the user gives, for all streams in their order."""
+    def state_of(self, rows: ArrayLike | None) -> tuple[Any, ...]:
+        """The states of some rows, a tuple of the layers' states; as `Stream.state_of`."""
+        return self._state_from(iter(_stream.copies(self._streams, rows)))
+
+    def set_state(self, rows: ArrayLike | None, states: GivenState) -> None:
+        """Set the states of some rows, of all layers at once, as `Stream.set_state` does."""
+        _stream.put(self._streams, rows, self._state_arrays, states)
+
+    def _state_arrays(self, value: Any, n: int) -> list[Array]:
+        """The arrays of a state of n rows that the user gives, for all streams in their order."""
         states = self._stack._parts_of(ArgumentReader("Stack.stream"), "state", value).values()
-        return [array for part, given in zip(self._parts, states, strict=True) for array in part._state_arrays(given)]
+        return [
+            array for part, given in zip(self._parts, states, strict=True) for array in part._state_arrays(given, n)
+        ]
+
+    def _state_from(self, arrays: Iterator[Array]) -> tuple[Any, ...]:
+        """A state of the next ones of these arrays."""
+        return tuple([part._state_from(arrays) for part in self._parts])
 
     def _belong_to(self, packed: Packed) -> Self:
         self.layer, self.storage, self.activations = packed, packed.storage, packed.activations

@@ -156,9 +156,15 @@ def keeps_widened(number: int, nbytes: int, batch: int | None = None) -> bool:
     there are, the less time is spent on reading weights."""
     if not 0 < number <= len(WEIGHT_STORAGES):
         return False
+    most = rows_that_gain(number, nbytes)
+    return most == 0 or (batch is not None and batch > most)
+
+
+def rows_that_gain(number: int, nbytes: int) -> int:
+    """How many rows at most a step of a stream may have to be faster with the fewer bytes."""
     if nbytes <= CACHES["L2"]:
-        return True
-    return batch is not None and batch > (8 if _is_far(nbytes) else 1 if number == len(WEIGHT_STORAGES) else 2)
+        return 0
+    return 8 if _is_far(nbytes) else 1 if number == len(WEIGHT_STORAGES) else 2
 
 
 def widens(number: int, nbytes: int, T: int, B: int) -> bool:

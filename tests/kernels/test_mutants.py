@@ -386,6 +386,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "integer.pxd",
         {"low_sum += lower": "low_sum += upper", "high_sum += upper": "high_sum += lower"},
     ),
+    "rows of a stream: states are put to the first rows": (
+        "_stream.pyx",
+        {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
+    ),
+    "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
+    "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
     "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: pairs of sums": ("_integer.pyx", {"_mm256_permute4x64_epi64(both, 0xd8)": "both"}),
     "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
@@ -463,6 +469,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored in panels of two": (STORED, "test_calls and v4"),
     "stored": (STORED, "test_calls and base"),
     "rounded": ("tests/layers/test_storage.py", "definition or again or scales or largest or cannot or base"),
+    "rows of a stream": ("tests/layers/test_stream_rows.py", "alone or wrong or base"),
     "integers": (INTEGERS, "exact or formulas or finite or base"),
     "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),
     "gates that share lines are taken apart in": (

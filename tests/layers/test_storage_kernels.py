@@ -301,6 +301,23 @@ def test_what_is_kept_widened():
 
 
 @pytest.mark.usefixtures("small_caches")
+@every_storage
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_few_rows_of_a_stream_read_fewer_bytes(storage, packs, monkeypatch):
+    """As in a stream of so few: what all rows read was widened, and what it was widened from is kept."""
+    layer = LSTM.init(90, 80, seed=0)
+    layer = layer.packed(storage) if packs else layer
+    stream = layer.stream(5) if packs else layer.stream(5, storage)
+    cell = layer._layer if packs else layer
+    read, plan = [], cell._plan
+    monkeypatch.setattr(cell, "_plan", lambda name, narrow, *rest: read.append(narrow) or plan(name, narrow, *rest))
+    for n in range(1, 6):
+        stream.step(np.zeros((n, 90), F32), rows=range(n))
+    number = 1 + [*WEIGHT_STORAGES].index(storage)
+    assert read == [number if n <= (1 if storage == "int8" else 2) else 0 for n in range(1, 6)]
+
+
+@pytest.mark.usefixtures("small_caches")
 def test_what_a_call_widens():
     for number in FLOATS:
         assert widens(number, NEAR, 100, 2) and widens(number, NEAR, 3, 13) and widens(number, NEAR, 1, 145)

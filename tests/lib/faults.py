@@ -345,6 +345,9 @@ def one_stream(calls: str) -> None:
             does = (
                 lambda: stream.step(x[0]),
                 lambda: stream.run(x[: g.randrange(2 * T)]),
+                lambda: stream.step(x[0, :3], rows=[2, 1, 7]),
+                lambda: stream.run(x[:, :2], rows=[4, 3], lengths=[g.randrange(2 * T), 2]),
+                lambda: stream.set_state([0, 1], stream.state_of([B - 1, 1])),
                 lambda: stream.state,
                 lambda: setattr(stream, "state", states),
                 lambda: stream.reset([1]),

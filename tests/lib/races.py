@@ -103,6 +103,10 @@ def streams(family: str) -> None:
                     stream.reset()
                     found = [stream.run(x[a:b]) for a, b in itertools.pairwise(sorted({0, 1, T // 2, T}))]
                     same([np.concatenate(found), *leaves(stream.state)], [expected, *leaves(last)], what)
+                    stream.reset()
+                    order = np.arange(B)[::-1]
+                    found = stream.run(x[:, order], rows=order)
+                    same([found[:, order], *leaves(stream.state)], [expected, *leaves(last)], f"{what} rows")
 
 
 def shared(name: str, team: int) -> None:

@@ -159,7 +159,7 @@ def of_streams() -> dict[str, Scenario]:
         stored = ("int8", "int16" if of == "LSTM" else "int8") if storage == "integers" else (storage or None,)
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
-        lists, states_list = x.tolist(), like(states, np.ndarray.tolist)
+        lists, states_list, some = x.tolist(), like(states, np.ndarray.tolist), like(states, lambda a: a[:3].copy())
         new = layer.weights if name in wide else halved(layer)
 
         def make(layer: Any = layer, x: Any = x, stored: Any = stored) -> Any:
@@ -178,8 +178,8 @@ def of_streams() -> dict[str, Scenario]:
         def seen(stream: Any, go_on: Any = go_on) -> Any:
             return stream.state, go_on(copy.copy(stream))
 
-        def out(*steps: int, layer: Any = layer) -> np.ndarray:
-            return np.empty((*steps, B, layer.output_size), layer.dtype)
+        def out(*steps: int, layer: Any = layer, rows: int = B) -> np.ndarray:
+            return np.empty((*steps, rows, layer.output_size), layer.dtype)
 
         acts = {
             "step": lambda stream, x=x: stream.step(x[0]),
@@ -190,6 +190,12 @@ def of_streams() -> dict[str, Scenario]:
             "run longer": lambda stream, x=x: stream.run(x),
             "run out": lambda stream, x=x, out=out: stream.run(x[:T], out=out(T)),
             "run list": lambda stream, x=lists: stream.run(x),
+            "step rows": lambda stream, x=x: stream.step(x[0, :3], rows=[7, 0, -1]),
+            "step rows out": lambda stream, x=x, out=out: stream.step(x[0, :5], out(rows=5), rows=np.arange(5) * 3),
+            "run rows": lambda stream, x=x: stream.run(x[:, 2:4].copy(), rows=np.arange(B) % 8 == 5, lengths=[T, 1]),
+            "run lengths": lambda stream, x=x: stream.run(x[:T], lengths=np.arange(B) % T),
+            "state of rows": lambda stream: stream.state_of([3, -1]),
+            "set state of rows": lambda stream, some=some: stream.set_state([9, 8, 0], some),
             "state": lambda stream: stream.state,
             "set state": lambda stream, states=states: setattr(stream, "state", states),
             "set state list": lambda stream, states=states_list: setattr(stream, "state", states),
@@ -202,7 +208,7 @@ def of_streams() -> dict[str, Scenario]:
             "new": lambda stream: stream.layer.stream(B).state,
         }
         for what, act in acts.items():
-            if name not in wide or what in ("step", "step out", "run"):
+            if name not in wide or what in ("step", "step out", "run", "run rows"):
                 begin = with_new_weights if what == "refresh" else make
                 found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
         if storage:

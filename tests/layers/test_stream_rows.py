@@ -1,0 +1,409 @@
+"""Streams whose rows step apart: the bits of each row alone, whatever company it has."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+from bits import leaves, like, on_threads, same, zeros
+
+import blockcell
+from blockcell import GRU, LSTM, RNN, Dense, Stack
+
+N, I, H = 11, 5, 19  # noqa: E741
+LAYERS = {
+    "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True, cell_clip=0.5),
+    "projected LSTM": lambda dtype: LSTM.init(I, 33, seed=1, dtype=dtype, proj_size=H, proj_clip=0.1),
+    "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
+    "GRU that resets after": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype, reset_after=True),
+    "RNN": lambda dtype: RNN.init(I, H, seed=2, dtype=dtype, activation="softsign"),
+    "Dense": lambda dtype: Dense.init(I, H, seed=5, dtype=dtype, activation="softmax"),
+    "Stack": lambda dtype: Stack(
+        [
+            Dense.init(I, 7, seed=6, dtype=dtype, activation="relu"),
+            Stack([LSTM.init(7, 33, seed=7, dtype=dtype), GRU.init(33, 20, seed=7, dtype=dtype)]),
+            Dense.init(20, H, seed=8, dtype=dtype, last=True),
+        ]
+    ),
+}
+STORED = [(), ("float16",), ("bfloat16",), ("int8",), ("int8", "int16"), ("int8", "int8")]
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def uniform(rng, *shape, dtype=np.float32):
+    return rng.uniform(-1, 1, shape).astype(dtype)
+
+
+class Alone:
+    """Every row by itself: a stream of one row, which the layer makes step by step."""
+
+    def __init__(self, layer, rows):
+        self.layer, self.states = layer, [zeros(layer, 1) for _ in range(rows)]
+
+    @classmethod
+    def going_on(cls, layer, stream):
+        """With the states that the stream's rows have now."""
+        alone = cls(layer, 0)
+        alone.states = [stream.state_of([row]) for row in range(stream.batch)]
+        return alone
+
+    def run(self, x, rows, lengths=None):
+        """y of these rows."""
+        y = np.zeros((*x.shape[:2], self.layer.output_size), x.dtype)
+        for k, row in enumerate(rows):
+            for t in range(len(x) if lengths is None else lengths[k]):
+                y[t, k : k + 1], self.states[row] = self.layer(x[t : t + 1, k : k + 1], self.states[row])
+        return y
+
+    def state_of(self, rows):
+        parts = zip(*(leaves(self.states[row]) for row in rows), strict=True)
+        return like(self.states[0], lambda _: np.concatenate(next(parts)))
+
+
+def check_turns(stream, alone, rng, dtype):
+    """Turns of rows drawn at random, in any order, by steps and in blocks; then all rows."""
+    batch = stream.batch
+    for turn in range(12):
+        rows = rng.permutation(batch)[: rng.integers(0, batch + 1)]
+        x = uniform(rng, 1 if turn % 2 else rng.integers(0, 5), len(rows), I, dtype=dtype)
+        if turn % 2:
+            y = stream.step(x[0], rows=rows)[None]
+        else:
+            y = stream.run(x, rows=rows)
+        assert same(y, alone.run(x, rows)), turn
+        assert same(stream.state, alone.state_of(range(batch))), turn
+        if turn % 4 == 3:
+            x = uniform(rng, 3, batch, I, dtype=dtype)
+            assert same(stream.run(x), alone.run(x, range(batch))), turn
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@every_layer
+def test_same_bits_as_alone(name, dtype):
+    layer = LAYERS[name](dtype)
+    check_turns(layer.stream(N), Alone(layer, N), np.random.default_rng(0), dtype)
+
+
+@pytest.mark.parametrize("stored", STORED[1:], ids=" ".join)
+@every_layer
+def test_same_bits_with_a_storage(name, stored):
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(1)
+    packed = layer.packed(*stored)
+    check_turns(layer.stream(N, *stored), Alone(packed, N), rng, np.float32)
+    check_turns(packed.stream(3), Alone(packed, 3), rng, np.float32)
+
+
+def test_threads_do_not_change_bits():
+    layer, rng = LSTM.init(64, 160, seed=5), np.random.default_rng(8)
+    rows, x = rng.permutation(50)[:40], uniform(rng, 5, 40, 64)
+    found = []
+    for threads in (1, 2, 3):
+        with on_threads(threads):
+            stream = layer.stream(50)
+            lengths = np.arange(40) % 6
+            found.append([stream.run(x, rows=rows, lengths=lengths), stream.step(x[0], rows=rows), stream.state])
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+# --------------------------------------------------------------------------------------------------- how rows are given
+@pytest.mark.parametrize(
+    "given",
+    [
+        [7, 0, 3],
+        (7, 0, 3),
+        [-4, 0, -8],
+        np.array([7, 0, 3]),
+        np.array([7, 9, 0, 9, 3])[::2],
+        np.array([7, 0, 3], np.uint8),
+        np.array([7, 0, 3], ">i2"),
+        np.array([7, -11, 3], np.int32),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", ["LSTM", "Stack"])
+def test_indices(name, given):
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(3)
+    stream, alone = layer.stream(N), Alone(layer, N)
+    x, rows = uniform(rng, 2, 3, I), [7, 0, 3]
+    assert same(stream.step(x[0], rows=given), alone.run(x[:1], rows)[0])
+    assert same(stream.run(x, rows=given), alone.run(x, rows))
+    assert same(stream.state_of(given), alone.state_of(rows))
+    assert same(stream.state, alone.state_of(range(N)))
+
+
+@pytest.mark.parametrize("form", [list, np.array, lambda mask: np.array([*mask, *mask])[: len(mask)]])
+def test_a_mask_means_its_rows_in_ascending_order(form):
+    layer, rng = LAYERS["Stack"](np.float32), np.random.default_rng(3)
+    stream, alone, mask = layer.stream(N), Alone(layer, N), form([row in (1, 2, 10) for row in range(N)])
+    x = uniform(rng, 4, 3, I)
+    assert same(stream.run(x, rows=mask), alone.run(x, [1, 2, 10]))
+    assert same(stream.state_of(mask), alone.state_of([1, 2, 10]))
+    assert same(stream.state, alone.state_of(range(N)))
+
+
+@pytest.mark.parametrize("none", [[], np.empty(0, int), np.zeros(N, bool), [False] * N], ids=repr)
+@every_layer
+def test_no_rows(name, none):
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(4)
+    stream = layer.stream(N)
+    stream.run(uniform(rng, 2, N, I))
+    before = stream.state
+    assert stream.step(np.empty((0, I), np.float32), rows=none).shape == (0, H)
+    assert stream.run(np.empty((3, 0, I), np.float32), rows=none, lengths=[]).shape == (3, 0, H)
+    taken = stream.state_of(none)
+    assert all(len(array) == 0 for array in leaves(taken))
+    stream.set_state(none, taken)
+    stream.reset(none)
+    assert same(stream.state, before)
+
+
+WRONG_ROWS = {
+    "beyond": ([0, N], ValueError, r"stream: rows has 11; expected indices from -11 to 10"),
+    "beyond, intp": (np.array([0, N]), ValueError, r"stream: rows has 11; expected indices from -11 to 10"),
+    "before": ([0, -N - 1], ValueError, r"rows has -12; expected indices from -11 to 10"),
+    "huge": (np.array([0, 2**64 - 1], np.uint64), ValueError, r"rows has 18446744073709551615; expected indices"),
+    "twice": ([3, 3], ValueError, r"rows has 3 twice; expected each row once"),
+    "twice, intp": (np.array([3, 3]), ValueError, r"rows has 3 twice; expected each row once"),
+    "twice, from the end": (np.array([3, 3 - N]), ValueError, r"rows has 3 twice; expected each row once"),
+    "too many": (np.arange(2 * N) % N, ValueError, r"rows has 0 twice; expected each row once"),
+    "mask": ([True, True], ValueError, r"rows has shape \(2,\); expected \(11,\), one bool for each row"),
+    "mask of rank 2": (np.ones((1, N), bool), ValueError, r"rows has shape \(1, 11\); expected \(11,\), one bool"),
+    "fractions": ([0.0, 1.0], TypeError, r"rows is .*float64; expected indices, or one bool for each row"),
+    "text": ("ab", TypeError, r"rows is 'ab'.*expected indices"),
+    "number": (3, ValueError, r"rows has shape \(\); expected \(n,\), an index for each of n rows"),
+    "rank 2": ([[0, 1]], ValueError, r"rows has shape \(1, 2\); expected \(n,\)"),
+    "ragged": ([[0], [1, 2]], ValueError, "rows cannot be read as an array"),
+    "objects": ([None, 1], TypeError, "rows is"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+@pytest.mark.parametrize("name", ["LSTM", "Dense", "Stack"])
+def test_wrong_rows_change_nothing(name, wrong):
+    rows, error, message = WRONG_ROWS[wrong]
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(4)
+    stream = layer.stream(N)
+    stream.run(uniform(rng, 2, N, I))
+    before, n = stream.state, 2 if wrong == "ragged" else np.size(rows)
+    calls = [
+        lambda: stream.step(uniform(rng, n, I), rows=rows),
+        lambda: stream.run(uniform(rng, 2, n, I), rows=rows),
+        lambda: stream.run(uniform(rng, 0, n, I), rows=rows),
+        lambda: stream.state_of(rows),
+        lambda: stream.set_state(rows, like(zeros(layer, n), lambda a: a + 1)),
+    ]
+    for call in calls:
+        with pytest.raises(error, match=message):
+            call()
+        assert same(stream.state, before)
+    check_turns(stream, Alone.going_on(layer, stream), rng, np.float32)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "Stack"])
+def test_other_wrong_arguments_change_nothing(name):
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(5)
+    stream, x, out = layer.stream(N), uniform(rng, 4, 3, I), np.empty((4, 3, H), np.float32)
+    stream.run(uniform(rng, 2, N, I))
+    before, rows = stream.state, [4, 1, 0]
+    first = "LSTM" if name == "LSTM" else "Dense"
+    for call, error, message in (
+        (lambda: stream.step(x[0, :2], rows=rows), ValueError, rf"{first}.stream: x has shape \(2, 5\); expected"),
+        (lambda: stream.step(x[0], rows=rows[:2]), ValueError, r"x has shape \(3, 5\); expected \(2, 5\), by the num"),
+        (lambda: stream.step(np.zeros((N, I), np.float32), rows=[True] * 3 + [False] * 8), ValueError, r"\(3, 5\), by"),
+        (lambda: stream.step(x[0]), ValueError, r"x has shape \(3, 5\); expected \(11, 5\)$"),
+        (lambda: stream.run(x, rows=rows, out=out[:, :2]), ValueError, r"out is .* of shape \(4, 3, 19\)"),
+        (lambda: stream.run(x, out[:3], rows=rows), ValueError, r"out is .* of shape \(4, 3, 19\)"),
+        (
+            lambda: stream.run(x, rows=rows, lengths=[1, 2]),
+            ValueError,
+            r"lengths has shape \(2,\).* = \(3,\)",
+        ),
+        (lambda: stream.run(x, rows=rows, lengths=[1, 2, 5]), ValueError, r"lengths\[2\] is 5; expected 0 to T = 4"),
+        (lambda: stream.run(x, rows=rows, lengths=[-1, 2, 3]), ValueError, r"lengths\[0\] is -1; expected 0 to T = 4"),
+        (lambda: stream.run(x, rows=rows, lengths=[0.5, 2, 3]), TypeError, "lengths has dtype float64"),
+        (lambda: stream.run(x, None, rows), TypeError, "positional"),
+        (lambda: stream.set_state(rows, stream.state), ValueError, r"has shape \(11, \d+\)"),
+        (lambda: stream.set_state(rows, stream.state_of([1, 2])), ValueError, r"has shape \(2, \d+\)"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+        assert same(stream.state, before)
+
+
+def test_a_layer_that_fails_changes_nothing_below(monkeypatch):
+    """The states of the layers below it have been computed by then."""
+    layer, rng = LAYERS["Stack"](np.float32), np.random.default_rng(6)
+    stream = layer.stream(N)
+    before = stream.state
+
+    def fails(*arguments):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer.layers[2], "_plan", fails)
+        for call in (
+            lambda: stream.step(uniform(rng, 3, I), rows=[5, 6, 7]),
+            lambda: stream.run(uniform(rng, 2, 3, I), rows=[5, 6, 7], lengths=[1, 2, 0]),
+            lambda: stream.run(uniform(rng, 2, N, I), lengths=[1] * N),
+        ):
+            with pytest.raises(MemoryError):
+                call()
+            assert same(stream.state, before)
+    check_turns(stream, Alone(layer, N), rng, np.float32)
+
+
+def test_rows_that_change_while_x_is_read():
+    """x's conversion runs the caller's code, which may write to the array of indices."""
+    layer = LAYERS["Stack"](np.float32)
+    stream, before, rows = layer.stream(N), layer.stream(N).state, np.array([1, 2])
+
+    class Writes:
+        def __init__(self, *new):
+            self.new = new
+
+        def __array__(self, dtype=None, copy=None):
+            rows[:] = self.new
+            return np.ones((2, I), np.float32)
+
+    for new in ((2**60, 1), (4, 4), (-(2**62), 0)):
+        with pytest.raises(ValueError, match="rows has"):
+            stream.step(Writes(*new), rows=rows)
+        assert same(stream.state, before)
+    alone = Alone(layer, N)
+    assert same(stream.step(Writes(9, 3), rows=rows), alone.run(np.ones((1, 2, I), np.float32), [9, 3])[0])
+    assert same(stream.state, alone.state_of(range(N)))
+
+
+# -------------------------------------------------------------------------------------------------------------- lengths
+@pytest.mark.parametrize("form", [list, np.array, lambda lengths: np.array(lengths, ">i2")])
+@pytest.mark.parametrize("lengths", [[3, 0, 6, 6, 1], [0] * 5, [6] * 5, [2, 2, 0, 1, 1]], ids=str)
+@every_layer
+def test_lengths(name, lengths, form):
+    """Past its length a row keeps its state, y is zero, and x is not read."""
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(7)
+    x, rows = uniform(rng, 6, 5, I), [8, 2, 0, 10, 5]
+    for k, length in enumerate(lengths):
+        x[length:, k] = np.nan
+    for given in (rows, None):
+        batch = 5 if given is None else N
+        stream = layer.stream(batch)
+        stream.state = like(zeros(layer, batch), lambda a: uniform(rng, *a.shape))
+        alone = Alone.going_on(layer, stream)
+        out = np.full((6, 5, H), 7, np.float32)
+        assert stream.run(x, out, rows=given, lengths=form(lengths)) is out
+        assert same(out, alone.run(x, rows if given else range(5), lengths))
+        assert same(stream.state, alone.state_of(range(batch)))
+
+
+@pytest.mark.parametrize("name", ["projected LSTM", "GRU that resets after", "RNN"])
+def test_lengths_as_in_a_call(name):
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(8)
+    stream, x, lengths = layer.stream(7), uniform(rng, 9, 7, I), rng.integers(0, 10, 7)
+    first = stream.state = like(zeros(layer, 7), lambda a: uniform(rng, *a.shape))
+    assert same((stream.run(x, lengths=lengths), stream.state), layer(x, first, lengths=lengths))
+
+
+# --------------------------------------------------------------------------------------------------------------- states
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+@every_layer
+def test_rows_move_to_another_stream(name, way):
+    """Of another batch, or of a packed layer; they go on there as if nothing had happened."""
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(9)
+    here, there, alone = layer.stream(N), layer.packed().stream(4), Alone(layer, N)
+    x = uniform(rng, 5, N, I)
+    here.run(x)
+    alone.run(x, range(N))
+    there.set_state([3, 0], way(here.state_of([10, 6])))
+    y = there.run(x[:, :2], rows=[3, 0])
+    assert same(y, alone.run(x[:, :2], [10, 6]))
+    assert same(there.state_of([0]), alone.state_of([6]))
+    assert same(there.state_of([1, 2]), zeros(layer, 2))
+    here.set_state([6], there.state_of([0]))
+    here.reset([10])
+    alone.states[10] = zeros(layer, 1)
+    assert same(here.state, alone.state_of(range(N)))
+
+
+def test_states_are_copies_in_the_forms_of_a_call():
+    layer, rng = LAYERS["LSTM"](np.float32), np.random.default_rng(10)
+    stream = layer.stream(N)
+    stream.run(uniform(rng, 2, N, I))
+    taken, before = stream.state_of([2, 1]), stream.state
+    assert type(taken) is blockcell.LSTMState
+    for array in taken:
+        array[:] = 9
+    assert same(stream.state, before) and same(stream.state_of(None), before)
+    cs, h = np.ones((1, H), np.float32), np.full((2, H), 2, np.float32)
+    stream.set_state([5, 4], {"h": h, "cs": cs})
+    h[:] = 9
+    for array, old, new in zip(stream.state, before, (1, 2), strict=True):
+        assert (array[4:6] == new).all() and same(np.delete(array, [4, 5], 0), np.delete(old, [4, 5], 0))
+    stream.set_state(None, before)
+    assert same(stream.state, before)
+
+
+@every_layer
+def test_more_rows(name):
+    """What `Sessions` grows by: old rows keep their states."""
+    layer, rng = LAYERS[name](np.float32), np.random.default_rng(11)
+    stream, alone = layer.stream(3), Alone(layer, 8)
+    check_turns(stream, alone, rng, np.float32)
+    stream._grow(8)
+    assert stream.batch == 8 and same(stream.state, alone.state_of(range(8)))
+    check_turns(stream, alone, rng, np.float32)
+    check_turns(pickle.loads(pickle.dumps(stream)), alone, rng, np.float32)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+def peak_of(calls):
+    """Bytes that Python, or numpy, has allocated at once in all of them."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for call in calls:
+            call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@every_layer
+def test_out_and_indices_allocate_nothing(name):
+    """Also where the number of rows changes from step to step."""
+    stream, x, out = LAYERS[name](np.float32).stream(200), np.ones((200, I), np.float32), np.ones((200, H), np.float32)
+    given = [np.arange(first, first + n) for first, n in ((0, 40), (7, 41), (90, 1), (3, 60), (5, 100))]
+    turns = [(x[: len(rows)], out[: len(rows)], rows) for rows in given] * 4
+
+    def step(turn):
+        stream.step(turn[0], turn[1], rows=turn[2])
+
+    for turn in turns:
+        step(turn)
+    assert peak_of([lambda turn=turn: step(turn) for turn in turns]) < 1000 + 100 * len(turns)  # the lambdas themselves
+    rows = [7, 8]
+    assert peak_of([lambda: stream.step(x[:2], out[:2], rows=rows)]) > 100  # what a list costs is noticed
+
+
+def test_plans_are_bounded():
+    """A step of each number of rows needs a plan; of these it keeps some."""
+    stream, x = LAYERS["LSTM"](np.float32).stream(2000), np.ones((2000, I), np.float32)
+    rows = np.arange(2000)
+    stream.step(x, rows=rows)
+
+    def steps(numbers):
+        return [lambda n=n: stream.step(x[:n], rows=rows[:n]) for n in numbers]
+
+    tracemalloc.start()
+    try:
+        for call in steps(range(1, 200)):
+            call()
+        before = tracemalloc.get_traced_memory()[0]
+        for call in steps(range(200, 2000)):
+            call()
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
