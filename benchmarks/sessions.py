@@ -1,15 +1,23 @@
 """Many sessions in one process, of which some are ready at a time: thousand steps of sessions a second, on one thread.
 
     python benchmarks/sessions.py [--sessions 200] [--ready 60] [--cells 128] [--rounds 5] [--seconds 0.3]
+    python benchmarks/sessions.py --rows  # instead: what a step of 100 of 10,000 rows costs, in microseconds
 
 The network is two LSTMs, one above the other.  At each turn other sessions, drawn at random, have one step of input.
-All ways give each session the bits that it has alone; they take turns, and a figure is the median of the rounds.
+All ways but onnxruntime give each session the bits that it has alone; they take turns, and a figure is the median of
+the rounds.
 
+* rows of a stream: a stream of all sessions, of which those that are ready step.
+* Sessions: `blockcell.Sessions`, which are fed and then step.
 * a stream each: a stream of one row for every session.
 * a table of states: arrays with a row for each session; the states of those that are ready are gathered for one call of
   the layer, and scattered after it.
 * a stream for all: it runs all rows, and the states of those that were not ready are put back.
 * a mask for all: one call with all rows, of which `mask` counts those that are ready.
+* onnxruntime, gathered: a table of states, by numpy, and a run of an exported model of ONNX's own LSTM nodes.
+
+`--rows` compares a step of some rows of a large stream, drawn at random each time, with that of a stream of so few,
+with steps whose number of rows changes each time, and with onnxruntime on a table of states.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import argparse
 import itertools
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,9 +38,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from turns import seconds
 
 import blockcell
-from blockcell import LSTM, Stack
+from blockcell import LSTM, Sessions, Stack
+
+try:
+    import onnxruntime
+
+    from onnx_export import export
+except ImportError:
+    onnxruntime = None
 
 TURNS = 50
+ONNXRUNTIME = "onnxruntime, gathered"
 Array = np.ndarray[Any, Any]
 Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y [n,H]
 
@@ -39,9 +56,19 @@ Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y 
 def ways(net: Stack, sessions: int) -> dict[str, Step]:
     zeros = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
     each = [net.stream() for _ in range(sessions)]
-    for_all = net.stream(sessions)
+    for_all, of_rows, served = net.stream(sessions), net.stream(sessions), Sessions(net, capacity=sessions)
+    ids = [served.open() for _ in range(sessions)]
     table, masked = [array.copy() for array in zeros], [array.copy() for array in zeros]
     padded = np.zeros((sessions, net.input_size), net.dtype)
+
+    def rows_of_a_stream(rows: Array, x: Array) -> Array:
+        return of_rows.step(x, rows=rows)
+
+    def serve(rows: Array, x: Array) -> Array:
+        for row, input_of_row in zip(rows, x, strict=True):
+            served.feed(ids[row], input_of_row)
+        y = served.step()
+        return np.array([y[ids[row]] for row in rows])
 
     def stream_each(rows: Array, x: Array) -> Array:
         return np.concatenate([each[row].step(x[k : k + 1]) for k, row in enumerate(rows)])
@@ -71,17 +98,73 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         masked = [*itertools.chain(*state)]
         return y[0, rows]
 
-    return {
+    found = {
+        "rows of a stream": rows_of_a_stream,
+        "Sessions": serve,
         "a stream each": stream_each,
         "a table of states": table_of_states,
         "a stream for all": stream_for_all,
         "a mask for all": mask_for_all,
     }
+    return found | ({ONNXRUNTIME: gathered(net, sessions)} if onnxruntime else {})
+
+
+def gathered(net: Stack, sessions: int) -> Step:
+    """By onnxruntime, on one thread, with states in a table."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = export(net, None, loop="native", lengths=False).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    table = {each.name: np.zeros((sessions, net.hidden_size), np.float32) for each in session.get_inputs()[1:]}
+
+    def step(rows: Array, x: Array) -> Array:
+        y, *states = session.run(None, {"x": x[None], **{name: array[rows] for name, array in table.items()}})
+        for array, last in zip(table.values(), states, strict=True):
+            array[rows] = last
+        return y[0]
+
+    return step
 
 
 def pairs(arrays: list[Array]) -> list[tuple[Array, Array]]:
     """The arrays as states of LSTMs, (cs, h) each."""
     return [(arrays[k], arrays[k + 1]) for k in range(0, len(arrays), 2)]
+
+
+def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: int = 100) -> None:
+    """Microseconds of steps of some rows of a stream, and as multiples of those of a stream of so few, in turn."""
+    rng, H = np.random.default_rng(0), net.hidden_size
+    x, out = (np.zeros((2 * n, H), np.float32) for _ in range(2))
+    many, few = net.stream(batch), {k: net.stream(k) for k in range(n // 2, 3 * n // 2 + 1)}
+    one = gathered(net, batch) if onnxruntime else None
+    pairs: dict[str, list[list[float]]] = {}
+
+    def timed(name: str, step: Callable[[], object]) -> None:
+        """In the last round."""
+        start = time.perf_counter()
+        step()
+        pairs.setdefault(name, [[]])[-1].append(time.perf_counter() - start)
+
+    for _ in range(rounds):
+        for times in pairs.values():
+            times.append([])
+        end = time.perf_counter() + 5 * budget
+        while time.perf_counter() < end:
+            rows = rng.choice(batch, n, replace=False)
+            timed("", lambda: few[n].step(x[:n], out[:n]))
+            timed(f"{n} rows of a stream of {batch}", lambda rows=rows: many.step(x[:n], out[:n], rows=rows))
+            if one:
+                timed("onnxruntime, states gathered by numpy", lambda rows=rows: one(rows, x[:n]))
+            k = int(rng.choice([*few]))
+            rows = rng.choice(batch, k, replace=False)
+            timed("changing", lambda k=k: few[k].step(x[:k], out[:k]))
+            timed(f"{min(few)} to {max(few)} rows", lambda rows=rows, k=k: many.step(x[:k], out[:k], rows=rows))
+    for name, base in ((name, "changing" if " to " in name else "") for name in pairs if name not in ("", "changing")):
+        both = [[statistics.median(each) * 1e6 for each in pairs[way]] for way in (name, base)]
+        ratios = sorted(mine / first for mine, first in zip(*both, strict=True))
+        time_of_it, time_of_base = map(statistics.median, both)
+        share = f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"{name:40}{time_of_it:6.0f} us, a stream of so many rows {time_of_base:6.0f} us: {share}")
 
 
 def main() -> None:
@@ -91,23 +174,30 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a round of one way")
+    parser.add_argument("--rows", action="store_true", help="some rows of a large stream")
     options = parser.parse_args()
     blockcell.set_num_threads(1)
     H, n = options.cells, options.ready
     net = Stack([LSTM.init(H, H, seed=1), LSTM.init(H, H, seed=2)])
+    if options.rows:
+        print_rows(net, options.rounds, options.seconds)
+        return
     rng = np.random.default_rng(0)
     rows = [rng.choice(options.sessions, n, replace=False) for _ in range(TURNS)]
     xs = rng.standard_normal((TURNS, n, H)).astype(np.float32)
     found = ways(net, options.sessions)
-    [first, *others] = [np.concatenate([step(*turn) for turn in zip(rows, xs, strict=True)]) for step in found.values()]
-    assert all(np.array_equal(first, other) for other in others), "the ways differ"
+    y = {name: np.concatenate([step(*turn) for turn in zip(rows, xs, strict=True)]) for name, step in found.items()}
+    expected = y["a stream each"]
+    for name, mine in y.items():
+        same = np.allclose(mine, expected, atol=1e-5) if name == ONNXRUNTIME else np.array_equal(mine, expected)
+        assert same, f"{name} differs"
     rates: dict[str, list[float]] = {name: [] for name in found}
     turns = itertools.cycle(zip(rows, xs, strict=True))
     for _ in range(options.rounds):
         for name, step in found.items():
             rates[name].append(n / seconds(lambda step=step: step(*next(turns)), options.seconds) / 1e3)
     for name, mine in rates.items():
-        print(f"{name:20}{statistics.median(mine):6.0f}   ({min(mine):.0f} to {max(mine):.0f})")
+        print(f"{name:24}{statistics.median(mine):6.0f}   ({min(mine):.0f} to {max(mine):.0f})")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `raw_ops` has TensorFlow's eight ops, `ops` more in the same style; `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` and
 `Stack` are whole layers, `convert` brings them weights from other packages, `loss` and `optim` train them, `load` reads
-their files, `Scorer` runs them on many sequences.  numpy arrays in, numpy arrays out.
+their files, `Scorer` runs them on many sequences, `Sessions` on many whose input comes bit by bit.  numpy arrays in,
+numpy arrays out.
 """
 
 import importlib
@@ -25,6 +26,7 @@ from .errors import FormatError
 from .layers import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, RNNState, Stack
 from .layers.loading import load
 from .scorer import Scorer
+from .sessions import Sessions
 
 if TYPE_CHECKING:
     from . import convert as convert
@@ -40,6 +42,7 @@ __all__ = [
     "LSTMState",
     "RNNState",
     "Scorer",
+    "Sessions",
     "Stack",
     "build_info",
     "convert",

@@ -244,6 +244,28 @@ class Model:
         y, self.state = self.after(x, self.state)
         return y
 
+    def run_rows(self, x, rows, lengths=None):
+        """The same of some rows, each of them alone."""
+        y = np.zeros((*x.shape[:2], self.layer.output_size), x.dtype)
+        for k, row in enumerate(rows):
+            end = len(x) if lengths is None else lengths[k]
+            y[:end, k : k + 1], last = self.after(x[:end, k : k + 1], self.state_of([row]))
+            self.set_state([row], last)
+        return y
+
+    def state_of(self, rows):
+        return like(self.state, lambda array: array[rows])
+
+    def set_state(self, rows, states):
+        parts = iter(leaves(states))
+
+        def with_them(array):
+            array = array.copy()
+            array[rows] = next(parts)
+            return array
+
+        self.state = like(self.state, with_them)
+
     def reset(self, rows):
         def without(array):
             array = array.copy()
@@ -279,8 +301,8 @@ class Streams(RuleBasedStateMachine):
         self.undo.enter_context(with_products_of(way))
         blockcell.set_num_threads(threads)
         self.layer, self.batch = layer, batch
-        stored = storage if layer.dtype == np.float32 else STORAGES[0]
-        self.stream, self.model = layer.stream(batch, *stored), Model(layer, batch, *stored)
+        self.stored = storage if layer.dtype == np.float32 else STORAGES[0]
+        self.stream, self.model = layer.stream(batch, *self.stored), Model(layer, batch, *self.stored)
 
     def teardown(self):
         blockcell.set_num_threads(None)
@@ -290,11 +312,12 @@ class Streams(RuleBasedStateMachine):
     def the_state_is_that_of_the_model(self):
         assert same(self.stream.state, self.model.state)
 
-    def inputs(self, seed, steps):
-        return uniform(seed, (steps, self.batch, self.layer.input_size), self.layer.dtype)
+    def inputs(self, seed, steps, rows=None):
+        return uniform(seed, (steps, self.batch if rows is None else rows, self.layer.input_size), self.layer.dtype)
 
-    def results(self, *steps):
-        return np.full((*steps, self.batch, self.layer.output_size), 7, self.layer.dtype)
+    def results(self, *steps, rows=None):
+        rows = self.batch if rows is None else rows
+        return np.full((*steps, rows, self.layer.output_size), 7, self.layer.dtype)
 
     # ------------------------------------------------------------------------------------------------------- good calls
     @rule(seed=SEEDS, form=forms, given=st.booleans())
@@ -312,6 +335,71 @@ class Streams(RuleBasedStateMachine):
         y = self.stream.run(FORMS[form](x), out=out)
         assert out is None or y is out
         assert same(y, self.model.run(x))
+
+    @rule(seed=SEEDS, steps=st.sampled_from([1, 2, 5, 12]), form=forms, given=st.booleans())
+    def run_lengths(self, seed, steps, form, given):
+        x, out = self.inputs(seed, steps), self.results(steps) if given else None
+        lengths = np.random.default_rng(seed).integers(0, steps + 1, self.batch)
+        y = self.stream.run(FORMS[form](x), out, lengths=lengths)
+        assert out is None or y is out
+        assert same(y, self.model.run_rows(x, range(self.batch), lengths))
+
+    # ------------------------------------------------------------------------------------------------------- some rows
+    def some_rows(self, seed, how):
+        """Their numbers, and the same as they are given."""
+        g = np.random.default_rng(seed)
+        rows = g.permutation(self.batch)[: g.integers(0, min(self.batch, 9) + 1)]
+        if how == "mask":
+            rows = np.sort(rows)
+            return rows, np.isin(np.arange(self.batch), rows)
+        return rows, {
+            "array": rows,
+            "list": rows.tolist(),
+            "negative": rows - self.batch,
+            "mixed": np.where(rows % 2, rows, rows - self.batch),
+            "strided": strided(rows),
+            "bytes": rows.astype(np.uint8),
+        }[how]
+
+    ways = st.sampled_from(["array", "array", "list", "negative", "mixed", "mask", "strided", "bytes"])
+
+    @rule(seed=SEEDS, how=ways, form=forms, given=st.booleans())
+    def step_rows(self, seed, how, form, given):
+        rows, as_given = self.some_rows(seed, how)
+        x = self.inputs(seed, 1, len(rows))
+        out = self.results(rows=len(rows)) if given else None
+        if form == "list" and len(rows) == 0:
+            form = "as it is"  # an empty list has no shape
+        y = self.stream.step(FORMS[form](x[0]), out, rows=as_given)
+        assert out is None or y is out
+        assert same(y, self.model.run_rows(x, rows)[0])
+
+    @rule(seed=SEEDS, how=ways, form=forms, steps=st.sampled_from([0, 1, 2, 5, 6, 12]), ends=st.booleans())
+    def run_some_rows(self, seed, how, form, steps, ends):
+        rows, as_given = self.some_rows(seed, how)
+        x = self.inputs(seed, steps, len(rows))
+        lengths = np.random.default_rng(seed).integers(0, steps + 1, len(rows)) if ends else None
+        if form == "list" and x.size == 0:
+            form = "as it is"
+        y = self.stream.run(FORMS[form](x), rows=as_given, lengths=lengths)
+        assert same(y, self.model.run_rows(x, rows, lengths))
+
+    @rule(seed=SEEDS, how=ways, batch=st.integers(9, 20))
+    def move_rows(self, seed, how, batch):
+        """To another stream, of another batch, and back, to other rows."""
+        rows, as_given = self.some_rows(seed, how)
+        back, back_as_given = self.some_rows(seed + 1, how)
+        n, g = min(len(rows), len(back)), np.random.default_rng(seed)
+        if how == "mask":
+            as_given, back_as_given = rows, back
+        there, places = self.layer.stream(batch, *self.stored), g.permutation(batch)[:n]
+        states = self.stream.state_of(as_given[:n])
+        assert same(states, self.model.state_of(rows[:n]))
+        there.set_state(places, states)
+        for array in leaves(states):
+            array[...] = 9  # it was a copy, and so is what the other one has
+        self.stream.set_state(back_as_given[:n], there.state_of(places))
+        self.model.set_state(back[:n], self.model.state_of(rows[:n]))
 
     @rule(data=st.data(), how=st.sampled_from(["all", "none", "one", "some", "negative", "mask", "array"]))
     def reset(self, data, how):
@@ -432,6 +520,38 @@ class Streams(RuleBasedStateMachine):
             "mixed": [0, self.batch],
         }[bad]
         self.refuse(lambda: self.stream.reset(rows))
+
+    @rule(
+        bad=st.sampled_from(
+            ["beyond", "before", "twice", "mask", "text", "fraction", "rank", "x", "lengths", "states"]
+        ),
+        seed=SEEDS,
+        form=st.sampled_from([list, np.array]),
+    )
+    def bad_rows(self, bad, seed, form):
+        rows, n = {
+            "beyond": ([0, self.batch], 2),
+            "before": ([-self.batch - 1], 1),
+            "twice": ([0, -self.batch], 2),
+            "mask": ([True] * (self.batch + 1), self.batch + 1),
+            "text": ("a", 1),
+            "fraction": ([0.5], 1),
+            "rank": ([[0]], 1),
+        }.get(bad, ([0], 1))
+        rows = form(rows)
+        x = self.inputs(seed, 3, n + (bad == "x"))
+        states = like(self.model.state, lambda a: np.zeros((n + 2 * (bad == "states"), *a.shape[1:]), a.dtype))
+        if bad == "states":
+            if leaves(states):
+                self.refuse(lambda: self.stream.set_state(rows, states))
+            return
+        self.refuse(lambda: self.stream.run(x, rows=rows, lengths=[4] if bad == "lengths" else None))
+        if bad == "lengths":
+            return
+        self.refuse(lambda: self.stream.step(x[0], rows=rows))
+        if bad != "x":
+            self.refuse(lambda: self.stream.state_of(rows))
+            self.refuse(lambda: self.stream.set_state(rows, states))
 
     @rule(bad=st.sampled_from(["number", "parts", "rows", "dtype", "text"]), seed=SEEDS, data=st.data())
     def bad_state(self, bad, seed, data):
@@ -708,6 +828,15 @@ class PackedLayers(RuleBasedStateMachine):
         assert same(y, model.run(x))
 
     @precondition(lambda self: self.streams)
+    @rule(seed=SEEDS, T=st.sampled_from([1, 1, 2, 5, 12]), ends=st.booleans(), data=st.data())
+    def run_rows(self, seed, T, ends, data):
+        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        g = np.random.default_rng(seed)
+        rows = g.permutation(stream.batch)[: g.integers(0, stream.batch + 1)]
+        x, lengths = self.inputs(seed, T, len(rows)), g.integers(0, T + 1, len(rows)) if ends else None
+        assert same(stream.run(x, rows=rows, lengths=lengths), model.run_rows(x, rows, lengths))
+
+    @precondition(lambda self: self.streams)
     @rule(seed=SEEDS, data=st.data())
     def write_state(self, seed, data):
         stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
@@ -722,10 +851,235 @@ class PackedLayers(RuleBasedStateMachine):
         self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
 
 
+# ------------------------------------------------------------------------------------------------------------ sessions
+class Hooked:
+    """A stream in the middle of whose runs something is done."""
+
+    def __init__(self, stream, hook):
+        self.stream, self.hook = stream, hook
+
+    def run(self, *arguments, **options):
+        self.hook()
+        return self.stream.run(*arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+class ManySessions(RuleBasedStateMachine):
+    """Sessions of one layer at two places, each of them beside the layer that is called for it alone."""
+
+    places = st.integers(0, 1)
+    limits = st.sampled_from([None, None, 1, 1, 2, 5, 40])
+
+    @initialize(
+        layer=streamed(),
+        capacity=st.sampled_from([1, 2, 5]),
+        threads=st.sampled_from(THREADS),
+        storage=st.sampled_from([*STORAGES[:1], *STORAGES]),
+        packed=st.booleans(),
+    )
+    def begin(self, layer, capacity, threads, storage, packed):
+        blockcell.set_num_threads(threads)
+        stored = storage if layer.dtype == np.float32 else STORAGES[0]
+        options = {} if packed else {"storage": stored[0], "activations": stored[1]}
+        self.layer, self.model = layer, Model(layer, 1, *stored)
+        source = layer.packed(*stored) if packed else layer
+        self.there = [blockcell.Sessions(source, capacity=capacity, **options) for _ in range(2)]
+        self.known = [{}, {}]  # by id: the state, and what waits
+        self.ended = [[], []]
+
+    def teardown(self):
+        blockcell.set_num_threads(None)
+
+    @invariant()
+    def as_many_as_are_open(self):
+        assert [len(sessions) for sessions in self.there] == [len(known) for known in self.known]
+
+    def one(self, place, number):
+        """One of the sessions that are open at a place; None if there is none."""
+        known = self.known[place]
+        return sorted(known)[number % len(known)] if known else None
+
+    def input(self, seed, steps):
+        """Of so many steps; below zero for a single one without an axis for it."""
+        return uniform(seed, (*[steps] * (steps >= 0), self.layer.input_size), self.layer.dtype)
+
+    # ---------------------------------------------------------------------------------------------------- coming, going
+    @rule(place=places)
+    def open(self, place):
+        id = self.there[place].open()
+        assert id not in self.known[place] and id not in self.ended[place]
+        self.known[place][id] = [zeros(self.model.layer, 1), []]
+
+    @rule(place=places, number=st.integers(0, 99))
+    def close(self, place, number):
+        if (id := self.one(place, number)) is not None:
+            self.there[place].close(id)
+            del self.known[place][id]
+            self.ended[place].append(id)
+
+    @rule(place=places, number=st.integers(0, 99))
+    def move(self, place, number):
+        """To the other place; what waits stays behind."""
+        if (id := self.one(place, number)) is not None:
+            state = pickle.loads(pickle.dumps(self.there[place].save(id)))
+            assert same(state, self.known[place][id][0])
+            new = self.there[1 - place].restore(state)
+            for array in leaves(state):
+                array[...] = 9
+            assert new not in self.known[1 - place] and new not in self.ended[1 - place]
+            self.known[1 - place][new] = [self.known[place][id][0], []]
+
+    @rule(place=places, how=st.sampled_from([copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]))
+    def go_on_with_a_copy(self, place, how):
+        """The old one has no part in it."""
+        old, self.there[place] = self.there[place], how(self.there[place])
+        for id in self.known[place]:
+            old.feed(id, self.input(id, 2))
+        old.step()
+
+    # ----------------------------------------------------------------------------------------------------- input, steps
+    @rule(
+        place=places, number=st.integers(0, 99), seed=SEEDS, form=forms, steps=st.sampled_from([-1, -1, -1, 0, 1, 3, 9])
+    )
+    def feed(self, place, number, seed, form, steps):
+        if (id := self.one(place, number)) is not None:
+            x = self.input(seed, steps)
+            if form == "list" and x.size == 0:
+                form = "as it is"
+            given = FORMS[form](x.copy())
+            self.there[place].feed(id, given)
+            if form == "as it is":
+                given[...] = 9  # it was copied
+            self.known[place][id][1].append(x)
+
+    @rule(place=places, seed=SEEDS, steps=st.sampled_from([-1, -1, 1, 4]))
+    def feed_all(self, place, seed, steps):
+        for number in range(len(self.known[place])):
+            self.feed(place=place, number=number, seed=seed + number, form="as it is", steps=steps)
+
+    def expected(self, place, limit):
+        """What the next step gives, and does to the model."""
+        results = {}
+        for id, session in self.known[place].items():
+            state, waiting = session
+            taken, rest, room = [], [], np.inf if limit is None else limit
+            for x in waiting:
+                steps = 1 if x.ndim == 1 else len(x)
+                if steps > room:
+                    taken, rest = [*taken, *([x[:room]] if room else [])], [*rest, x[room:] if room else x]
+                elif steps:
+                    taken.append(x)
+                room -= min(room, steps)
+            if taken:
+                session[1] = rest
+                y, session[0] = self.model.after(np.concatenate([*map(np.atleast_2d, taken)])[:, None], state)
+                results[id] = y[0, 0] if len(taken) == 1 and taken[0].ndim == 1 else y[:, 0]
+        return results
+
+    def check(self, results, expected):
+        assert results.keys() == expected.keys()
+        for id, y in results.items():
+            assert same(y, expected[id]) and y.base is None
+
+    @rule(place=places, limit=limits)
+    def step(self, place, limit):
+        self.check(self.there[place].step(limit), self.expected(place, limit))
+
+    @rule(place=places, limit=limits, number=st.integers(0, 99), seed=SEEDS)
+    def step_while_others_come_and_go(self, place, limit, number, seed):
+        """In the middle of a step, and a second step is refused."""
+        sessions, expected, done = self.there[place], self.expected(place, limit), []
+
+        def hook():
+            if not done:
+                done.append(True)
+                self.refuse_step(sessions)
+                if (id := self.one(place, number)) is not None:
+                    self.close(place=place, number=number)
+                    expected.pop(id, None)
+                self.open(place=place)
+                self.feed_all(place=place, seed=seed, steps=-1)
+
+        stream = sessions._stream
+        sessions._stream = Hooked(stream, hook)
+        try:
+            results = sessions.step(limit)
+        finally:
+            sessions._stream = stream
+        self.check(results, expected)
+
+    @staticmethod
+    def refuse_step(sessions):
+        with pytest.raises(RuntimeError, match="another step is running"):
+            sessions.step()
+
+    @rule(place=places, limit=limits, after=st.integers(0, 2))
+    def step_that_fails(self, place, limit, after):
+        """After some of the groups: nothing is lost, and nothing computed twice."""
+        sessions, expected, runs = self.there[place], self.expected(place, limit), []
+
+        def hook():
+            runs.append(True)
+            if len(runs) > after:
+                raise MemoryError
+
+        stream = sessions._stream
+        sessions._stream = Hooked(stream, hook)
+        results = {}
+        try:
+            results = sessions.step(limit)
+        except MemoryError:
+            assert len(runs) == after + 1
+        finally:
+            sessions._stream = stream
+        if not results:
+            results = sessions.step(limit)
+        self.check(results, expected)
+
+    @rule(threads=st.sampled_from(THREADS))
+    def set_num_threads(self, threads):
+        blockcell.set_num_threads(threads)
+
+    @rule(
+        place=places, seed=SEEDS, bad=st.sampled_from(["rank", "column", "dtype", "text", "closed", "limit", "state"])
+    )
+    def bad_call(self, place, seed, bad):
+        sessions, x = self.there[place], self.input(seed, 3)
+        if bad == "closed":
+            for id in (*self.ended[place][-1:], 10**6, -1, "0"):
+                for call in (sessions.close, sessions.save, lambda id=id: sessions.feed(id, x)):
+                    with pytest.raises(ValueError):
+                        call(id)
+            return
+        other = np.float32 if x.dtype == np.float64 else np.float64
+        given = {
+            "rank": x[None],
+            "column": np.zeros((3, x.shape[1] + 1), x.dtype),
+            "dtype": x.astype(other),
+            "text": "a",
+        }
+        with pytest.raises(REFUSED):
+            if bad == "limit":
+                sessions.step([0, -1, 1.5, "a"][seed % 4])
+            elif bad == "state":
+                sessions.restore(3)
+            elif (id := self.one(place, seed)) is not None:
+                sessions.feed(id, given[bad])
+            else:
+                raise ValueError("nobody is there")
+
+
 # ------------------------------------------------------------------------------------------------------------- running
-MACHINES = {"streams": Streams, "layers": Layers, "packed layers": PackedLayers}
-FEW = {"streams": (150, 30), "layers": (80, 15), "packed layers": (150, 15)}  # examples, and calls in each
-MANY = {"streams": (5000, 60), "layers": (3000, 40), "packed layers": (8000, 20)}
+MACHINES = {"streams": Streams, "layers": Layers, "packed layers": PackedLayers, "sessions": ManySessions}
+FEW = {
+    "streams": (150, 30),
+    "layers": (80, 15),
+    "packed layers": (150, 15),
+    "sessions": (60, 25),
+}  # examples, and calls in each
+MANY = {"streams": (5000, 60), "layers": (3000, 40), "packed layers": (8000, 20), "sessions": (3000, 60)}
 
 
 def explore(name, examples, calls, number):

@@ -11,6 +11,7 @@ from fresh import run
 
 from blockcell import GRU, Dense, Scorer, Stack, loss
 
+HAS_ONNXRUNTIME = importlib.util.find_spec("onnxruntime") is not None
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -84,6 +85,18 @@ def test_scores_are_those_of_one_line_alone():
         logits, _ = net(np.eye(128, dtype=np.float32)[codes[:-1], None])
         mean, _ = loss.softmax_cross_entropy(logits[:, 0], codes[1:])
         assert bits == pytest.approx(mean / np.log(2), rel=1e-6)
+
+
+def test_sessions():
+    """Also beside onnxruntime, where it is installed."""
+    first, *_, last = lines = lines_of("sessions", "--quick", by=["-W", "error"])
+    assert re.fullmatch(r"40 sessions, \d+ packets of 10 steps", first)
+    servers = [line for line in lines if re.fullmatch(r"\S.*( +\d+\.\d){4}", line)]
+    assert [line.split("  ")[0] for line in servers] == [
+        "blockcell.Sessions",
+        *(["onnxruntime, one at a time", "onnxruntime, gathered by numpy"] * HAS_ONNXRUNTIME),
+    ]
+    assert last == "Sessions: the same bits as each session alone"
 
 
 @pytest.mark.peers

@@ -1,0 +1,342 @@
+"""`Sessions`: each has the bits that it has alone; the state machine in reliability/test_stateful.py tries more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from bits import same, zeros
+from traced import peak
+
+import blockcell
+from blockcell import GRU, LSTM, Bidirectional, Dense, Sessions, Stack
+
+I, H = 5, 19  # noqa: E741
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def net():
+    return Stack([LSTM.init(I, 33, seed=1), GRU.init(33, 20, seed=2), Dense.init(20, H, seed=3, last=True)])
+
+
+def inputs(*shape, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (*shape, I)).astype(np.float32)
+
+
+def alone(net, x):
+    """y of one session that has all of x [t,I], a step at a time as `net` has a Dense with `last`."""
+    stream = net.stream()
+    return stream.run(x[:, None])[:, 0], stream.state
+
+
+def test_what_step_returns(net):
+    sessions, x = Sessions(net), inputs(9)
+    a, b, c, d = (sessions.open() for _ in range(4))
+    sessions.feed(a, x[0])
+    sessions.feed(b, x[:1])
+    sessions.feed(c, x[0])
+    sessions.feed(c, x[1:4].tolist())
+    found, (y, _) = sessions.step(), alone(net, x)
+    assert list(found) == [a, b, c] and same(found, {a: y[0], b: y[:1], c: y[:4]})
+    assert sessions.step() == {} and len(sessions) == 4
+    sessions.feed(d, x[:0])  # nothing to wait for
+    assert sessions.step() == {}
+    sessions.feed(a, x[1:].astype(">f4"))
+    assert same(sessions.step(), {a: y[1:]})
+
+
+def test_a_limit(net):
+    sessions, x = Sessions(net, capacity=1), inputs(9)
+    a, b = sessions.open(), sessions.open()
+    sessions.feed(a, x[:5])
+    sessions.feed(a, x[5])
+    sessions.feed(a, x[6:])
+    sessions.feed(b, x[0])
+    sessions.feed(b, x[1])
+    y = alone(net, x)[0]
+    assert same(sessions.step(limit=2), {a: y[:2], b: y[:2]})
+    assert same(sessions.step(limit=np.int64(3)), {a: y[2:5]})
+    assert same(sessions.step(1), {a: y[5]})  # [H]: a single x of [I]
+    assert same(sessions.step(1), {a: y[6:7]})
+    sessions.feed(b, x[2])
+    assert same(sessions.step(), {a: y[7:], b: y[2]})
+
+
+def test_room_grows_and_ids_are_new(net):
+    """Whoever comes later, each session has its own bits; ids are never those of sessions that are closed."""
+    sessions, x = Sessions(net, capacity=2), inputs(30, 2)
+    y = [alone(net, x[k])[0] for k in range(30)]
+    ids = [sessions.open() for _ in range(30)]
+    for k in (0, 1, 2):
+        sessions.feed(ids[k], x[k, 0])
+    assert same(sessions.step(), {ids[k]: y[k][0] for k in (0, 1, 2)})
+    sessions.close(ids[1])
+    for k in range(3, 30):
+        sessions.feed(ids[k], x[k])
+    sessions.feed(ids[0], x[0, 1])
+    assert same(sessions.step(), {ids[0]: y[0][1]} | {ids[k]: y[k] for k in range(3, 30)} | {})
+    new = sessions.open()  # it may get the row of one that is closed
+    assert new not in ids and len(sessions) == 30
+    sessions.feed(new, x[0, 0])
+    assert same(sessions.step(), {new: y[0][0]})
+    assert repr(sessions) == f"<Sessions of {net!r}, 30 open, capacity={sessions._stream.batch}>"
+    assert sessions._stream.batch < 64
+
+
+@pytest.mark.parametrize("source", ["layer", "packed"])
+@pytest.mark.parametrize("options", [("int8", "int16"), ("bfloat16",)], ids=" ".join)
+def test_a_storage(options, source):
+    layer, x = LSTM.init(I, H, seed=4), inputs(4)
+    packed = layer.packed(*options)
+    if source == "packed":
+        sessions = Sessions(packed, capacity=3)
+    else:
+        sessions = Sessions(layer, capacity=3, **dict(zip(("storage", "activations"), options, strict=False)))
+    id = sessions.open()
+    sessions.feed(id, x)
+    assert same(sessions.step(), {id: packed(x[:, None])[0][:, 0]})
+
+
+def test_sessions_move(net):
+    """With what `save` gives, which is the state of a call."""
+    x = inputs(8)
+    y, last = alone(net, x)
+    here, there = Sessions(net), Sessions(net.packed(), capacity=1)
+    id = here.open()
+    assert same(here.save(id), zeros(net, 1))  # it has no row yet
+    here.feed(id, x[:5])
+    here.step()
+    here.feed(id, x[7])
+    moved = there.restore(pickle.loads(pickle.dumps(here.save(id))))
+    there.feed(moved, x[5:])
+    assert same(there.step(), {moved: y[5:]}) and same(there.save(moved), last)
+    stream = net.stream(3)
+    stream.set_state([1], here.save(id))
+    assert same(stream.run(x[5:, None], rows=[1])[:, 0], y[5:])
+    by_name = {0: {"h": last[0].h, "cs": last[0].cs}, 1: {"h": last[1].h}}
+    assert same(there.save(there.restore(by_name)), last)
+
+
+def test_the_weights_are_those_of_the_beginning():
+    layer, x = LSTM.init(I, H, seed=4), inputs(2)
+    y = layer(x[:, None])[0][:, 0]
+    sessions = Sessions(layer, capacity=1)
+    layer.set_weights(**{name: array * 2 for name, array in layer.weights.items()})
+    ids = [sessions.open() for _ in range(3)]  # more than there is room for
+    for id in ids:
+        sessions.feed(id, x)
+    assert same(sessions.step(), dict.fromkeys(ids, y))
+
+
+def test_errors(net):
+    sessions, x = Sessions(net), inputs(3)
+    id, closed = sessions.open(), sessions.open()
+    sessions.close(closed)
+    for call, error, message in (
+        (lambda: Sessions(3), TypeError, r"Sessions: layer is 3; expected a layer, or a packed one"),
+        (lambda: Sessions(net, capacity=0), ValueError, r"Sessions: capacity is 0; expected at least 1"),
+        (lambda: Sessions(net, capacity=1.5), TypeError, r"Sessions: capacity is 1.5; expected an integer"),
+        (lambda: Sessions(net, storage="int4"), ValueError, r"storage is 'int4'; expected one of"),
+        (lambda: Sessions(net, storage="int8", activations="x"), ValueError, r"activations is 'x'"),
+        (
+            lambda: Sessions(net.packed("int8"), storage="int8"),
+            ValueError,
+            r"Sessions: storage is 'int8'; expected None with a packed layer, whose storage is 'int8'",
+        ),
+        (
+            lambda: Sessions(Bidirectional(*2 * [net.layers[0]])),
+            TypeError,
+            r"Bidirectional.stream: backward begins at the last",
+        ),
+        (lambda: Sessions(net, 3), TypeError, "positional"),
+        (lambda: sessions.feed(closed, x), ValueError, r"Sessions.feed: id is 1, which was closed; expected an open"),
+        (lambda: sessions.close(closed), ValueError, r"Sessions.close: id is 1, which was closed"),
+        (lambda: sessions.save(7), ValueError, r"Sessions.save: id is 7, which was never opened"),
+        (
+            lambda: sessions.feed(id, x[:, :2]),
+            ValueError,
+            r"x has shape \(3, 2\); expected \(I,\) or \(t, I\) with I=5",
+        ),
+        (lambda: sessions.feed(id, x[None]), ValueError, r"x has shape \(1, 3, 5\); expected"),
+        (lambda: sessions.feed(id, 1.0), ValueError, r"x has shape \(\); expected"),
+        (
+            lambda: sessions.feed(id, x.astype(float)),
+            TypeError,
+            r"Sessions.feed: x has dtype float64; expected float32",
+        ),
+        (lambda: sessions.feed(id, "ab"), TypeError, r"Sessions.feed: x is"),
+        (lambda: sessions.step(0), ValueError, r"Sessions.step: limit is 0; expected at least 1, or None"),
+        (lambda: sessions.step("2"), TypeError, r"Sessions.step: limit is '2'; expected an integer"),
+        (lambda: sessions.restore(alone(net, x)[1][0]), ValueError, r"Stack.stream: state has 2 parts; expected"),
+        (lambda: sessions.restore(net.stream(2).state), ValueError, r"shape \(2, 33\); expected \(B, H\) = \(1, 33\)"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert len(sessions) == 1 and sessions.step() == {}
+    sessions.feed(id, x)
+    assert same(sessions.step(), {id: alone(net, x)[0]})
+
+
+# ----------------------------------------------------------------------------------------------- threads, forks, memory
+class Paused:
+    """A stream whose next run waits in the middle."""
+
+    def __init__(self, stream):
+        self.stream, self.inside, self.go_on = stream, threading.Event(), threading.Event()
+
+    def run(self, *arguments, **options):
+        self.inside.set()
+        assert self.go_on.wait(SECONDS)
+        return self.stream.run(*arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def test_others_come_and_go_while_a_step_runs(net):
+    """`open`, `feed` and `close` do not wait for it, `save` does."""
+    sessions, x = Sessions(net), inputs(4)
+    y, last = alone(net, x)
+    stays, goes = sessions.open(), sessions.open()
+    for id in (stays, goes):
+        sessions.feed(id, x[:2])
+    paused = sessions._stream = Paused(sessions._stream)
+    found, saved = [], []
+    stepper = threading.Thread(target=lambda: found.append(sessions.step()))
+    stepper.start()
+    assert paused.inside.wait(SECONDS)
+    sessions.feed(stays, x[2:])
+    sessions.close(goes)
+    comes = sessions.open()
+    sessions.feed(comes, x)
+    with pytest.raises(RuntimeError, match=r"Sessions.step: another step is running; expected one at a time"):
+        sessions.step()
+    saver = threading.Thread(target=lambda: saved.append(sessions.save(stays)))
+    saver.start()
+    assert not saved
+    paused.go_on.set()
+    stepper.join(SECONDS)
+    saver.join(SECONDS)
+    assert same(found, [{stays: y[:2]}]) and same(saved, [alone(net, x[:2])[1]])
+    assert same(sessions.step(), {stays: y[2:], comes: y})
+    assert same(sessions.save(comes), last)
+
+
+def test_many_threads(net):
+    """They open, feed and close, while one steps: everything that was fed and not closed comes out once, and right."""
+    sessions, x, results = Sessions(net, capacity=2), inputs(6, 40), {}
+    ended = threading.Event()
+
+    def serve(seed):
+        g = np.random.default_rng(seed)
+        for k in range(seed, 40, 4):
+            id = sessions.open()
+            results[id] = x[:, k], []
+            at = 0
+            while at < 6:
+                n = int(g.integers(1, 4))
+                sessions.feed(id, x[at, k] if n == 1 else x[at : at + n, k])
+                at += n
+            other = sessions.open()
+            sessions.feed(other, x[0, k])
+            sessions.close(other)
+
+    def step():
+        while not ended.is_set() or sessions._fed:
+            for id, y in sessions.step(limit=2).items():
+                if id in results:
+                    results[id][1].append(np.atleast_2d(y))
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
+    stepper = threading.Thread(target=step)
+    for thread in (*threads, stepper):
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    ended.set()
+    stepper.join(SECONDS)
+    assert len(results) == 40 == len(sessions)
+    for given, found in results.values():
+        assert same(np.concatenate(found), alone(net, given)[0])
+
+
+def test_from_asyncio(net):
+    sessions, x = Sessions(net), inputs(3)
+
+    async def main():
+        id = sessions.open()
+        sessions.feed(id, x)
+        return (await asyncio.to_thread(sessions.step))[id]
+
+    assert same(asyncio.run(main()), alone(net, x)[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_goes_on_whatever_the_parent_was_doing(net):
+    """Also where a thread of the parent had all locks; its step is nobody's then."""
+    sessions, x = Sessions(net), inputs(2)
+    id = sessions.open()
+    sessions.feed(id, x)
+    with sessions._computing, sessions._lock, sessions._stepping:
+        child = os.fork()
+        if child == 0:
+            try:
+                threading.Timer(SECONDS, os._exit, [3]).start()
+                os._exit(0 if same(sessions.step(), {id: alone(net, x)[0]}) else 1)
+            except BaseException:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_copies_have_what_waits(net):
+    sessions, x = Sessions(net, capacity=2), inputs(5)
+    ids = [sessions.open() for _ in range(3)]
+    for id in ids:
+        sessions.feed(id, x[:3])
+    sessions.step()
+    sessions.feed(ids[1], x[3:])
+    sessions.close(ids[0])
+    twin = pickle.loads(pickle.dumps(sessions))
+    assert len(twin) == 2 and repr(twin) == repr(sessions)
+    for each in (twin, sessions):
+        assert same(each.step(), {ids[1]: alone(net, x)[0][3:]})
+    assert twin.open() == sessions.open()
+
+
+def test_little_is_padding(net):
+    """One session with many steps beside many with few takes no memory for all of them."""
+    sessions, long = Sessions(net, capacity=400), inputs(20_000)
+    ids = [sessions.open() for _ in range(400)]
+    for id in ids[1:]:
+        sessions.feed(id, long[0])
+    sessions.feed(ids[0], long)
+    results, most = peak(sessions.step)
+    assert same(results[ids[0]], alone(net, long)[0]) and len(results) == 400
+    assert most < 50e6  # a y of 400 rows and 20,000 steps would have 600 MB
+
+
+def test_results_keep_no_others(net):
+    sessions = Sessions(net, capacity=400)
+    for _ in range(400):
+        sessions.feed(sessions.open(), inputs(2))
+    assert all(y.base is None for y in sessions.step().values())
+
+
+def test_set_num_threads_is_what_counts(net, set_num_threads):
+    layer, x = LSTM.init(64, 160, seed=5), np.random.default_rng(1).uniform(-1, 1, (40, 3, 64)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3):
+        set_num_threads(threads)
+        sessions = Sessions(layer)
+        for each in x:
+            sessions.feed(sessions.open(), each)
+        found.append(sessions.step())
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    assert same(found[0][7], layer(x[7][:, None])[0][:, 0])
+    assert blockcell.get_num_threads() == 3
