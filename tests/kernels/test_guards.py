@@ -138,6 +138,10 @@ def test_streams(kind, dtype, side):
         for t in range(T):
             out = guarded(np.full_like(expected[t], np.nan), side, writable=True)
             assert same_bits([stream.step(guarded(x[t], side), out)], [expected[t]])
+        stream, rows = layer.stream(2 * B + 1), guarded(np.arange(B) * 2 + 1, side)
+        lengths = guarded(np.full(B, T), side)
+        out = guarded(np.full_like(expected, np.nan), side, writable=True)
+        assert same_bits([stream.run(guarded(x, side), out, rows=rows, lengths=lengths)], [expected])
 
 
 @pytest.mark.parametrize("side", SIDES)
