@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
-STREAMS = ["stream", "storage_kernels", "integers"]
+STREAMS = ["stream", "stream_rows", "storage_kernels", "integers"]
 TESTS = ["kernels", "activations", *LAYERS, *STREAMS, "torch_layout", *VALIDATION, "guards", "fork", "threads"]
 SKIPPED = "not million_steps and not idle_threads"  # one takes the same ways a million times, one counts memory
 INSTALL = "apt-get install gcc libomp-dev"
