@@ -225,11 +225,19 @@ def command(capsys, *arguments):
 
 
 @pytest.fixture
+def trained(monkeypatch, result):
+    """What training takes the time for is there already."""
+    by_name = {training.network: training for training in result.trainings}
+    monkeypatch.setattr(demo, "train", lambda network, *rest: by_name[network.name])
+
+
+@pytest.fixture
 def no_picture(monkeypatch):
     """What is drawn `test_command` shows; drawing takes longer than all else."""
     monkeypatch.setattr(demo, "draw", lambda result, path: None)
 
 
+@pytest.mark.usefixtures("trained")
 def test_command(capsys, tmp_path):
     path = tmp_path / "digits.png"
     status, out = command(capsys, "--json", "--output", str(path))
@@ -261,10 +269,8 @@ def test_table(capsys, tmp_path, result, monkeypatch):
     assert out.endswith("Both networks and all ops keep their bounds.\n")
 
 
-@pytest.mark.usefixtures("no_picture")
-def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
-    trained = {training.network: training for training in result.trainings}
-    monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])  # the first weights do here
+@pytest.mark.usefixtures("no_picture", "trained")
+def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch):
     wrong(monkeypatch, "LSTMBlockCell", 1 + 1e-5)
     wrong_graph(monkeypatch, "block_gru", 1 + 1e-4)
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
@@ -273,11 +279,9 @@ def test_a_broken_bound_is_status_1(capsys, tmp_path, monkeypatch, result):
     assert {name for name in OPS if verdicts[name] == "FAILED"} == {"LSTMBlockCell", "block_gru"}
 
 
-@pytest.mark.usefixtures("no_picture")
-def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch, result):
-    trained = {training.network: training for training in result.trainings}
+@pytest.mark.usefixtures("no_picture", "trained")
+def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch):
     genuine = verification._results
-    monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])
     monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider in ("cpu", "webgpu") else "not here")
     monkeypatch.setattr(
         verification,
@@ -294,10 +298,8 @@ def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch, result):
         assert len(line) == 9 and (line[4] == line[5]) == (op != "BlockLSTM")
 
 
-@pytest.mark.usefixtures("no_picture")
-def test_without_onnx(capsys, tmp_path, monkeypatch, result):
-    trained = {training.network: training for training in result.trainings}
-    monkeypatch.setattr(demo, "train", lambda network, *rest: trained[network.name])
+@pytest.mark.usefixtures("no_picture", "trained")
+def test_without_onnx(capsys, tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find_spec(name))
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))

@@ -116,6 +116,7 @@ def test_extremes(name, scale, level):
 
 
 # ---------------------------------------------------------------------------------------------------------- same bits
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
@@ -144,6 +145,7 @@ def test_caches(name, dtype, level):
                     assert same_bits(results, expected), (sizes, caches, threads)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)

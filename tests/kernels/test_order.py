@@ -290,6 +290,7 @@ def others(found, expected):
     return [name for name, a, b in zip(expected._fields, found, expected, strict=True) if not same_bits([a], [b])]
 
 
+@pytest.mark.meet(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("name", STEPS)
@@ -299,6 +300,7 @@ def test_forward(name, path, dtype, level):
     assert not others(run(name, args, level, num_threads=threads), forward(name, args, level))
 
 
+@pytest.mark.meet(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("name", BACKWARD)
@@ -309,7 +311,7 @@ def test_backward(name, path, dtype, level):
     assert not others(run(name, args, level, num_threads=threads), backward(name, *sizes, DTYPES[dtype]))
 
 
-@pytest.mark.meet(3)
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", [path for path in PATHS if path[0] > 1], ids=str)
 @pytest.mark.parametrize("name", STEPS)
@@ -349,6 +351,7 @@ def projected_layer(args, dtype):
     return LSTM(**{name: args[name].astype(dtype) for name in names}, forget_bias=1)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.usefixtures("level")
@@ -416,6 +419,7 @@ def projected_backward(a, w_p):
     }
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.usefixtures("level")

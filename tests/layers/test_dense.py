@@ -46,6 +46,7 @@ def given(layer, T, B, *key):
 
 
 # ------------------------------------------------------------------------------------------------------------ formulas
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @EVERY_DTYPE
 @ALL

@@ -59,7 +59,7 @@ def loop(layer, x, state, lengths, reset, reverse=False):
     return y, last
 
 
-@pytest.mark.meet(3)
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("given", ["", "lengths", "reset", "lengths reset", "state", "state lengths reset"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,6 +89,7 @@ def op_at(name, level):
     return lambda **args: run(name, {tensor.name: None for tensor in OPS[name].inputs} | args, level)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CELLS)
 def test_bits_of_the_ops(name, dtype, level):

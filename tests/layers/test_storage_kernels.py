@@ -62,6 +62,7 @@ def sizes_for(g):
     return [(*SIZES[i], int(B)) for i, B in zip(g.permutation(len(SIZES))[:3], g.permutation(BATCHES)[:3], strict=True)]
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @every_storage
 @pytest.mark.parametrize("name", LAYERS)
@@ -84,6 +85,7 @@ def test_calls(name, storage, level):
             assert same(packed(x, state, **turned), rounded(x, state, **turned)), (I, H, B, T)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @every_storage
 @pytest.mark.parametrize("name", STREAMED)

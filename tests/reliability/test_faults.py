@@ -89,6 +89,7 @@ def test_every_place(what, group, threads, request):
 
 
 # ------------------------------------------------------------------------------------------------------------ resources
+@pytest.mark.meet(1)
 @linux
 @threaded
 @pytest.mark.parametrize("before", [1, 2])  # the threads that run already

@@ -46,6 +46,7 @@ def random_sizes(g):
     return T, B, 0 if g.random() < 0.03 else inputs, hidden
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
