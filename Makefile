@@ -6,7 +6,7 @@ BUILT := .venv/built
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
-.PHONY: test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
+.PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -49,6 +49,10 @@ test-freethreaded:
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers
+
+# With Ray, Dask and Spark, of `pip install -e '.[engines]'`, and a Java.
+test-engines: $(BUILT)
+	$(BIN)/pytest -m engines
 
 test-packages:
 	$(PYTHON) tests/lib/packages.py

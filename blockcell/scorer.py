@@ -162,7 +162,8 @@ class Scorer:
             raise TypeError(f"{READER.caller}: sequences is {short(sequences)}; {expected}")
         if not isinstance(sequences, (list, tuple, np.ndarray)):
             return self._in_windows(packed, values)
-        arrays = [_read(packed, k, value) for k, value in enumerate(values)]
+        size, dtype = packed.input_size, packed.dtype
+        arrays = [_read(size, dtype, k, value) for k, value in enumerate(values)]
         with _counting(sum(map(len, arrays))) as count:
             return self._scored(packed, arrays, 0, count)
 
@@ -177,9 +178,10 @@ class Scorer:
     def _windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
         """The sequences, as many at a time as are sorted together."""
         arrays, held = list[Array](), 0
+        size, dtype, width = packed.input_size, packed.dtype, packed.input_size + packed.output_size
         for k, value in enumerate(values):
-            arrays.append(np.array(_read(packed, k, value), packed.dtype))
-            held += len(arrays[-1]) * (packed.input_size + packed.output_size)
+            arrays.append(np.array(_read(size, dtype, k, value), dtype))
+            held += len(arrays[-1]) * width
             if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
                 yield arrays
                 arrays, held = [], 0
@@ -241,16 +243,15 @@ def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ sequences
-def _read(packed: Packed[Any], k: int, value: Any) -> Array:
-    """The k-th sequence as an array that can be converted to the layer's dtype."""
-    size = packed.input_size
+def _read(size: int, dtype: np.dtype[Any], k: int, value: Any) -> Array:
+    """The k-th sequence, of steps of so many numbers, as an array that can be converted to the layer's dtype."""
     if type(value) is np.ndarray:
-        if value.dtype == packed.dtype and value.ndim == 2 and value.shape[1] == size and len(value):
+        if value.dtype == dtype and value.ndim == 2 and value.shape[1] == size and len(value):
             return value
         if value.dtype == object:
             value = value.tolist()  # what pandas has of lists of lists
     name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
-    array = checked_array(READER, name, value, packed.dtype, (None, size), expected)
+    array = checked_array(READER, name, value, dtype, (None, size), expected)
     if not len(array):
         raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
     return array

@@ -34,12 +34,10 @@ def score(scorer, lines):
     """Bits per character of ASCII lines of two characters or more; the scorer's results are the logits of all steps."""
     codes = [np.frombuffer(line.encode(), np.uint8) for line in lines]
     found = scorer([ONE_HOT[code[:-1]] for code in codes])  # every character but the last says something of the next
-    return np.array([bits(logits, code[1:]) for logits, code in zip(found, codes, strict=True)])
-
-
-def bits(logits, codes):
-    chosen = logits[np.arange(len(codes)), codes]
-    return (np.log2(np.exp(logits).sum(axis=1)) - chosen / np.log(2)).mean()
+    logits, following = np.concatenate(found), np.concatenate([code[1:] for code in codes])
+    bits = np.log2(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), following] / np.log(2)
+    lengths = np.array([len(logits) for logits in found])
+    return np.add.reduceat(bits, lengths.cumsum() - lengths) / lengths
 
 
 def timed(who, scorer, shares, mapped):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,3 +24,19 @@ def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, in
         threads == blockcell.get_num_threads(),
         os.getpid(),
     )
+
+
+def last_or_die(killed: str, y: np.ndarray) -> np.ndarray:
+    """y of the last step; but the first process to score so many sequences is killed, once it has made that file."""
+    global scored
+    scored += 1
+    if scored == DEADLY:
+        try:
+            Path(killed).touch(exist_ok=False)
+        except FileExistsError:
+            return y[-1].copy()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return y[-1].copy()
+
+
+scored, DEADLY = 0, 300

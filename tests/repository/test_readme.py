@@ -28,6 +28,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
+ENGINES = re.compile(r"^(import|from) (dask|pyspark|ray)\b", re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------------------- the code
@@ -39,6 +40,8 @@ def code_blocks():
             continue  # its blocks are run one after the other
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start(1))
+            if ENGINES.search(block[1]):
+                continue  # tests/engines runs it, on a cluster
             marks = [pytest.mark.peers] if TORCH.search(block[1]) else []
             yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}", marks=marks)
 

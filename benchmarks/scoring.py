@@ -1,0 +1,381 @@
+"""Scoring sequences of 20 to 400 steps with two LSTMs of 128 cells: `Scorer`, and the ways that others have.
+
+    python benchmarks/scoring.py [--sequences 20000] [--rounds 3] [--processes 1 2] [--ways ...] [--quick]
+    python benchmarks/scoring.py --engines [--sequences 8000] [--rounds 3]
+
+Prints Markdown.  The first command: seconds until the last h of every sequence is there, by one process of one thread,
+and by two that have every other sequence each.  Sequences have 40 inputs, and lengths drawn evenly.
+
+* Scorer: as it comes.
+* torch, sorted: PackedSequences of sequences that are sorted by length; in order: of sequences as they come, which
+  PyTorch sorts within each (``enforce_sorted=False``).
+* onnxruntime, sorted and in order: padded batches with their lengths, for ONNX's own LSTM nodes.
+
+PyTorch and onnxruntime have the batch of 16 to 256 that is best for each way on 512 sequences.  "Padding" is its share
+of the steps that a batch has.  Each way runs in processes of its own; they take turns, and rounds on a disturbed
+machine are repeated (turns.py).  A figure is the median of the rounds, with the fastest and the slowest.
+
+The second command: thousand sequences a second of two workers of Ray Data, Dask and Spark, as in docs/scoring.md,
+beside two plain processes that read the same eight files.  It is the second job of a cluster that has started.  Nothing
+else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import turns
+from turns import Worker, answer, counted, watch
+
+import blockcell
+from blockcell import LSTM, Scorer, Stack
+from blockcell.scorer import _batches
+
+INPUTS, CELLS, SHORTEST, LONGEST = 40, 128, 20, 400
+BATCHES = (16, 32, 64, 128, 256)
+DEFAULT = 64  # of a Scorer
+TRIED = 512
+Array = np.ndarray[Any, Any]
+Way = Callable[[list[Array], int], Array]  # sequences and batch to the last h of each
+
+
+def network() -> Stack:
+    return Stack([LSTM.init(INPUTS, CELLS, seed=1), LSTM.init(CELLS, CELLS, seed=2)])
+
+
+def lengths_of(number: int) -> list[int]:
+    return np.random.default_rng(0).integers(SHORTEST, LONGEST + 1, number).tolist()
+
+
+def in_batches(lengths: list[int], batch: int, by_length: bool) -> list[Array]:
+    """The numbers of the sequences that are computed together."""
+    order = np.argsort(lengths, kind="stable")[::-1] if by_length else np.arange(len(lengths))
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+# ------------------------------------------------------------------------------------------------------------- the ways
+def scorer() -> Way:
+    net = network()
+    return lambda xs, batch: np.array(Scorer(net, batch=batch)(xs))
+
+
+def torch(by_length: bool) -> Way:
+    import torch
+    from torch.nn.utils.rnn import pack_sequence
+
+    from blockcell import convert
+
+    torch.set_num_threads(1)
+    net = torch.nn.LSTM(INPUTS, CELLS, num_layers=2)
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in convert.to_torch(network()).items()})
+
+    @torch.inference_mode()
+    def score(xs: list[Array], batch: int) -> Array:
+        found = np.empty((len(xs), CELLS), np.float32)
+        for some in in_batches([len(x) for x in xs], batch, by_length):
+            packed = pack_sequence([torch.from_numpy(xs[k]) for k in some], enforce_sorted=by_length)
+            found[some] = net(packed)[1][0][-1].numpy()
+        return found
+
+    return score
+
+
+def onnxruntime(by_length: bool) -> Way:
+    import onnxruntime as ort
+
+    from onnx_export import export
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = export(network(), None, loop="native", state=False)
+    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+    def score(xs: list[Array], batch: int) -> Array:
+        found = np.empty((len(xs), CELLS), np.float32)
+        for some in in_batches([len(x) for x in xs], batch, by_length):
+            lengths = np.array([len(xs[k]) for k in some])
+            x = np.zeros((lengths.max(), len(some), INPUTS), np.float32)
+            for b, k in enumerate(some):
+                x[: len(xs[k]), b] = xs[k]
+            [found[some]] = session.run(["1.h"], {"x": x, "lengths": lengths})
+        return found
+
+    return score
+
+
+WAYS: dict[str, tuple[Callable[[], Way], bool | None]] = {  # and whether they sort; a Scorer does so by itself
+    "Scorer": (scorer, None),
+    "torch, sorted": (lambda: torch(True), True),
+    "torch, in order": (lambda: torch(False), False),
+    "onnxruntime, sorted": (lambda: onnxruntime(True), True),
+    "onnxruntime, in order": (lambda: onnxruntime(False), False),
+}
+
+
+def padding(way: str, lengths: list[int], batch: int) -> float:
+    """Its share of the steps; a PackedSequence has none."""
+    if way.startswith("torch"):
+        return 0.0
+    by_length = WAYS[way][1]
+    batches = _batches(lengths, batch) if by_length is None else in_batches(lengths, batch, by_length)
+    return 1 - sum(lengths) / sum(len(some) * max(lengths[k] for k in some) for some in batches)
+
+
+def work(way: str, number: int, part: int, parts: int) -> None:
+    """Answers [batch, sequences] with seconds, and what tells whether the results are right."""
+    rng = np.random.default_rng(1)
+    xs = [rng.standard_normal((length, INPUTS), np.float32) for length in lengths_of(number)][part::parts]
+    score = WAYS[way][0]()
+    score(xs[:4], 4)
+
+    def reply(question: tuple[int, int]) -> tuple[float, list[float]]:
+        batch, count = question
+        found = []
+        spent = turns.seconds(lambda: found.append(score(xs[:count], batch)), 0)
+        return spent, found[0].astype(np.float64).sum(axis=0).tolist()
+
+    answer(reply)
+
+
+def best_batch(worker: Worker, number: int) -> int:
+    return min(BATCHES, key=lambda batch: worker.ask([batch, min(TRIED, number)])[0])
+
+
+def compare(options: argparse.Namespace) -> None:
+    lengths, best, seconds = lengths_of(options.sequences), {}, {}
+    for parts in options.processes:
+        teams = {}
+        for way in options.ways:
+            shares = [(way, str(options.sequences), str(part), str(parts)) for part in range(parts)]
+            teams[way] = [Worker(__file__, "--work", *share, OMP_NUM_THREADS="1") for share in shares]
+            if missing := teams[way][0].missing:
+                print(f"{way} does not run here: {missing}")
+                del teams[way]
+        for way, team in teams.items():
+            if way not in best:
+                best[way] = DEFAULT if way == "Scorer" else best_batch(team[0], options.sequences)
+
+        def measure(teams: dict[str, list[Worker]] = teams, parts: int = parts) -> dict[str, float]:
+            """Seconds of each way."""
+            found, sums = {}, {}
+            with ThreadPoolExecutor(parts) as pool:
+                for way, team in teams.items():
+                    question = [best[way], options.sequences]
+                    answers = list(pool.map(Worker.ask, team, [question] * parts))
+                    found[way] = max(each[0] for each in answers)
+                    sums[way] = np.sum([each[1] for each in answers], axis=0)
+            [first, *others] = sums.values()
+            assert all(np.allclose(first, other, atol=1e-4 * options.sequences) for other in others), "results differ"
+            return found
+
+        guard = watch([worker for team in teams.values() for worker in team])
+        rounds = counted(guard.rounds(parts, measure, options.rounds))
+        for way in teams:
+            seconds[way, parts] = [each[way] for each in rounds]
+        for team in teams.values():
+            for worker in team:
+                worker.close()
+    print(f"\n{options.sequences:,} sequences, {sum(lengths):,} steps, {options.rounds} rounds\n")
+    heads = [f"{parts} process{'es' * (parts > 1)}, s" for parts in options.processes]
+    print(f"|  | batch | padding | {' | '.join(heads)} |")
+    print("| --- " * (3 + len(heads)) + "|")
+    for way in best:
+        figures = []
+        for parts in options.processes:
+            mine, ours = seconds[way, parts], seconds[options.ways[0], parts]
+            ratio = statistics.median(a / b for a, b in zip(mine, ours, strict=True))
+            figures.append(f"{statistics.median(mine):.1f} ({min(mine):.1f} to {max(mine):.1f}), {ratio:.2f}x")
+        print(f"| {way} | {best[way]} | {padding(way, lengths, best[way]):.1%} | {' | '.join(figures)} |")
+
+
+# ---------------------------------------------------------------------------------------------------------- the engines
+FILES = 8
+
+
+def write_files(folder: Path, number: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    network().save(folder / "model.npz")
+    (folder / "sequences").mkdir()
+    rng, lengths = np.random.default_rng(1), lengths_of(number)
+    for k in range(FILES):
+        some = lengths[k::FILES]
+        numbers = pyarrow.array(rng.standard_normal(sum(some) * INPUTS, np.float32))
+        steps = pyarrow.ListArray.from_arrays(np.arange(sum(some) + 1, dtype=np.int32) * INPUTS, numbers)
+        lists = pyarrow.ListArray.from_arrays(np.cumsum([0, *some], dtype=np.int32), steps)
+        ids = np.arange(len(some)) * FILES + k
+        pyarrow.parquet.write_table(pyarrow.table({"id": ids, "x": lists}), folder / "sequences" / f"{k}.parquet")
+
+
+def score_files(scorer: Scorer, files: Iterable[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    for file in files:
+        table = pyarrow.parquet.read_table(file)
+        for number, result in zip(table["id"].to_pylist(), scorer(table["x"]), strict=True):
+            yield {"id": number, "score": result}
+
+
+def score_file(scorer: Scorer, file: str) -> list[dict[str, Any]]:
+    return list(score_files(scorer, [file]))
+
+
+def two_processes(scorer: Scorer) -> Callable[[], Any]:
+    from functools import partial
+
+    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
+    return lambda: [row for rows in pool.map(partial(score_file, scorer), files()) for row in rows]
+
+
+def files() -> list[str]:
+    return sorted(glob("sequences/*.parquet"))
+
+
+def ray_data(scorer: Scorer) -> Callable[[], Any]:
+    import pyarrow
+    import ray
+
+    class Score:
+        def __call__(self, table: Any) -> Any:
+            return pyarrow.table({"id": table["id"], "score": scorer(table["x"])})
+
+    ray.init(num_cpus=2, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    workers = ray.data.ActorPoolStrategy(size=2)
+
+    def job() -> Any:
+        data = ray.data.read_parquet(os.path.abspath("sequences"))
+        return data.map_batches(Score, compute=workers, batch_size=None, batch_format="pyarrow").take_all()
+
+    return job
+
+
+def dask_bag(scorer: Scorer) -> Callable[[], Any]:
+    from functools import partial
+
+    import dask.bag
+    from dask.distributed import Client
+
+    client = Client(n_workers=2, threads_per_worker=1)
+
+    def job() -> Any:
+        bag = dask.bag.from_sequence([os.path.abspath(file) for file in files()], npartitions=FILES)
+        return client.compute(bag.map_partitions(partial(score_files, scorer))).result()
+
+    return job
+
+
+def spark(scorer: Scorer, arrow: bool) -> Callable[[], Any]:
+    import pandas
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+    def score_frames(frames: Iterable[Any]) -> Iterator[Any]:
+        for frame in frames:
+            yield pandas.DataFrame({"id": frame["id"], "score": scorer(list(frame["x"]))})
+
+    def score_batches(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield pyarrow.RecordBatch.from_pydict({"id": batch["id"], "score": scorer(batch["x"])})
+
+    builder = SparkSession.builder.master("local-cluster[2,1,4096]").config("spark.executor.memory", "4g")
+    session = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", 1000).getOrCreate()
+
+    def job() -> Any:
+        data = session.read.parquet(os.path.abspath("sequences"))
+        how, function = (data.mapInArrow, score_batches) if arrow else (data.mapInPandas, score_frames)
+        return how(function, "id long, score array<float>").collect()
+
+    return job
+
+
+ENGINES: dict[str, Callable[[Scorer], Callable[[], Any]]] = {
+    "two plain processes": two_processes,
+    "Ray Data, `map_batches`": ray_data,
+    "Dask, `bag.map_partitions`": dask_bag,
+    "Spark, `mapInPandas`": lambda scorer: spark(scorer, False),
+    "Spark, `mapInArrow`": lambda scorer: spark(scorer, True),
+}
+
+
+def run_engine(name: str, rounds: int) -> None:
+    """Prints the seconds of so many jobs, and the number of rows."""
+    job = ENGINES[name](Scorer("model.npz"))
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        rows = job()
+        print("seconds", time.perf_counter() - start, len({int(row["id"]) for row in rows}), flush=True)
+    os._exit(0)  # the caller ends the workers
+
+
+def engines(options: argparse.Namespace) -> None:
+    print(f"\n{options.sequences:,} sequences, two workers, {options.rounds} jobs after the first\n")
+    print("|  | thousand sequences a second | of two plain processes |\n| --- | --- | --- |")
+    plain = None
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(Path(folder), options.sequences)
+        root = Path(__file__).resolve()
+        path = os.pathsep.join([str(root.parents[1]), str(root.parent)])
+        environment = os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        for name in options.ways:
+            command = [sys.executable, str(root), "--engine", name, str(options.rounds)]
+            with tempfile.TemporaryFile("w+") as output:  # no pipe, which workers would keep open
+                both = {"stdout": output, "stderr": subprocess.STDOUT}
+                process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **both)
+                process.wait()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # workers that are left
+                output.seek(0)
+                said = output.read().splitlines()
+            lines = [line.split() for line in said if line.startswith("seconds ")]
+            if len(lines) <= options.rounds:
+                print(f"{name} does not run here: {said[-1:]}")
+                continue
+            assert all(int(rows) == options.sequences for _, _, rows in lines), f"{name}: rows are missing"
+            rate = options.sequences / statistics.median(float(spent) for _, spent, _ in lines[1:]) / 1e3
+            plain = plain or rate
+            print(f"| {name} | {rate:.2f} | {rate / plain:.0%} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--engines", action="store_true")
+    parser.add_argument("--ways", nargs="+", help="some of them, the first of which others are compared with")
+    parser.add_argument("--quick", action="store_true", help="1000 sequences, one round")
+    options = parser.parse_args()
+    options.sequences = options.sequences or (1000 if options.quick else 8000 if options.engines else 20_000)
+    options.rounds = 1 if options.quick else options.rounds
+    options.ways = options.ways or [*(ENGINES if options.engines else WAYS)]
+    about = blockcell.build_info()
+    print(f"{len(os.sched_getaffinity(0))} CPUs, {about['cpu']}, level {about['level']}")
+    (engines if options.engines else compare)(options)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], *map(int, sys.argv[3:]))
+    elif sys.argv[1:2] == ["--engine"]:
+        run_engine(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()
