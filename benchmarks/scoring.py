@@ -225,24 +225,24 @@ def write_files(folder: Path, number: int) -> None:
         pyarrow.parquet.write_table(pyarrow.table({"id": ids, "x": lists}), folder / "sequences" / f"{k}.parquet")
 
 
-def score_files(scorer: Scorer, files: Iterable[str]) -> Iterator[dict[str, Any]]:
+def score_files(scorer: Scorer, files: Iterable[str]) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
+    rows = []
     for file in files:
         table = pyarrow.parquet.read_table(file)
-        for number, result in zip(table["id"].to_pylist(), scorer(table["x"]), strict=True):
-            yield {"id": number, "score": result}
-
-
-def score_file(scorer: Scorer, file: str) -> list[dict[str, Any]]:
-    return list(score_files(scorer, [file]))
+        numbers = table["id"].to_pylist()
+        rows += [{"id": k, "score": y} for k, y in zip(numbers, scorer(table["x"]), strict=True)]
+    return rows
 
 
 def two_processes(scorer: Scorer) -> Callable[[], Any]:
     from functools import partial
 
     pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
-    return lambda: [row for rows in pool.map(partial(score_file, scorer), files()) for row in rows]
+    return lambda: [
+        row for rows in pool.map(partial(score_files, scorer), [[file] for file in files()]) for row in rows
+    ]
 
 
 def files() -> list[str]:
@@ -257,12 +257,12 @@ def ray_data(scorer: Scorer) -> Callable[[], Any]:
         def __call__(self, table: Any) -> Any:
             return pyarrow.table({"id": table["id"], "score": scorer(table["x"])})
 
-    ray.init(num_cpus=2, log_to_driver=False)
+    ray.init(num_cpus=3, log_to_driver=False)  # two workers, and who lists the files
     ray.data.DataContext.get_current().enable_progress_bars = False
     workers = ray.data.ActorPoolStrategy(size=2)
 
     def job() -> Any:
-        data = ray.data.read_parquet(os.path.abspath("sequences"))
+        data = ray.data.read_parquet(os.path.abspath("sequences"), override_num_blocks=FILES)
         return data.map_batches(Score, compute=workers, batch_size=None, batch_format="pyarrow").take_all()
 
     return job
