@@ -77,8 +77,9 @@ lint: $(BUILT)
 	PATH=$(BIN):$$PATH cython-lint pyx
 	@# Cython calls it a mere hint when code that should run without the GIL takes it; here nothing may be printed.
 	mkdir -p build/lint
-	! for source in pyx/_*.pyx; do $(BIN)/cython -3 -Werror -X boundscheck=False -X wraparound=False -I pyx \
-	    --module-name blockcell.$$(basename $$source .pyx) -o build/lint/ $$source; done 2>&1 | grep .
+	! for module in $(basename $(notdir $(wildcard pyx/_*.pyx))); do $(BIN)/cython -3 -Werror -X boundscheck=False \
+	    -X wraparound=False -I pyx -I pyx/modules/$$module --module-name blockcell.$$module -o build/lint/ \
+	    pyx/$$module.pyx; done 2>&1 | grep .
 
 clean:
 	rm -rf .venv build blockcell/*.so
@@ -92,7 +93,7 @@ clean:
 
 $(BUILT): EXTRA := dev
 .venv/demo: EXTRA := demo,onnx
-$(BUILT) .venv/demo: .venv/tools setup.py $(wildcard pyx/*)
-	@echo 'Compiling the kernels takes a minute or two'
+$(BUILT) .venv/demo: .venv/tools setup.py $(wildcard pyx/* pyx/*/*.pxd pyx/*/*/*.pxd)
+	@echo 'Compiling the kernels takes some minutes'
 	$(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@

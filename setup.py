@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -52,6 +53,7 @@ DIRECTIVES = {
     "initializedcheck": False,
     "cdivision": True,
     "embedsignature": True,
+    "emit_code_comments": False,  # which would double what C compilers read
     "freethreading_compatible": True,
 }
 
@@ -67,7 +69,7 @@ def levels():
 
 def source_hash(source):
     """What a kernel is built from: the package refuses one that was built from something else."""
-    files = [source, *sorted(Path("pyx").glob("*.pxd"))]
+    files = [source, *sorted(Path("pyx").rglob("*.pxd"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -126,16 +128,9 @@ class BuildExt(build_ext):
             compile_flags, link_flags = [], []
         if not self.failure(PROBE, NO_CALLS, []):
             compile_flags = NO_CALLS + compile_flags
-        sources = {extension.stem: extension.sources for extension in self.extensions}
-        translated = cythonize(
-            [Extension(f"blockcell.{stem}", files) for stem, files in sources.items()],
-            include_path=["pyx"],
-            build_dir="build/cython",
-            compiler_directives=DIRECTIVES,
-            shared_utility_qualified_name=SHARED,
-            nthreads=self.parallel,
-        )
-        c_files = {stem: module.sources[0] for stem, module in zip(sources, translated, strict=True)}
+        c_files = self.translated({extension.stem: extension.sources for extension in self.extensions})
+        # The longest first, so that no core waits for the last one.
+        self.extensions.sort(key=lambda extension: Path(c_files[extension.stem]).stat().st_size, reverse=True)
         for extension in self.extensions:
             extension.sources = [named(extension, c_files[extension.stem])]
             plain = extension.stem in (*PLAIN, "_cyutility")
@@ -151,6 +146,22 @@ class BuildExt(build_ext):
             if extension.stem == "_cpu":
                 extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
+
+    def translated(self, sources):
+        """The C file of each source, which may have a folder of .pxd files for itself."""
+        with ProcessPoolExecutor(self.parallel) as pool:
+            jobs = [
+                pool.submit(
+                    cythonize,
+                    [Extension(f"blockcell.{stem}", files)],
+                    include_path=["pyx", f"pyx/modules/{stem}"],
+                    build_dir="build/cython",
+                    compiler_directives=DIRECTIVES,
+                    shared_utility_qualified_name=SHARED,
+                )
+                for stem, files in sources.items()
+            ]
+            return {stem: job.result()[0].sources[0] for stem, job in zip(sources, jobs, strict=True)}
 
     def failure(self, program, compile_flags, link_flags):
         """Why the program does not compile, link or run, or None; the header may be there without the library."""

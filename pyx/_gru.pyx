@@ -8,6 +8,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
+from cells cimport Gru, use_activations
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru cimport gru_of
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
@@ -18,7 +19,7 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, Gru, backward_of, forward_of, use_activations, use_panels
+from plan cimport Backward, Forward, backward_of, forward_of, use_panels
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
 

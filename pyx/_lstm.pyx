@@ -9,6 +9,7 @@ from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
+from cells cimport Lstm, use_activations
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
@@ -21,9 +22,7 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport (
-    Backward, Forward, Lstm, backward_of, cell_grad_plan, forward_of, size_of_h, use_activations, use_panels
-)
+from plan cimport Backward, Forward, backward_of, cell_grad_plan, forward_of, size_of_h, use_panels
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from team cimport Team, barrier, gather, join, lost, share

@@ -9,6 +9,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from activations cimport activation_of
 from backward cimport run_backward, run_pass_back
 from caches cimport use_cache_sizes
+from cells cimport Rnn
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
 from narrow cimport bytes_of
@@ -18,7 +19,7 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, Rnn, backward_of, forward_of, use_panels
+from plan cimport Backward, Forward, backward_of, forward_of, use_panels
 from rnn cimport rnn_of
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
@@ -240,7 +241,7 @@ def rnn_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, 
 
 
 def rnn_torch_grad(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, tuple activation
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
     """Likewise for the gradients."""
     cdef GradPlan s

@@ -213,12 +213,7 @@ cdef class TensorPass(Sized):
         for k in range(n):  # the kernels have h last
             a.first[n - 1 - k] = NULL if first[k] is NULL else first[k] + number * self.state_bytes[k]
             a.last[n - 1 - k] = last[k] + number * self.state_bytes[k]
-        a.y = output[0] + number * self.P * self.itemsize
-        if self.single:  # what would be h twice is once only
-            if n == 1:
-                a.last[0] = NULL
-            else:
-                a.y = NULL
+        a.y = NULL if self.single else output[0] + number * self.P * self.itemsize  # a single step's is the state h
         a.saved = NULL if tape is NULL else tape + number * self.parts * self.T * self.B * self.H * self.itemsize
         a.reverse = number == 1
         a.weights[0], a.weights[1] = weight[0], weight[1]

@@ -10,6 +10,8 @@ them).
 """
 from cython.parallel cimport parallel, prange
 
+from cell cimport cell
+from cells cimport Gru, Lstm, ResetAfter, Rnn
 from gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
     pack_transposed, plain_panels, tiles_of, weight_grad_rows
@@ -25,8 +27,7 @@ from operands cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Backward, Gru, Lstm, ResetAfter, Rnn, cell, columns_of, matrices_of, products_of, projects, saved_of,
-    take_marks_back
+    PEEPHOLES, Backward, columns_of, matrices_of, products_of, projects, saved_of, take_marks_back
 )
 from real cimport real
 from rnn cimport rnn_grad_line

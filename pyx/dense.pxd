@@ -28,12 +28,11 @@ from half cimport half
 from integer cimport in_integers, quantise_row, stride_of_codes
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
-    units_in, widen_panels
+    take, units_in, widen_panels
 )
-from plan cimport take, take_slots
 from real cimport real
 from passes cimport Pass
-from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, slot_of, steps_of, use_marks
+from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
 from team cimport WAKING, Team, barrier, gather, join, lost, share
 from tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
@@ -462,7 +461,7 @@ cdef inline Backward backward_of(
     p.w_grad = take(&p.total, stride_of(I * O, p.L))
     p.d = take(&p.total, rows * p.Ns)
     p.sums = take(&p.total, 2 * p.Ns)
-    p.slots = take_slots(&p.total, B, p.L)
+    p.slots = take(&p.total, size_of_slots(B, p.L))
     p.y = take(&p.part, p.Ns)
     p.x = take(&p.part, tiles_of(I) * p.tile_gap)
     p.d_panel = take(&p.part, block * PLAIN * p.L)

@@ -9,6 +9,8 @@ cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute state
 from cython.parallel cimport parallel, prange
 from libc.string cimport memcpy
 
+from cell cimport cell
+from cells cimport Gru, Lstm, ResetAfter, Rnn
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
@@ -24,8 +26,8 @@ from panels cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Forward, Gru, Lstm, Part, ResetAfter, Rnn, cell, codes_of, end_of_chunk, forward_of, h_before, part_of,
-    products_of, projects, saved_of, stores_rows, take_marks, use_panels, x_of, z_of
+    PEEPHOLES, Forward, Part, codes_of, end_of_chunk, forward_of, h_before, part_of, products_of, projects, saved_of,
+    stores_rows, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from rnn cimport rnn_cells
@@ -56,7 +58,8 @@ cdef inline void clear_ended(
     """Zeros in the outputs of one part of the rows, where these have ended."""
     cdef Layout saved = layout_of(p.B, p.H)
     cdef int out
-    clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
+    if outputs[OUT_H] is not NULL:
+        clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
     for out in range(OUT_H + 1, OUT_H + 1 + saved_of(c)):
         if outputs[out] is not NULL:
             clear_past_ends(&p.steps, outputs[out], &saved, p.H, number, parts)

@@ -17,12 +17,14 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells cimport Gru
 from gradients cimport state_line
 from half cimport half
 from narrow cimport WIDE
-from operands cimport H_GRAD, OUT_C, OUT_H, OUT_R, OUT_U
+from operands cimport H_GRAD, OUT_C, OUT_R, OUT_U
+from outputs cimport store_h
 from panels cimport units_in
-from plan cimport Backward, Forward, Gru, stores_rows
+from plan cimport Backward, Forward
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
@@ -170,11 +172,7 @@ cdef inline void candidate_cells(
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
                     for_writing(row + units * L)
-            if not stores_rows(p):
-                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
-                store_line(row, y, p.H - at)
-                if at + units * L < p.H:
-                    for_writing(row + units * L)
+            store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):

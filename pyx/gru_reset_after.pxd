@@ -18,12 +18,13 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells cimport ResetAfter
 from gradients cimport state_line
 from half cimport half
 from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from outputs cimport store_output
-from plan cimport Backward, Forward, ResetAfter, h_before
+from plan cimport Backward, Forward, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line

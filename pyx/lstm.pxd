@@ -35,6 +35,7 @@ stands for o * (1 - o), and s(co) for 1 - co^2.
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
 from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells cimport Lstm
 from gradients cimport peephole_sum, state_line
 from half cimport half
 from narrow cimport WIDE
@@ -42,14 +43,12 @@ from operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
 )
-from outputs cimport store_output
+from outputs cimport store_h, store_output
 from panels cimport units_in
-from plan cimport PEEPHOLES, Backward, Forward, Lstm, h_before, stores_rows
+from plan cimport PEEPHOLES, Backward, Forward, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport (
-    LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
-)
+from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -86,45 +85,31 @@ cdef inline called cell_state(
     const Lstm *c, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """From z to the new cs, and to i, f, ci, cs in y."""
-    cdef Py_ssize_t l, L = line_of(y)
+    cdef Py_ssize_t l, L = line_of(y), ci_line = CI_BAR - c.coupled, f_line = F_BAR - c.coupled
     cdef real forget_bias = <real> c.forget_bias, clip = <real> c.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, s
+    for l in range(L):
+        i_bar[l] = z[I_BAR * L + l]  # a coupled one has none, and does not use what comes of it
+        f_bar[l] = z[f_line * L + l] + forget_bias
+    if c.peephole:
+        for l in range(0 if c.coupled else L):
+            i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
+        for l in range(L):
+            f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
+    if c.usual:
+        for l in range(L):
+            y[OUT_I * L + l] = sigmoid(i_bar[l])
+            y[OUT_F * L + l] = sigmoid(f_bar[l])
+            y[OUT_CI * L + l] = tanh(z[ci_line * L + l])
+    else:
+        activate(&c.recurrent, i_bar, y + OUT_I * L)
+        activate(&c.recurrent, f_bar, y + OUT_F * L)
+        activate(&c.activation, z + ci_line * L, y + OUT_CI * L)
     if c.coupled:
         for l in range(L):
-            f_bar[l] = z[(F_BAR - 1) * L + l] + forget_bias
-        if c.peephole:
-            for l in range(L):
-                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
-        if c.usual:
-            for l in range(L):
-                y[OUT_F * L + l] = sigmoid(f_bar[l])
-                y[OUT_CI * L + l] = tanh(z[(CI_BAR - 1) * L + l])
-        else:
-            activate(&c.recurrent, f_bar, y + OUT_F * L)
-            activate(&c.activation, z + (CI_BAR - 1) * L, y + OUT_CI * L)
-        for l in range(L):
             y[OUT_I * L + l] = one - y[OUT_F * L + l]
-            s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
-    else:
-        for l in range(L):
-            i_bar[l] = z[I_BAR * L + l]
-            f_bar[l] = z[F_BAR * L + l] + forget_bias
-        if c.peephole:
-            for l in range(L):
-                i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
-                f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
-        if c.usual:
-            for l in range(L):
-                y[OUT_I * L + l] = sigmoid(i_bar[l])
-                y[OUT_F * L + l] = sigmoid(f_bar[l])
-                y[OUT_CI * L + l] = tanh(z[CI_BAR * L + l])
-                s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
-        else:
-            activate(&c.recurrent, i_bar, y + OUT_I * L)
-            activate(&c.recurrent, f_bar, y + OUT_F * L)
-            activate(&c.activation, z + CI_BAR * L, y + OUT_CI * L)
-            for l in range(L):
-                s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+    for l in range(L):
+        s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     if clip > 0:
         for l in range(L):
             s[l] = clip if s[l] > clip else s[l]
@@ -169,7 +154,7 @@ cdef inline called cell_grad(
     identity, as in TensorFlow."""
     cdef Py_ssize_t l, L = line_of(dicfo)
     cdef real one = 1  # a literal 1 would make it double
-    cdef real[LF] d_cs, s_i, s_f, s_o, s_ci, s_co
+    cdef real[LF] d_cs, d_f, s_i, s_f, s_o, s_ci, s_co
     if c.usual:
         for l in range(L):
             dicfo[O_BAR * L + l] = h_grad[l] * co[l] * o[l] * (one - o[l])
@@ -183,42 +168,28 @@ cdef inline called cell_grad(
     if c.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
-    if not c.usual:
-        slope(&c.recurrent, i, s_i)
-        slope(&c.recurrent, f, s_f)
-        slope(&c.activation, ci, s_ci)
-    if c.coupled:
-        if c.usual:
-            for l in range(L):
-                dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
-                dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * f[l] * (one - f[l])
-        else:
-            for l in range(L):
-                dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
-                dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l]) * s_f[l]
-        for l in range(L):
-            cs_grad[l] = d_cs[l] * f[l]
-        if c.peephole:
-            for l in range(L):
-                cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
-        return
+    for l in range(L):
+        d_f[l] = d_cs[l] * (cs_prev[l] - ci[l] if c.coupled else cs_prev[l])
     if c.usual:
         for l in range(L):
-            dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])
+            dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * i[l] * (one - i[l])  # of a coupled one nothing that is used
             dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * (one - ci[l] * ci[l])
-            dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * f[l] * (one - f[l])
-            cs_grad[l] = d_cs[l] * f[l]
+            dicfo[F_BAR * L + l] = d_f[l] * f[l] * (one - f[l])
     else:
+        slope(&c.recurrent, i, s_i)
+        slope(&c.activation, ci, s_ci)
+        slope(&c.recurrent, f, s_f)
         for l in range(L):
             dicfo[I_BAR * L + l] = d_cs[l] * ci[l] * s_i[l]
             dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
-            dicfo[F_BAR * L + l] = d_cs[l] * cs_prev[l] * s_f[l]
-            cs_grad[l] = d_cs[l] * f[l]
+            dicfo[F_BAR * L + l] = d_f[l] * s_f[l]
+    for l in range(L):
+        cs_grad[l] = d_cs[l] * f[l]
     if c.peephole:
+        for l in range(0 if c.coupled else L):
+            cs_grad[l] = cs_grad[l] + dicfo[I_BAR * L + l] * peep[PEEP_I * L + l]
         for l in range(L):
-            cs_grad[l] = (
-                cs_grad[l] + dicfo[I_BAR * L + l] * peep[PEEP_I * L + l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
-            )
+            cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
@@ -285,26 +256,28 @@ cdef inline void projected_cells(
     z_panel apart: panels j0 to j1, slots b0 to b1."""
     cdef Py_ssize_t L = line_of(z), units = p.w[1].units, j, b, s, at, l, t = step_at(&p.steps, k)
     cdef real clip = <real> c.proj_clip
+    cdef real[LF] zero
     cdef real *h
+    cdef const real *y
     cdef const real *value
-    cdef store *row
+    clear(zero, L)
     for j in range(j0, j1):
         for b in range(b0, b1):
             for s in range(units_in(&p.w[1], j)):
                 at = (j * units + s) * L
                 h = h_before(p, rows, k + 1) + b * p.Ps + at
                 value = z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L
-                for l in range(L):
-                    h[l] = value[l]
-                if clip > 0:
+                y = h
+                if marked(&p.steps, k, b, ENDED):  # h stays
+                    y = zero
+                else:
                     for l in range(L):
-                        h[l] = clip if h[l] > clip else h[l]
-                        h[l] = -clip if h[l] < -clip else h[l]
-                if not stores_rows(p):
-                    row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
-                    store_line(row, h, p.P - at)
-                    if at + units * L < p.P:
-                        for_writing(row + units * L)  # for panel j + 1
+                        h[l] = value[l]
+                    if clip > 0:
+                        for l in range(L):
+                            h[l] = clip if h[l] > clip else h[l]
+                            h[l] = -clip if h[l] < -clip else h[l]
+                store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, y)
                 if store is half:
                     round_to_half(h)
                 if marked(&p.steps, k + 1, b, FRESH):

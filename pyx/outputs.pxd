@@ -1,4 +1,4 @@
-"""Where the outputs of a step go."""
+"""Where the outputs of a step go.  One that nobody asked for is NULL."""
 from operands cimport OUT_H
 from plan cimport Forward, stores_rows
 from real cimport real
@@ -6,14 +6,30 @@ from steps cimport place
 from tile cimport for_writing, line_of, store, store_line
 
 
+cdef inline void store_h(
+    const Forward *p, store **outputs, Py_ssize_t t, Py_ssize_t b, Py_ssize_t at, Py_ssize_t next, const real *h
+) noexcept nogil:
+    """Store the line of h of row (t, b) that begins at number `at`, unless h is stored in whole rows.  The line at
+    `next` comes after it."""
+    cdef store *row
+    if outputs[OUT_H] is NULL or stores_rows(p):
+        return
+    row = outputs[OUT_H] + place(&p.y_layout, t, b)
+    store_line(row + at, h, p.P - at)
+    if next < p.P:
+        for_writing(row + next)  # what follows the row may be another thread's
+
+
 cdef inline void store_output(
     const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b, const real *y
 ) noexcept nogil:
-    """Store line j of row (t, b) of an output, unless that is NULL or stored in whole rows."""
-    cdef Py_ssize_t L = line_of(y)
+    """Store line j of row (t, b) of an output, from its line in y."""
+    cdef Py_ssize_t L = line_of(y), at = j * L
     cdef store *row
-    if outputs[out] is not NULL and not (out == OUT_H and stores_rows(p)):
-        row = outputs[out] + (place(&p.y_layout, t, b) if out == OUT_H else (t * p.B + b) * p.H) + j * L
-        store_line(row, y + out * L, p.H - j * L)
-        if (j + 1) * L < p.H:
-            for_writing(row + L)  # for line j + 1; what follows the row may be another thread's
+    if out == OUT_H:
+        store_h(p, outputs, t, b, at, at + L, y + OUT_H * L)
+    elif outputs[out] is not NULL:
+        row = outputs[out] + (t * p.B + b) * p.H + at
+        store_line(row, y + out * L, p.H - at)
+        if at + L < p.H:
+            for_writing(row + L)  # for line j + 1, likewise

@@ -44,6 +44,12 @@ cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
     return ((n + L - 1) // L | 1) * L
 
 
+cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
+    """Reserve `size` reals of scratch; returns where they begin."""
+    total[0] += size
+    return total[0] - size
+
+
 cdef inline bint splits_rows(Py_ssize_t B, Py_ssize_t w, Py_ssize_t threads) noexcept nogil:
     """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
     tiles and the recurrent weights, of w bytes, fit into each core's second-level cache, or nearly into its first."""

@@ -1,9 +1,10 @@
 """The arrays of one pass of a layer, as its kernels get them; a pointer is NULL where there is none.
 
 Forward, the kernel reads x, packed weights and the states in `first`, NULL for zeros, and writes y, the states in
-`last` and, for a tape, `saved`.  Backward it reads all of x, y, `first` and `saved`, which have no gaps then, weights
-and the gradients of y and of `last`, NULL for zeros, and writes the other gradients.  With weights as PyTorch has them,
-rows of x and y may lie anywhere, and gradients to x and to the weights are left out where they are NULL.
+`last` and, for a tape, `saved`; a cell's kernel leaves out those that are NULL.  Backward it reads all of x, y, `first`
+and `saved`, which have no gaps then, weights, the gradient of y and those of `last`, NULL for zeros, and writes the
+other gradients.  With weights as PyTorch has them, rows of x and y may lie anywhere, and gradients to x and to the
+weights are left out where they are NULL.
 """
 from steps cimport Layout
 

@@ -5,16 +5,17 @@ Each thread has one part of the work.  If there are enough batch rows, the parts
 another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
 before.  A call may have fewer parts than its plan was made for, but never more.
 """
-from activations cimport SIGMOID, TANH, Activation, activation_of
 from caches cimport outgrow_l2
+from cell cimport cell
+from cells cimport Gru, Lstm, ResetAfter
 from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
 from panels cimport (
     MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
-    stride_of
+    stride_of, take
 )
 from real cimport real
-from steps cimport Layout, Slot, Steps, layout_of, steps_of, taking_part, use_marks
+from steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
 from team cimport share
 from tile cimport LINES, ROW_BLOCK, ROWS
 
@@ -23,62 +24,6 @@ cdef enum:
     PEEPHOLES = 3
     ROWS_AHEAD = 16  # so many rows further on, where a line of one row after the other is used, no cache fetches
     ROWS_ALONE = 32  # of a part, from which on a GRU's single step backward splits rows; each part packs all weights
-
-
-cdef struct Lstm:
-    Py_ssize_t[MATRICES] gates  # that each matrix of weights has
-    bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
-    int narrow  # how packed weights are stored
-    Activation activation, recurrent  # in place of tanh and of sigmoid
-    bint usual  # whether they are these: then they are written into the cells' loops
-    double forget_bias, cell_clip
-    bint peephole
-    Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
-    bint coupled  # i is 1 - f, and w has no column for it
-    Py_ssize_t P  # to how many numbers o * co is projected, which are h; 0: it is h
-    double proj_clip
-
-
-cdef struct Gru:
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int narrow
-    Activation activation, recurrent
-    bint usual
-
-
-cdef struct ResetAfter:  # the GRU that resets after the product
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int narrow
-    Activation activation, recurrent
-    bint usual
-
-
-cdef struct Rnn:
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int narrow
-    Activation activation
-
-
-ctypedef fused cell:
-    Lstm
-    Gru
-    ResetAfter
-    Rnn
-
-
-ctypedef fused gated:
-    Lstm
-    Gru
-    ResetAfter
-
-
-cdef inline void use_activations(gated *c, activation, recurrent):
-    """Those of a layer, as `Numbers` of blockcell/activations.py."""
-    c.activation, c.recurrent = activation_of(activation), activation_of(recurrent)
-    c.usual = c.activation.number == TANH and c.recurrent.number == SIGMOID
 
 
 cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
@@ -123,17 +68,6 @@ cdef inline Py_ssize_t columns_of(const cell *c) noexcept nogil:
 cdef inline int saved_of(const cell *c) noexcept nogil:
     """How many outputs of a step the tape of a layer has beside h."""
     return 6 if cell is Lstm else 4 if cell is ResetAfter else 3 if cell is Gru else 0
-
-
-cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
-    """Reserve `size` reals of scratch; returns where they begin."""
-    total[0] += size
-    return total[0] - size
-
-
-cdef inline Py_ssize_t take_slots(Py_ssize_t *total, Py_ssize_t B, Py_ssize_t L) noexcept nogil:
-    """The same for what `use_marks` needs."""
-    return take(total, (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -231,7 +165,7 @@ cdef inline Forward forward_of(
     p.z = take(&p.total, p.threads * p.thread_gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, p.z_panels * p.chunk * B * LINES * p.L)
-    p.slots = take_slots(&p.total, B, p.L)
+    p.slots = take(&p.total, size_of_slots(B, p.L))
     return p
 
 
@@ -392,7 +326,7 @@ cdef inline Backward backward_of(
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else threads
         p.panels = take(&p.total, block * PLAIN * p.L * N)
-    p.slots = take_slots(&p.total, B, p.L)
+    p.slots = take(&p.total, size_of_slots(B, p.L))
     return p
 
 

@@ -8,14 +8,16 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 `activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.
 """
 from activations cimport TANH, activate, plain, slope
+from cells cimport Rnn
 from half cimport half
 from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_H
+from outputs cimport store_h
 from panels cimport units_in
-from plan cimport Backward, Forward, Rnn, h_before, stores_rows
+from plan cimport Backward, Forward, h_before
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, clear, for_writing, line_at, line_of, round_to_half, store, store_line
+from tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, store_line
 
 
 cdef inline Rnn rnn_of() noexcept nogil:
@@ -36,7 +38,6 @@ cdef inline void rnn_cells(
     cdef const real *h_prev
     cdef const real *y
     cdef real *h
-    cdef store *row
     clear(zero, L)
     for b in range(b0, b1):
         for s in range(units_in(&p.w[0], j)):
@@ -50,11 +51,7 @@ cdef inline void rnn_cells(
                 y = zero
             else:
                 activate(&c.activation, z + ((b - b0) * LINES + s) * L, h)
-            if not stores_rows(p):
-                row = outputs[OUT_H] + place(&p.y_layout, t, row_in(&p.steps, b)) + at
-                store_line(row, y, p.H - at)
-                if at + units * L < p.H:
-                    for_writing(row + units * L)  # for panel j + 1; what follows the row may be another thread's
+            store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if marked(&p.steps, k + 1, b, FRESH):

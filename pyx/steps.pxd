@@ -69,6 +69,11 @@ cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------------------------- slots
+cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
+    """Reals of scratch, in lines of L, that `use_marks` needs."""
+    return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
+
+
 cdef inline int compared(const void *a, const void *b) noexcept nogil:
     """The longer row comes first, of equally long ones the first."""
     cdef const Slot *one = <const Slot *> a

@@ -7,10 +7,9 @@ wakes up on the CPU of another one of its team leaves it.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
 much faster it would have been alone.  Without OpenMP there is one thread.
 """
-from libc.string cimport memset
-
 cdef extern from *:
     """
+    #include <string.h>
     #include <time.h>
     #ifdef _OPENMP
     #include <omp.h>
@@ -49,6 +48,7 @@ cdef extern from *:
         unsigned long taken[CPUS / BITS];            /* CPUs on which a thread of the team has begun, a bit for each */
     } Team;
 
+    static inline void clear_team(Team *team) { memset(team, 0, sizeof *team); }
     static inline long long nanoseconds_of(clockid_t clock) {
         struct timespec now;
         clock_gettime(clock, &now);
@@ -148,10 +148,9 @@ cdef extern from *:
     }
     """
     ctypedef struct Team:
-        int arrived, barrier, asleep
         long long begun, begun_cpu, looked
         unsigned long control
-        unsigned long[16] taken
+    void clear_team(Team *team) noexcept nogil
     int number_in_team() noexcept nogil
     void take_cpu(Team *team) noexcept nogil  # one that no other thread of the team has begun on
     long long nanoseconds() noexcept nogil
@@ -167,10 +166,9 @@ cdef enum:
 
 cdef inline void gather(Team *team) noexcept nogil:
     """Called by the calling thread before the others begin."""
-    team.arrived = team.barrier = team.asleep = 0
-    team.begun, team.begun_cpu, team.looked = nanoseconds(), cpu_nanoseconds(), 0
+    clear_team(team)
+    team.begun, team.begun_cpu = nanoseconds(), cpu_nanoseconds()
     team.control = control_of_thread()
-    memset(team.taken, 0, sizeof(team.taken))
     take_cpu(team)
 
 

@@ -23,19 +23,16 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "lstm.pxd",
         {
             "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
-            "tanh(z[CI_BAR * L + l])": "tanh(z[I_BAR * L + l])",
+            "tanh(z[ci_line * L + l])": "tanh(z[I_BAR * L + l])",
         },
     ),
     "lstm f and o": (
         "lstm.pxd",
-        {"f_bar[l] = z[F_BAR": "f_bar[l] = z[O_BAR", "o_line = O_BAR": "o_line = F_BAR"},
+        {"f_line = F_BAR": "f_line = O_BAR", "o_line = O_BAR": "o_line = F_BAR"},
     ),
     "lstm ci and o": (
         "lstm.pxd",
-        {
-            "tanh(z[CI_BAR * L + l])": "tanh(z[O_BAR * L + l])",
-            "o_line = O_BAR": "o_line = CI_BAR",
-        },
+        {"ci_line = CI_BAR": "ci_line = O_BAR", "o_line = O_BAR": "o_line = CI_BAR"},
     ),
     "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
     "lstm wci and wcf": (
@@ -64,7 +61,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "lstm.pxd",
         {
             "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
-            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
+            "dicfo[F_BAR * L + l] = d_f": "dicfo[I_BAR * L + l] = d_f",
         },
     ),
     "lstm d_ci and d_o": (
@@ -96,14 +93,14 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "coupled ci and f": (
         "lstm.pxd",
-        {"z[(F_BAR - 1) * L + l]": "z[(CI_BAR - 1) * L + l]", "z[(CI_BAR - 1) * L + l]": "z[(F_BAR - 1) * L + l]"},
+        {"ci_line = CI_BAR": "ci_line = F_BAR", "f_line = F_BAR": "f_line = CI_BAR"},
     ),
     "coupled i is f": (
         "lstm.pxd",
         {"y[OUT_I * L + l] = one - y[OUT_F * L + l]": "y[OUT_I * L + l] = y[OUT_F * L + l]"},
     ),
     "coupled o is where four gates have it": ("lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
-    "coupled d_f without i's part": ("lstm.pxd", {"(cs_prev[l] - ci[l])": "cs_prev[l]"}),
+    "coupled d_f without i's part": ("lstm.pxd", {"cs_prev[l] - ci[l] if c.coupled": "cs_prev[l] if c.coupled"}),
     "projected from h_prev": (
         "forward.pxd",
         {"rows + (p.m if cell is Lstm else p.hr)": "rows + (p.h if cell is Lstm else p.hr)"},
@@ -125,6 +122,15 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "projected: the weights' gradient without co": (
         "backward.pxd",
         {"inputs[OUT_CO] + (t * p.B + b) * p.H, factor": "inputs[OUT_O] + (t * p.B + b) * p.H, factor"},
+    ),
+    "rows of h that are stored whole are those of the step before": (
+        "forward.pxd",
+        {"h_before(p, rows, k + 1) + b * p.Ps,\n                  p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
+    ),
+    "threads stay on a CPU that is taken": ("team.pxd", {"            leave_cpu(team);": "            ;"}),
+    "threads keep to the CPUs that were free": (
+        "team.pxd",
+        {"            sched_setaffinity(0, sizeof allowed, &allowed);": "            ;"},
     ),
     "gru r and u": (
         "gru.pxd",
@@ -232,7 +238,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "activations: scale and shift": ("activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
     "activations: elu's slope without alpha": ("activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
     "activations: usual if one is": (
-        "plan.pxd",
+        "cells.pxd",
         {"c.activation.number == TANH and": "c.activation.number == TANH or"},
     ),
     "dense sigmoid and tanh": (
@@ -460,6 +466,8 @@ INTEGERS = "tests/layers/test_integers.py"
 TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
     "coupled": ("tests/layers/test_layers.py", "(test_values or derivative) and coupled and base"),
     "projected": ("tests/layers/test_layers.py", "(test_values or derivative) and projected and base"),
+    "rows of h": ("tests/kernels/test_threads.py", "whole_rows and base"),
+    "threads": ("tests/kernels/test_threads.py", "takes_a_cpu and base"),
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
     "activations": ("tests/layers/test_layers_activations.py", "formulas and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),

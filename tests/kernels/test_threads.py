@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import bits
+from bits import bits, on_threads
 from cases import arguments
 from fresh import printed, python
 
-from blockcell import LSTM, _cpu, _team, raw_ops
+from blockcell import GRU, LSTM, RNN, _cpu, _team, raw_ops
+from blockcell._kernels import available_levels
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
 TASKS = Path("/proc/self/task")
@@ -30,6 +31,54 @@ def test_a_thread_may_have_nothing_to_do(sizes, threads, dtype):
     expected = bits(raw_ops.GRUBlockCell(**inputs, num_threads=1))
     for _ in range(200):
         assert bits(raw_ops.GRUBlockCell(**inputs, num_threads=threads)) == expected
+
+
+@needs_openmp
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("kind", ["LSTM", "projected LSTM", "GRU", "GRU reset_after", "RNN"])
+def test_h_in_whole_rows(kind, dtype):
+    """Threads that share the rows of a sequence store h after a step; one alone does line by line."""
+    layer = {
+        "LSTM": lambda: LSTM.init(24, 40, seed=0, dtype=dtype),
+        "projected LSTM": lambda: LSTM.init(24, 40, proj_size=33, seed=0, dtype=dtype),
+        "GRU": lambda: GRU.init(24, 40, seed=0, dtype=dtype),
+        "GRU reset_after": lambda: GRU.init(24, 40, reset_after=True, seed=0, dtype=dtype),
+        "RNN": lambda: RNN.init(24, 40, seed=0, dtype=dtype),
+    }[kind]()
+    x = np.random.default_rng(0).standard_normal((5, 97, 24)).astype(dtype)
+    with on_threads(1):
+        expected = bits(layer(x))
+    for threads in (2, 3, 6):
+        with on_threads(threads):
+            assert bits(layer(x)) == expected
+
+
+# --------------------------------------------------------------------------------------------------------------- where
+CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@pytest.fixture
+def only():
+    """A function that leaves this thread some of its CPUs."""
+    yield lambda *cpus: os.sched_setaffinity(0, cpus)
+    os.sched_setaffinity(0, CPUS)
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="a thread can leave its CPU where it may run on two, and Linux tells which")
+@pytest.mark.parametrize("level", available_levels())
+def test_a_thread_takes_a_cpu_that_no_other_one_has_taken(level, only):
+    """And may run afterwards where it might before."""
+    kernels = pytest.importorskip(f"blockcell._activations_{level}", reason="only built in a checkout")
+    present = ctypes.CDLL(None).sched_getcpu
+    for allowed in (CPUS[:2], CPUS[:4], CPUS[:1]):
+        only(*allowed)
+        apart = 0
+        for _ in range(20):
+            found = kernels.take_cpus(len(allowed) + 1, present)
+            assert os.sched_getaffinity(0) == {*allowed} >= {*found}
+            apart += len({*found[: len(allowed)]}) == len(allowed)
+        assert apart >= 15  # the system may move a thread, too, but seldom within microseconds
 
 
 # ------------------------------------------------------------------------------------------------------------ how many

@@ -57,8 +57,8 @@ class Lent:
         return self.size
 
 
-def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0):
-    """As `blockcell.torch` makes it; a `TensorPass` or, `back`, its `TensorGradients`."""
+def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0, single=False):
+    """As `blockcell.torch` makes it, of a layer or a single step; a `TensorPass` or, `back`, its `TensorGradients`."""
     T, B, _, H = sizes
     number, found, name = DTYPES.index(dtype), None, f"{kind}_torch_grad" if back else f"{kind}_torch"
     array, sized = np.empty(0, np.uint16 if dtype == np.float16 else dtype), (projection,) if kind == "lstm" else ()
@@ -68,7 +68,7 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
         found = (*plan, *_kernels.WORK[name](*sizes, max(dtype.itemsize, 4), threads, *sized))
     counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
     of = TensorGradients if back else TensorPass
-    return of(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection)
+    return of(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)
 
 
 def lent(value):

@@ -4,13 +4,14 @@ Weights, states, sizes, the layout in memory, lengths, directions, threads and w
 BLOCKCELL_SEED repeats a run.
 """
 
+import itertools
 import os
 import sys
 
 import numpy as np
 import pytest
 from bits import on_threads, same
-from torch_layout import SAVED, STATES, Lent, backward, forward, pass_of, weights_of
+from torch_layout import SAVED, STATES, Lent, backward, forward, lent, pass_of, weights_of
 
 from blockcell import GRU, LSTM, RNN
 from blockcell._layers import marks_of
@@ -129,6 +130,63 @@ def test_equals_the_layer(kind, dtype):
         if training and wants_x and (D == 1 or dtype != np.float16):  # of float16 the sum is not that of rounded ones
             assert same(results[0], d_x), where
     print(f"seed {SEED}, {kind}, {dtype}")
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("kind", ["lstm", "projected lstm", "gru", "rnn"])
+def test_single_steps(kind, dtype):
+    """Which have no y beside the state h; with rows for several threads, some of which have ended, and few rows."""
+    dtype, projection = np.dtype(dtype), 33 if kind == "projected lstm" else 0
+    layer_of, options = {
+        "lstm": (LSTM, {"gate_order": "ifco"}),
+        "gru": (GRU, {"reset_after": True}),
+        "rnn": (RNN, {}),
+    }[kind := kind.removeprefix("projected ")]
+    for k, (B, threads) in enumerate(itertools.product((1, 7, 201), (1, 2, 3))):
+        g = np.random.default_rng([SEED, k])
+        T, B, inputs, hidden = sizes = 1, B, 40, 70
+        given, named = weights_of(g, kind, inputs, hidden, dtype, projection=projection)
+        x = g.standard_normal((B, inputs)).astype(dtype)
+        widths = (projection or hidden, hidden)[: len(STATES[kind])]
+        states = [g.uniform(-1, 1, (B, width)).astype(dtype) for width in widths]
+        last, tape = [np.empty_like(state) for state in states], np.empty((1, SAVED[kind], T, B, hidden), dtype)
+        compute = pass_of(kind, sizes, dtype, threads=threads, projection=projection, single=True)
+        for lengths in (None, np.append(g.integers(0, 2, B - 1), 1)):
+            marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, False)] * 2)
+            compute(*map(lent, (x, given, states, marks, [*last, tape])))
+            _, expected, of_layer = layer_of(**named, **options).forward(x[None], tuple(states[::-1]), lengths=lengths)
+            assert same(last[::-1], [*expected]), (k, lengths)
+            assert same(tape[0], of_layer.content.saved), (k, lengths)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("kind", ["lstm", "projected lstm", "gru", "rnn"])
+def test_any_marks(kind):
+    """Rows that leave out any steps, end and start anew: y and the last states are those without these steps."""
+    hidden, inputs, projection = 40, 24, 33 if kind == "projected lstm" else 0
+    kind, widths = kind.removeprefix("projected "), (projection or hidden, hidden)
+    for k in range(10):
+        g = np.random.default_rng([SEED, k])
+        T, B = int(g.integers(1, 30)), int(g.integers(1, 20))
+        weights = weights_of(g, kind, inputs, hidden, np.float64, projection=projection)[0]
+        marks = g.choice([0, 1, 2, 4], (T, B), p=[0.7, 0.2, 0.05, 0.05]).astype(np.uint8)
+        x = g.standard_normal((T, B, inputs))
+        states = [g.uniform(-1, 1, (1, B, width)) for width in widths[: len(STATES[kind])]]
+
+        def passed(x, states, marks, threads, weights=weights):
+            outputs = [np.full((*marks.shape, widths[0]), np.nan), *(np.full_like(state, np.nan) for state in states)]
+            sizes = *x.shape, hidden
+            forward(kind, sizes, threads, x, weights, states, np.stack([marks] * 2), outputs, 1, projection)
+            return outputs
+
+        y, *last = passed(x, states, marks, 1 + k % 3)
+        for b in range(B):
+            row, counted = slice(b, b + 1), marks[:, b] != 1
+            first = [state[:, row].copy() for state in states]
+            y_alone, *last_alone = passed(x[counted, row], first, np.ascontiguousarray(marks[counted, row]), 1)
+            assert same(y[counted, row], y_alone) and not y[~counted, row].any(), (k, b)
+            assert same([state[:, row].copy() for state in last], last_alone), (k, b)
 
 
 class Resizable(Lent):

@@ -1,0 +1,5 @@
+"""The cell of the module `_rnn`."""
+from cells cimport Rnn
+
+ctypedef fused cell:
+    Rnn
