@@ -1,6 +1,6 @@
 """All that threads do together, in teams of 2, 3 and 8 and in several Python threads at once.
 
-    python tests/lib/races.py [lstm | gru | dense]
+    python tests/lib/races.py [lstm | gru | rnn | dense]
 
 Results must have the bits that one thread alone gives; BLOCKCELL_LEVEL says at which CPU level.
 `sanitizers.py threads` runs this where ThreadSanitizer watches, `freethreading.py` where there is no GIL.
@@ -60,10 +60,13 @@ def layers(family: str) -> None:
     for name in (
         "lstm",
         "bidirectional lstm",
+        "projected coupled lstm",
+        "softplus lstm",
         "gru",
         "bidirectional gru",
         "gru reset after",
         "bidirectional gru reset after",
+        "rnn",
         "dense alone",
         "dense softmax",
     ):
@@ -84,7 +87,7 @@ def layers(family: str) -> None:
 
 
 def streams(family: str) -> None:
-    for name in ("lstm", "gru", "gru reset after", "dense softmax"):
+    for name in ("lstm", "projected coupled lstm", "gru", "gru reset after", "rnn", "dense softmax"):
         if family not in name:
             continue
         for dtype in DTYPES:
@@ -149,7 +152,7 @@ def shared(name: str, team: int) -> None:
 
 
 def python_threads(family: str) -> None:
-    for name in ("lstm", "gru", "gru reset after"):
+    for name in ("lstm", "gru", "gru reset after", "rnn"):
         for team in (1, 2):
             if family in name:
                 shared(name, team)

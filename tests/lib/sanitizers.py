@@ -21,9 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
+VARIANTS = ["layers_projected", "layers_activations", "torch_layout"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
 STREAMS = ["stream", "stream_rows", "storage_kernels", "integers"]
-TESTS = ["kernels", "activations", *LAYERS, *STREAMS, "torch_layout", *VALIDATION, "guards", "fork", "threads"]
+TESTS = ["kernels", "activations", *LAYERS, *VARIANTS, *STREAMS, *VALIDATION, "guards", "fork", "threads"]
 SKIPPED = "not million_steps and not idle_threads"  # one takes the same ways a million times, one counts memory
 INSTALL = "apt-get install gcc libomp-dev"
 
@@ -208,7 +209,7 @@ def leave_out_barriers(folder: Path) -> list[str]:
     """Give every barrier a number by which it can be left out; in which file and function each is."""
     (folder / "pyx" / "left_out.pxd").write_text(LEFT_OUT)
     places: list[str] = []
-    for path in sorted((folder / "pyx").iterdir()):
+    for path in sorted((folder / "pyx").glob("*.p*")):
         source = path.read_text()
 
         def numbered(match: re.Match[str], path: Path = path, source: str = source) -> str:
