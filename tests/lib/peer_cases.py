@@ -31,16 +31,26 @@ def parts_of(state, layers, directions):
     return [cell[::-1] for part in each for cell in (part if directions == 2 else [part])]
 
 
-def worst_of(pairs, dtype, terms=None):
-    """The largest difference, in eps of the largest entry of the array that is expected, and which one it is of.
+def difference(found, expected, least=0.0):
+    """The largest one, of the largest entry of what is expected, or of `least` if that is more."""
+    largest, scale = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=least)
+    return 0.0 if largest == 0 else largest / scale
+
+
+def errors_of(pairs, dtype, terms=None):
+    """The largest difference of each array from what is expected of it, in eps of its largest entry.
 
     `terms` has, by name, how large the sums would be that such an array consists of, if terms did not happen to cancel.
     """
-    worst = {}
+    errors = {}
     for what, (found, expected) in pairs.items():
         expected = np.asarray(expected)
         assert found.shape == expected.shape and found.dtype == dtype, what
-        difference, scale = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=0)
-        scale = max(scale, (terms or {}).get(what, 0.0))
-        worst[what] = 0.0 if difference == 0 else difference / (np.finfo(dtype).eps * scale)
-    return max(worst.values()), max(worst, key=worst.get)
+        errors[what] = difference(found, expected, (terms or {}).get(what, 0.0)) / float(np.finfo(dtype).eps)
+    return errors
+
+
+def worst_of(pairs, dtype, terms=None):
+    """The largest of all differences, in eps, and which array it is of."""
+    errors = errors_of(pairs, dtype, terms)
+    return max(errors.values()), max(errors, key=errors.get)
