@@ -51,14 +51,14 @@ cdef class Stream:
 
     Attributes
     ----------
-    layer : LSTM, GRU, Dense or Packed
+    layer : LSTM, GRU, RNN, Dense or Packed
     batch : int
         B, the rows that run side by side.
     storage : str or None
         How matrices of weights are kept: "float16", "bfloat16" or "int8"; None for as they are.
     activations : str
         To what x and h are rounded for products: "int8" or "int16"; "float32" for not at all.
-    state : LSTMState, GRUState or the empty tuple
+    state : LSTMState, GRUState, RNNState or the empty tuple
         [B,H] each, h of a projected LSTM [B,P]; a copy.  Assigning sets it.
     """
 

@@ -34,7 +34,7 @@ _OTHERS = {  # what people also have, by its ending
     ".npz": "blockcell.load reads what layer.save wrote",
     ".safetensors": "blockcell.load reads what layer.save wrote",
 }
-_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*+)\1""", re.MULTILINE)
+_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE)
 _SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
 _LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
 

@@ -273,7 +273,8 @@ def test_npz_is_what_zipfile_writes(offset):
         for name, array in {"blockcell": np.array("{}"), **arrays}.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.save(entry, array)
-    assert ours.getvalue() == theirs.getvalue()
+    if sys.version_info >= (3, 11, 4):  # zipfile wrote invalid local headers with force_zip64 before
+        assert ours.getvalue() == theirs.getvalue()
     if not offset:
         with np.load(io.BytesIO(ours.getvalue())) as found:
             assert [*found] == ["blockcell", *arrays] and found["1.b"].tobytes() == arrays["1.b"].tobytes()
