@@ -3,6 +3,7 @@
 import operator
 import os
 import re
+from collections.abc import Callable
 from typing import SupportsIndex
 
 from . import _cpu, _team
@@ -81,7 +82,18 @@ def get_num_threads() -> int:
     return _team.get()
 
 
-def _after_fork_in_child() -> None:
+def in_forked_child(renew: Callable[[], None]) -> Callable[[], None]:
+    """Have this called in each forked child: of its parent's threads it has only the one that forked.
+
+    A lock that another one held would never be released.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+    return renew
+
+
+@in_forked_child
+def _use_one() -> None:
     """A forked child has the OpenMP runtime's state but not its threads: waiting for those would hang."""
     global _most_threads
     _most_threads = 1
@@ -90,5 +102,3 @@ def _after_fork_in_child() -> None:
 
 set_num_threads(None)
 _team.expect_stacks(_stack_size())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

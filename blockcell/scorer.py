@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _threads, files
 from ._read import ArgumentReader, short
+from ._threads import in_forked_child
 from .layers import Layer, Packed
 from .layers.arguments import checked_array
 from .layers.loading import load
@@ -343,11 +344,7 @@ def _read_file(path: str, *version: int) -> tuple[Packed[Any], str]:
     return layer.packed(), files.checksum(layer._description(), layer.weights)
 
 
-def _after_fork_in_child() -> None:
-    """A thread that held the lock in the parent does not exist in the child, so nobody would release it."""
+@in_forked_child
+def _renew_lock() -> None:
     global _reading
     _reading = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

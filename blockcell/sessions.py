@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._read import ArgumentReader, short
+from ._threads import in_forked_child
 from .layers import Layer, Packed
 from .optable import DTYPES, Array
 
@@ -361,11 +361,7 @@ _LOCKS = "_lock", "_computing", "_stepping"
 _all: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
 
-def _after_fork_in_child() -> None:
-    """A thread that held a lock in the parent does not exist in the child, so nobody would release it."""
+@in_forked_child
+def _renew_locks() -> None:
     for sessions in _all:
         sessions._make_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -301,6 +301,13 @@ cdef class Stream:
         """Take over the weights that the layer has now; the state stays."""
         refresh((self,), self.cell._shared.weights)
 
+    cdef void use(self, given, own, Py_ssize_t few):
+        """Read these weights from now on, which the layer's were made into."""
+        self.given, self.weights, self.few = given, own, few
+        self.packed, self.narrow = address_of(own.packed), own.narrow
+        if few:
+            self.stored, self.narrow_stored = address_of(own.stored.packed), own.stored.narrow
+
     def _grow(self, batch):
         """Have more rows, whose states are zero."""
         grow((self,), batch)
@@ -569,7 +576,7 @@ def reset(tuple streams, rows):
 
 
 def grow(tuple streams, Py_ssize_t batch):
-    """All get more rows, whose states are zero."""
+    """All get more rows, whose states are zero; for so many, weights may be kept in another way."""
     cdef Py_ssize_t k, i
     cdef Stream stream
     cdef list grown = []
@@ -580,12 +587,14 @@ def grow(tuple streams, Py_ssize_t batch):
             states, following = stream.zeros(batch), stream.zeros(batch)
             for i in range(len(stream.states)):
                 copy_rows(states[i], stream.states[i], NULL, stream.batch, True)
-            grown.append((states, following))
+            own = stream.cell._streamed(stream.given, stream.storage, stream.activations, batch)
+            grown.append((states, following, *own))
         for k in range(len(streams)):
             stream = streams[k]
-            stream.states, stream.following = grown[k]
+            stream.states, stream.following, own, few = grown[k]
             stream.batch, stream.numbers = batch, None
             stream.point()
+            stream.use(stream.given, own, few)
     finally:
         release(streams, len(streams))
 
@@ -599,18 +608,12 @@ def refresh(tuple streams, dict weights):
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            given, few = weights[stream.cell], stream.few
-            if given is stream.given:
-                own = stream.weights
-            else:
+            given, own, few = weights[stream.cell], stream.weights, stream.few
+            if given is not stream.given:
                 own, few = stream.cell._streamed(given, stream.storage, stream.activations, stream.batch)
             read.append((given, own, few))
         for k in range(len(streams)):
-            stream = streams[k]
-            stream.given, own, few = read[k]
-            stream.weights, stream.packed, stream.narrow = own, address_of(own.packed), own.narrow
-            stream.few = few
-            if few:
-                stream.stored, stream.narrow_stored = address_of(own.stored.packed), own.stored.narrow
+            given, own, few = read[k]
+            (<Stream> streams[k]).use(given, own, few)
     finally:
         release(streams, len(streams))

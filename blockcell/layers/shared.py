@@ -1,10 +1,10 @@
 """What the parts of a layer share: states and weights."""
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from .._threads import in_forked_child
 from ..optable import Array
 
 ENDED, FRESH, FIRST = 1, 2, 4  # marks of pyx/steps.pxd
@@ -97,11 +97,7 @@ class SharedWeights:
 _replacing = threading.Lock()
 
 
-def _after_fork_in_child() -> None:
-    """A thread that held the lock in the parent does not exist in the child, so nobody would release it."""
+@in_forked_child
+def _renew_lock() -> None:
     global _replacing
     _replacing = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -13,6 +13,7 @@ from bits import leaves, like, on_threads, same, zeros
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
+from blockcell.layers import base
 
 N, I, H = 11, 5, 19  # noqa: E741
 LAYERS = {
@@ -356,6 +357,26 @@ def test_more_rows(name):
     assert stream.batch == 8 and same(stream.state, alone.state_of(range(8)))
     check_turns(stream, alone, rng, np.float32)
     check_turns(pickle.loads(pickle.dumps(stream)), alone, rng, np.float32)
+
+
+@pytest.mark.parametrize("part", ["alone", "stacked"])
+def test_more_rows_read_weights_as_a_stream_of_so_many(monkeypatch, part):
+    """Widened ones from some number of rows on, though the stream began with one row."""
+    monkeypatch.setattr(base, "keeps_widened", lambda number, nbytes, batch=None: batch is not None and batch > 4)
+    monkeypatch.setattr(base, "rows_that_gain", lambda number, nbytes: 4)
+    widened, widen = [], base.Single._widened
+    monkeypatch.setattr(base.Single, "_widened", lambda *given: widened.append(1) or widen(*given))
+    layer = LSTM.init(5, 24, seed=1)
+    layer = layer if part == "alone" else Stack([layer, GRU.init(24, 7, seed=2)])
+    stream, x = layer.stream(1, "int8"), uniform(np.random.default_rng(2), 9, 6, 5)
+    first = stream.step(x[0, :1])
+    assert not widened
+    stream._grow(6)
+    assert len(widened) == (1 if part == "alone" else 2)
+    stream.reset()
+    assert same(stream.run(x), layer.rounded_to("int8")(x)[0]) and same(
+        first, layer.rounded_to("int8")(x[:1, :1])[0][0]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
