@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
+.PHONY: demo docs test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
 .PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
 
 demo: $(DEMO)
@@ -13,6 +13,12 @@ demo: $(DEMO)
 
 test: $(BUILT)
 	$(BIN)/pytest
+
+# The site, in build/site; any warning is an error.
+docs: $(BUILT)
+	rm -rf docs/reference/generated build/site
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
+	@echo 'The site begins at build/site/index.html'
 
 # The combinations of parameters that `make test` leaves out.
 test-more: $(BUILT)
@@ -82,7 +88,7 @@ lint: $(BUILT)
 	    pyx/$$module.pyx; done 2>&1 | grep .
 
 clean:
-	rm -rf .venv build blockcell/*.so
+	rm -rf .venv build docs/reference/generated blockcell/*.so
 
 # What pyproject.toml asks for to build, so that the build below reuses its objects instead of starting afresh.
 .venv/tools: pyproject.toml

@@ -103,7 +103,7 @@ def small_calls() -> dict[str, Callable[[], object]]:
         "a `Bidirectional` of two LSTMs": lambda: both(x),
         "`forward` and `backward`": trained(layer, x),
         "`forward` and `backward` of the `Stack`": trained(stack, x),
-        "`forward` and `backward` of README's classifier": trained(classifier, one),
+        "`forward` and `backward` of the classifier in docs/layers.md": trained(classifier, one),
         "the same at T = 10, B = 8": trained(classifier, np.ones((10, 8, 1), np.float32)),
     }
 

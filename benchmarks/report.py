@@ -3,8 +3,8 @@
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
-Without arguments the files are those of docs/benchmarks, whose first table README.md has too, with lines of storage.csv
-(`python tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what
+Without arguments the files are those of docs/benchmarks, whose first table docs/performance.md has too, with lines of
+storage.csv (`python tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what
 torch_modules.py and storage.py have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and
 number of threads.
 """
@@ -144,7 +144,7 @@ def machine(about: Row) -> str:
 
 
 def summary(paths: list[Path], storage: Path | None = None) -> list[str]:
-    """The first table; README's has lines of a file of storage.py, too."""
+    """The first table; that of docs/performance.md has lines of a file of storage.py, too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
     files = [read(path) for path in paths]
     for what, tasks, peer in SUMMARY:
@@ -411,7 +411,7 @@ directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
 """
 BASE = "int8, int8"
 IN_FEW_BITS = {"onnxruntime int8": "onnxruntime", "torch int8": "torch", "openvino": "openvino"}
-FEW_BITS = [  # README's rows: what, the kind, the peer
+FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
     ("LSTM in 8 bits, inference", "LSTM", "onnxruntime int8"),
     ("LSTM in 8 bits, inference", "LSTM", "torch int8"),
     ("LSTM in 8 bits, inference", "LSTM", "openvino"),
@@ -446,7 +446,7 @@ def storage_points(rows: list[Row]) -> list[dict[str, Row]]:
 
 
 def few_bits_lines(path: Path) -> list[list[str]]:
-    """README's rows: ours in 8 bits beside a peer, with I = H."""
+    """Rows of docs/performance.md: ours in 8 bits beside a peer, with I = H."""
     rows, about = read_storage(path)
     lines = []
     for what, kind, peer in FEW_BITS:

@@ -1,4 +1,5 @@
-"""What small calls cost: a training step of README's classifier in parts, PyTorch's beside it; and `import blockcell`.
+"""What small calls cost: a training step of the classifier in docs/layers.md in parts, PyTorch's beside it; and the
+import of blockcell.
 
     python benchmarks/small.py [--threads N]
 

@@ -1,7 +1,7 @@
 """The one table of ops.
 
 Everything that must know an op's arguments, shapes or defaults reads them here: validation and its messages,
-allocation, the results' named tuples, test data, ONNX graphs, the README.
+allocation, the results' named tuples, test data, ONNX graphs, the table of docs/ops.md.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,

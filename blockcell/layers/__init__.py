@@ -15,8 +15,9 @@ calls: states are arguments and results. Several threads may use one layer.
 **forget_bias and cell_clip of a layer are 0 unless given; those of `blockcell.raw_ops` are TensorFlow's 1.0 and 3.0.**
 """
 
+from .._stream import Stream
 from .base import Layer, Tape
-from .containers import Bidirectional, Stack
+from .containers import Bidirectional, Stack, StackStream
 from .dense import Dense
 from .lstm_gru import GRU, LSTM, RNN
 from .packed import Packed
@@ -35,7 +36,9 @@ __all__ = [
     "Packed",
     "RNNState",
     "Stack",
+    "StackStream",
     "StorageError",
+    "Stream",
     "Tape",
 ]
 

@@ -1,7 +1,7 @@
 """The documents are true: their code runs and prints what it says, their tables are those of the code and of the
 benchmarks' files, their links lead somewhere.
 
-    python tests/repository/test_readme.py        writes the README's tables anew
+    python tests/repository/test_readme.py        writes the tables anew
 """
 
 import ast
@@ -24,20 +24,27 @@ from blockcell.optable import OPS, Op
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+PAGES = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+TUTORIAL = PAGES / "tutorial.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
 ENGINES = re.compile(r"^(import|from) (dask|pyspark|ray)\b", re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------------------- the code
+def in_order(document: Path) -> bool:
+    """Whether its blocks are run one after the other: it has commands, or is the tutorial."""
+    return document == TUTORIAL or bool(CONSOLE.search(document.read_text()))
+
+
 def code_blocks():
     """Every block of Python in the documents, with the line that it begins at; one with PyTorch is for `peers`."""
     for document, name in zip(DOCUMENTS, NAMES, strict=True):
         text = document.read_text()
-        if CONSOLE.search(text):
-            continue  # its blocks are run one after the other
+        if in_order(document):
+            continue
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start(1))
             if ENGINES.search(block[1]):
@@ -61,16 +68,16 @@ def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
 def run_page(document, folder, capsys):
     """Run what a page has of commands and code, in order and in one folder: of each command, output and what it says.
 
-    Commands are run by themselves, blocks of code as by `test_code_runs`.
+    Commands are run by themselves, blocks of code as by `test_code_runs`; those of the tutorial go on from each other.
     """
     (folder / "tests").symlink_to(ROOT / "tests")
-    text, found = document.read_text(), []
+    text, found, names = document.read_text(), [], {}
     for block in re.finditer(r"^```(console|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if block[1] == "python":
             code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
-            exec(compile(code, document, "exec"), {})
+            exec(compile(code, document, "exec"), names if document == TUTORIAL else {})
             printed = capsys.readouterr().out
-            for line in re.findall(r"# prints (.*)", code):
+            for line in re.findall(r"\bprints (.*)", code):
                 assert line in [each.rstrip() for each in printed.splitlines()], printed
             continue
         for command, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block[2], re.MULTILINE):
@@ -88,8 +95,7 @@ def close(printed: str, said: str) -> bool:
     return figure.sub("#", printed) == figure.sub("#", said) and all(abs(float(a) - float(b)) <= 4 for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, DOCUMENTS, strict=True)
-                                  if CONSOLE.search(path.read_text())])  # fmt: skip
+@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, DOCUMENTS, strict=True) if in_order(path)])
 def test_page_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command, printed, said in run_page(ROOT / name, tmp_path, capsys):
@@ -132,7 +138,7 @@ def texts(paths):
 
 def test_every_reason_to_refuse_a_cell_is_explained():
     """The page on it has some words of each, and no words that no reason has; of files', the words that are there."""
-    _, _, page = (ROOT / "docs" / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
+    _, _, page = (PAGES / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
     pages = page.split("## When a file is refused\n")
     columns = [" ".join(re.findall(r"^\| (`.*?`) \|", part, re.MULTILINE)) for part in pages]
     cells, files = (re.findall("`(.*?)`", column) for column in columns)
@@ -148,12 +154,14 @@ def test_every_activation_is_documented(name):
     """In the docstrings of its module and of layers, and in the table of its equations."""
     assert re.search(rf"^    {name} ", activations.__doc__, re.MULTILINE)
     assert all(f'"{name}"' in layer.__doc__ for layer in (LSTM, RNN))
-    assert f'\n| `"{name}"` | ' in (ROOT / "docs" / "mathematics.md").read_text()
+    assert f'\n| `"{name}"` | ' in (PAGES / "mathematics.md").read_text()
 
 
 def test_example_of_the_ops():
     [code] = [
-        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "raw_ops" in block
+        block
+        for block in re.findall(r"```python\n(.*?)```", (PAGES / "ops.md").read_text(), re.DOTALL)
+        if "raw_ops" in block
     ]
     names: dict = {}
     exec(code, names)
@@ -179,7 +187,7 @@ def row(op: Op) -> str:
         if op.sequence
         else f"{cell}-cell"
     )
-    return f"| `{op.module}.{op.name}` | {computes} | [{cell.upper()}](docs/mathematics.md#{place}) |\n"
+    return f"| `{op.module}.{op.name}` | {computes} | [{cell.upper()}](mathematics.md#{place}) |\n"
 
 
 def table_of_ops() -> str:
@@ -194,6 +202,12 @@ def report():
 
 def table_of_speed() -> str:
     return "\n".join(report().summary(report().FILES[:2], report().STORAGE))
+
+
+def table_of_speed_in_short() -> str:
+    """Of layers and ops that most know, without the peers that few have."""
+    rest = r"RNN|LSTM with|GRU of TensorFlow|GRU.* 8 bits|LSTM in 8 bits.*(PyTorch|OpenVINO)"
+    return "".join(f"{line}\n" for line in table_of_speed().splitlines() if not re.match(rf"\| ({rest})", line))
 
 
 def table_of_torch() -> str:
@@ -213,12 +227,13 @@ def table_of_errors() -> str:
 
 
 TABLES = {
-    "ops": (README, table_of_ops),
-    "speed": (README, table_of_speed),
-    "torch": (ROOT / "docs" / "torch.md", table_of_torch),
-    "storage": (ROOT / "docs" / "storage.md", table_of_storage),
-    "few-bits": (ROOT / "docs" / "storage.md", table_of_few_bits),
-    "errors": (ROOT / "docs" / "storage.md", table_of_errors),
+    "speed-in-short": (README, table_of_speed_in_short),
+    "speed": (PAGES / "performance.md", table_of_speed),
+    "ops": (PAGES / "ops.md", table_of_ops),
+    "torch": (PAGES / "torch.md", table_of_torch),
+    "storage": (PAGES / "storage.md", table_of_storage),
+    "few-bits": (PAGES / "storage.md", table_of_few_bits),
+    "errors": (PAGES / "storage.md", table_of_errors),
 }
 
 
@@ -235,7 +250,7 @@ def test_table(name):
 
 
 def test_figures_are_those_of_the_benchmarks():
-    pages = ROOT / "docs" / "benchmarks"
+    pages = PAGES / "benchmarks"
     assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
     assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
     assert (pages / "storage.md").read_text() == report().storage_page(report().STORAGE), "and this one"
@@ -277,6 +292,27 @@ def test_every_page_can_be_reached_from_the_readme():
             if target.partition("#")[0].endswith(".md")
         } - reached
     assert set(DOCUMENTS) - reached <= {ROOT / "CHANGELOG.md"}
+
+
+# -------------------------------------------------------------------------------------------------------- the reference
+PARTS = ("convert", "layers", "loss", "ops", "optim", "raw_ops", "tensorflow", "torch")
+
+
+@pytest.mark.parametrize("module", ["blockcell", *(f"blockcell.{part}" for part in PARTS), "onnx_export"])
+def test_reference_has_every_public_name(module):
+    """Those of `blockcell` that are in `blockcell.layers`, too, once."""
+    if module == "blockcell.torch":
+        pytest.importorskip("torch")
+    listed = {}
+    for page in PAGES.glob("reference/*.rst"):
+        parts = re.split(r"^\.\. currentmodule:: (\S+)$", page.read_text(), flags=re.MULTILINE)
+        for name, part in zip(parts[1::2], parts[2::2], strict=True):
+            listed.setdefault(name, []).extend(re.findall(r"^   (\w+)$", part, re.MULTILINE))
+    public = importlib.import_module(module)
+    names = {name for name in public.__all__ if not inspect.ismodule(getattr(public, name))}
+    if module == "blockcell.layers":
+        names -= {*blockcell.__all__}
+    assert sorted(listed[module]) == sorted(names)
 
 
 if __name__ == "__main__":
