@@ -5,7 +5,7 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo docs test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
+.PHONY: demo docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
 .PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
 
 demo: $(DEMO)
@@ -19,6 +19,13 @@ docs: $(BUILT)
 	rm -rf docs/reference/generated build/site
 	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 	@echo 'The site begins at build/site/index.html'
+
+# Those of the site: examples, with espeak-ng, and measurements that are in docs/benchmarks.
+pictures: $(BUILT)
+	$(BIN)/blockcell demo --output docs/images/demo.png
+	$(BIN)/python examples/keyword.py docs/images/keyword.png
+	$(BIN)/python examples/sunspots.py docs/images/sunspots.png
+	$(BIN)/python benchmarks/report.py
 
 # The combinations of parameters that `make test` leaves out.
 test-more: $(BUILT)

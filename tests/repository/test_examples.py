@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import matplotlib.image
@@ -68,6 +69,60 @@ def test_sunspots_forecasts_do_not_look_ahead():
     change, _ = network(series[:, None])  # and one call over all years says the same of the next
     expected = (series + change[:, 0])[29:55, 0]
     np.testing.assert_allclose(whole[:, 0], expected, rtol=1e-6)
+
+
+@pytest.fixture
+def keyword(monkeypatch):
+    """The example with a language of three tones a word, which it takes no program to speak."""
+
+    def tones(word, voice, speed, pitch):
+        count = int(0.1 * keyword.RATE * 160 / speed)
+        hertz = np.random.default_rng(list(word.encode())).uniform(300, 5000, 3) * (0.9 + pitch / 500)
+        return np.sin(np.cumsum(np.repeat(hertz, count)) * 2 * np.pi / keyword.RATE).astype(np.float32)
+
+    keyword = example("keyword")
+    monkeypatch.setattr(keyword, "spoken", tones)
+    return keyword
+
+
+def test_keyword(keyword, tmp_path):
+    lines = []
+    said, found, wrong = keyword.main(
+        tmp_path / "keyword.png", sequences=200, steps=80, new_voices=["anybody"], seconds=60, report=lines.append
+    )
+    assert said >= 5 and found == said and wrong <= 1
+    assert lines[-2] == f"new voices: heard {found} of {said}, {wrong} false alarms in 1 minutes"
+    assert matplotlib.image.imread(tmp_path / "keyword.png").std() > 0.1
+
+
+def test_keyword_is_where_it_is_said_to_be(keyword):
+    """And the bands are those of its tones."""
+    silent, tone = np.zeros(keyword.RATE, np.float32), np.sin(np.arange(keyword.RATE) * 2 * np.pi * 1000 / keyword.RATE)
+    assert (keyword.features(silent) == np.float32(np.log(1e-3) / 3)).all()
+    band = np.flatnonzero(keyword.TRIANGLES[:, round(1000 * keyword.WINDOW / keyword.RATE)])
+    assert set(keyword.features(tone.astype(np.float32)).argmax(axis=1)) <= {*band}
+    rng = np.random.default_rng(0)
+    x, words = keyword.sequence(600, *keyword.vocabulary(["anybody"], 1, rng), rng)
+    loud = x.max(axis=1) > 0
+    assert len(keyword.spans(words)) > 0 and len(words) > len(keyword.spans(words))
+    for _, first, end in words:
+        assert loud[first + 2 : end - 2].all() and not loud[end + 4]
+
+
+def test_keyword_is_heard_once(keyword):
+    belief = np.zeros(300, np.float32)
+    belief[50:80], belief[100:104], belief[200:205] = 0.9, 0.9, 0.6
+    hops = keyword.heard(belief)
+    np.testing.assert_array_equal(hops, [54, 204])
+    words = [("computer", 20, 52), ("water", 90, 110), ("computer", 240, 280)]
+    assert keyword.score(words, hops) == (2, 1, 1)
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng")
+def test_espeak_speaks():
+    keyword = example("keyword")
+    short, long = (keyword.spoken(word, "en-us+m1", 150, 50) for word in ("stop", "computer"))
+    assert 0.1 * keyword.RATE < len(short) < len(long) < keyword.RATE and 0.1 < abs(long).max() <= 1
 
 
 def test_scoring():
