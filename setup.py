@@ -4,11 +4,13 @@ Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU
 and one of them is picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
 """
 
+import gzip
 import hashlib
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
 PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
@@ -176,5 +179,30 @@ class BuildExt(build_ext):
             return None
 
 
+class SourceDistribution(sdist):
+    """Whose bytes follow from the files alone, if SOURCE_DATE_EPOCH is set; wheels are so without our help."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+
+        def plain(member):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = int(epoch), 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        name = f"{base_name}.tar.gz"
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        with (
+            open(name, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=int(epoch)) as zipped,
+            tarfile.open(mode="w", fileobj=zipped) as archive,
+        ):
+            for path in [Path(base_dir), *sorted(Path(base_dir).rglob("*"))]:
+                archive.add(path, recursive=False, filter=plain)
+        return name
+
+
 if __name__ == "__main__":  # cythonize's workers may import this file
-    setup(ext_modules=list(extensions()), cmdclass={"build_ext": BuildExt})
+    setup(ext_modules=list(extensions()), cmdclass={"build_ext": BuildExt, "sdist": SourceDistribution})

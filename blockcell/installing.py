@@ -2,10 +2,13 @@
 
 import sys
 
+PACKAGE = "."  # "blockcell" once an index has it; tests/repository/test_install.py then names what else must change
+
 
 def how_to_install(extra: str) -> str:
     """The command for an extra of pyproject.toml."""
-    return f'pip install ".[{extra}]" in a checkout of blockcell'
+    command = f'pip install "{PACKAGE}[{extra}]"'
+    return f"{command} in a checkout of blockcell" if PACKAGE == "." else command
 
 
 def not_built(folder: str) -> str:

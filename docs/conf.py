@@ -1,9 +1,12 @@
 """How Sphinx makes the site of these pages and of the docstrings: `make docs`."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
 from unittest.mock import MagicMock
+
+from docutils import nodes
 
 import blockcell
 
@@ -69,7 +72,18 @@ def setup(app):
     field = type(blockcell.LSTMState.cs)
     app.connect("autodoc-skip-member", lambda app, what, name, each, skip, options: isinstance(each, field) or None)
     app.connect("autodoc-process-signature", without_self)
+    app.connect("doctree-resolved", name_pages)
 
 
 def without_self(app, what, name, each, options, signature, returned):
     return (signature or "").replace("(self, ", "(").replace("(self)", "()") or None, returned
+
+
+def name_pages(app, doctree, docname):
+    """Links that show a file's name, `storage.md`, show the title of the page instead."""
+    for link in doctree.findall(nodes.reference):
+        found = re.fullmatch(r"(?:docs/)?([\w/-]+)\.md", link.astext())
+        names = [name for name in app.env.titles if found and f"/{name}".lower().endswith(f"/{found[1]}".lower())]
+        if names:
+            link.clear()
+            link += nodes.inline("", app.env.titles[min(names, key=len)].astext())

@@ -6,6 +6,7 @@ Builds as a user's pip does, isolated and with every CPU level, and prints sizes
 that is wrong.  The editable install has the oldest CPU level alone, to save time.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -152,7 +153,9 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
     packages = {name.partition("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert packages <= {"blockcell", "onnx_export"}, packages
     wanted = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_tensors", "_training"}
-    wanted |= {f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm") for level in levels}
+    wanted |= {
+        f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm", "_rnn") for level in levels
+    }
     assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == wanted
     assert "blockcell/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -191,10 +194,17 @@ def main() -> None:
         tools = environment(folder / "tools")
         run(tools, "-m", "pip", "install", "--quiet", "build", cwd=folder)
         with timed("source distribution, and a wheel from it"):
-            run(tools, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+            run(tools, "-m", "build", "--outdir", folder, ROOT, cwd=folder, SOURCE_DATE_EPOCH="1800000000")
         sdist, wheel = next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
         check_sources(sdist)
         check_wheel(wheel, levels)
+        with timed("both again: the same bytes?"):
+            again = folder / "again"
+            run(tools, "-m", "build", "--outdir", again, ROOT, cwd=folder, SOURCE_DATE_EPOCH="1800000000")
+        for built in (sdist, wheel):
+            digests = [hashlib.sha256((place / built.name).read_bytes()).hexdigest() for place in (folder, again)]
+            assert digests[0] == digests[1], f"{built.name}: {digests}"
+            print(f"    {built.name}: SHA-256 {digests[0]}, twice")
         with tarfile.open(sdist) as archive:
             archive.extractall(folder / "source", filter="data")
         source = next((folder / "source").iterdir())

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from fresh import run
 
+import blockcell
+from blockcell.installing import PACKAGE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,12 +41,17 @@ def test_another_error_of_native_code_is_not_taken_for_that(tmp_path, monkeypatc
     assert run(["-c", "import blockcell"], 1, {}).stderr.endswith("No module named 'no_such_library'\n")
 
 
+# No package index has blockcell, so what one got by that name would be somebody else's.
+NOT_PUBLISHED = re.compile(r"pip install[^`\n]*(?<!checkout of)[\s\"']blockcell\b|[\"'`]blockcell\[")
+PUBLISHED = re.compile(r"pip install \"?\.\[|not on a package index|no package index has it")
+WRONG = NOT_PUBLISHED if PACKAGE == "." else PUBLISHED
+
+
 def test_nobody_is_told_to_install_what_is_not_published():
-    """No package index has blockcell, so what one got by that name would be somebody else's."""
+    """And once it is, nobody to do without."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a checkout")
-    wrong = re.compile(r"pip install[^`\n]*(?<!checkout of)[\s\"']blockcell\b|[\"'`]blockcell\[")
     extras = {
         "pyproject.toml",
         "tests/lib/packages.py",
@@ -53,9 +61,19 @@ def test_nobody_is_told_to_install_what_is_not_published():
     for name in listed.stdout.split():
         path = ROOT / name
         if name not in extras and path.is_file() and path.suffix in {".md", ".py", ".pyx", ".pxd", ".yml", ".toml", ""}:
-            found += [f"{name}: {line.strip()}" for line in path.read_text().splitlines() if wrong.search(line)]
+            found += [f"{name}: {line.strip()}" for line in path.read_text().splitlines() if WRONG.search(line)]
     assert not found
-    assert wrong.search('pip install "blockcell[onnx]"') and wrong.search("`pip install blockcell onnx`")
+    examples = ('pip install "blockcell[onnx]"', "`pip install blockcell onnx`", 'pip install ".[onnx]"')
+    assert [bool(NOT_PUBLISHED.search(line)) for line in examples] == [True, True, False]
+    assert [bool(PUBLISHED.search(line)) for line in examples] == [False, False, True]
+
+
+def test_version_and_addresses_are_the_same_everywhere():
+    version, project = blockcell.__version__, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = dict(re.findall(r"^([\w-]+): (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    assert cited["version"] == version and cited["license"] == project["license"]
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
+    assert cited.get("repository-code") == project.get("urls", {}).get("Repository")
 
 
 def test_extras_that_messages_name():
