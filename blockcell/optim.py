@@ -286,7 +286,7 @@ class _Update:
             raise ValueError(
                 f"{self.caller}: state['step'] is no count of steps; expected what the step before returned"
             )
-        return {"step": np.array(step, np.int64)}
+        return {"step": np.array(int(step), np.int64)}  # of C's long, where that and long long have the same size
 
     def finished(self, step: tuple[Arrays, Arrays] | None) -> tuple[Arrays, Arrays]:
         """The results, with weights in their own dtypes."""

@@ -94,6 +94,16 @@ def test_state_is_flat_and_can_be_saved(tmp_path):
         np.testing.assert_array_equal(weights[name], value)
 
 
+@pytest.mark.parametrize("kind", [np.longlong, np.ulonglong, np.int8, np.uint32, int])
+def test_counts_of_any_integers(kind):
+    """C's long long too, which is another type than int64 where it has as many bytes."""
+    weights, grads = problem(np.float32)
+    right, expected = train("adam", weights, grads[:2])
+    weights, state = train("adam", weights, grads[:1])
+    weights, state = optim.adam(weights, grads[1], state | {"step": np.asarray(kind(1))})
+    assert bits(weights) == bits(right) and bits(state) == bits(expected)
+
+
 def test_half_weights_learn_from_small_gradients():
     """1e-4 squared is nothing in half, where v would stay 0."""
     weights, _ = optim.adam({"w": np.ones(1, np.float16)}, {"w": np.full(1, 1e-4, np.float16)}, learning_rate=0.25)
