@@ -1,5 +1,6 @@
 """The ops and layers of `blockcell` as ONNX graphs: `build` makes models of ops, `export` writes layers, `link`
 completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` compares what kernels and runtimes give.
+`training_step` writes a step of a layer's training, which `TrainingSession` runs.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ except ModuleNotFoundError as error:
 from .build import build
 from .export import export
 from .link import link
+from .training import training_step
 
 if TYPE_CHECKING:
     from .session import Session
+    from .training_session import TrainingSession
     from .verification import verify
 
-__all__ = ["Session", "build", "export", "link", "verify"]
+__all__ = ["Session", "TrainingSession", "build", "export", "link", "training_step", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from .session import Session
 
         return Session
+    if name == "TrainingSession":
+        from .training_session import TrainingSession
+
+        return TrainingSession
     if name == "verify":
         from .verification import verify
 

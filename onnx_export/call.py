@@ -22,6 +22,8 @@ from .build import PACKED
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
+Shapes = dict[str, Sequence[int | str]]
+Types = dict[str, tuple[int, Sequence[int | str]]]
 
 
 class LayerCall:
@@ -32,16 +34,12 @@ class LayerCall:
     zeros, or rows of full length. The results are y and state; with ``train`` also d_x, d_state and grads.
     """
 
+    _required: tuple[str, ...] = ("x", "weights")
+
     def __init__(self, model: ModelProto, tree: Tree) -> None:
-        self.tree = tree
-        self._model = model
-        self._reader = ArgumentReader(tree["type"])
-        self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
-        self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
-        self._outputs = [value.name for value in model.graph.output]
+        self._read_types(model, tree)
         train = "d_y" in self._inputs
-        stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
-        with_state = stateless or any(name.endswith("_prev") for name in self._inputs)
+        with_state = self._stateless or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = dict(self._dims)
         if not train:
             self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
@@ -55,12 +53,30 @@ class LayerCall:
             self._fields += ["d_x", *["d_state"] * with_state, "grads"]
         self._result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
         self._check(model, train, with_state)
-        self._dtypes = {
-            name: np.dtype(helper.tensor_dtype_to_np_dtype(type_.elem_type)) for name, type_ in self._inputs.items()
-        }
+
+    def _read_types(self, model: ModelProto, tree: Tree) -> None:
+        self.tree = tree
+        self._model = model
+        self._reader = ArgumentReader(tree["type"])
+        self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+        self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
+        self._outputs = [value.name for value in model.graph.output]
+        self._stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
 
     def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
         """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
+        kind, x, y, states, weights = self._shapes_of_layer()
+        rows = x[:-1]
+        first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
+        inputs, outputs = {"x": x} | first, y | states
+        if train:
+            inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
+            outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
+        compare_types("input", model.graph.input, {n: (kind, s) for n, s in inputs.items()} | self._about_rows(rows))
+        compare_types("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
+
+    def _shapes_of_layer(self) -> tuple[int, list[int | str], Shapes, Shapes, dict[str, Sequence[Any]]]:
+        """The type of the layer's arrays, and the shapes of x and, by name, of y, states and weights, after checks."""
         kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
         rows = x[:-1]
         if kind not in KINDS or not all(
@@ -72,22 +88,18 @@ class LayerCall:
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
         sizes = {prefix: _sizes(cell, prefix, weights) for prefix, cell in cells(self.tree)}
-        states = {
+        states: Shapes = {
             p + name: [rows[-1], sizes[p][name]]
             for p, cell in cells(self.tree)
             for name in STATES[cell["type"]]._fields
         }
-        y = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
-        first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
-        inputs, outputs = {"x": x} | first, y | states
-        if train:
-            inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
-            outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
-        row_inputs = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
-        expected_inputs = {name: (kind, shape) for name, shape in inputs.items()}
-        expected_inputs |= {name: row_inputs[name] for name in row_inputs if name in self._inputs}
-        _compare("input", model.graph.input, expected_inputs)
-        _compare("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
+        y: Shapes = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
+        return kind, x, y, states, weights
+
+    def _about_rows(self, rows: Sequence[int | str]) -> Types:
+        """Those of the inputs that say where rows end and episodes start."""
+        known: Types = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
+        return {name: known[name] for name in known if name in self._inputs}
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """The model's inputs, all of them and checked."""
@@ -95,7 +107,7 @@ class LayerCall:
         if unknown := [name for name in arguments if name not in self._takes]:
             raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}")
         given = {name: arguments.get(name) for name in self._takes}
-        if missing := [name for name in ("x", "weights") if name in given and given[name] is None]:
+        if missing := [name for name in self._required if name in given and given[name] is None]:
             raise TypeError(f"{caller}: {', '.join(missing)} missing; expected {expected}")
         values: dict[str, tuple[str, Any]] = {}  # by the model's names: the name in messages, and the value
         for name, value in given.items():
@@ -147,6 +159,10 @@ class LayerCall:
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
     # ----------------------------------------------------------------------------------------------------------- arrays
+    def _dtype_of(self, name: str) -> np.dtype[Any]:
+        """That of an input."""
+        return np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
+
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
         caller, expected = self._reader.caller, ", ".join(self._weights)
         if not isinstance(value, Mapping):
@@ -159,10 +175,12 @@ class LayerCall:
 
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
-        dtype, letters = self._dtypes[name], self._dims[name]
+        dtype = self._dtype_of(name)
+        letters = self._dims[name]
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
-            return np.full(shape, sizes["T"] if name == "lengths" else 0, dtype)  # type: ignore[arg-type]
+            usual = sizes["T"] if name == "lengths" else name == "mask"
+            return np.full(shape, usual, dtype)  # type: ignore[arg-type]
         array = self._reader.array(label, value)
         same = array.dtype.newbyteorder("=") == dtype or (dtype == np.int64 and array.dtype.kind in "iu")
         if not same and (is_array(value) or array.dtype.kind not in {"f": "fiu", "i": "iu", "b": "b"}[dtype.kind]):
@@ -182,7 +200,7 @@ class LayerCall:
                 raise ValueError(f"{caller}: x has no steps; expected at least one")
         if name == "lengths" and array.size and not 0 <= array.min() <= array.max() <= sizes["T"]:
             raise ValueError(f"{caller}: lengths is {array}; expected 0 to T = {sizes['T']}")
-        return np.ascontiguousarray(array, dtype)
+        return np.asarray(array, dtype, order="C")
 
 
 def _dims(kind: Any) -> list[int | str]:
@@ -241,7 +259,7 @@ def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]
     return sizes[prefix]["h"]
 
 
-def _compare(
+def compare_types(
     what: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
 ) -> None:
     found = [value.name for value in values]

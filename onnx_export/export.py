@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -197,21 +197,14 @@ def export(
     OSError
         The file cannot be written.
     """
-    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
-        found = type(layer).__name__
-        raise TypeError(f"export: layer is of type {found}; expected an LSTM, GRU, RNN, Dense, Bidirectional or Stack")
-    if not (path is None or isinstance(path, (str, PathLike))):
-        raise TypeError(f"export: path is {short(path)}; expected a path or None")
+    check_places("export", layer, path)
     if streaming and train:
         raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
     if streaming and not state:
         raise ValueError("export: state is False; expected True, as a step needs the state before it")
     if streaming and reset:
         raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
-    fixed = checked_sizes("export", sizes or {}, "TB")
-    for letter, size in fixed.items():
-        if size == 0:
-            raise ValueError(f"export: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
+    fixed = fixed_sizes("export", sizes)
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
     _check_storage(storage, layer, kind, train)
     read_activations(ArgumentReader("export"), activations, storage)
@@ -221,7 +214,8 @@ def export(
         check_form("export", loop, opset)
         if activations != "float32":
             _check_integers(activations, layer, loop, opset)
-        made = _Model(
+        return LayerGraph(
+            "export",
             layer,
             kind,
             stored,
@@ -234,19 +228,48 @@ def export(
             lengths=lengths and not streaming,
             reset=reset,
             state=state,
-        )
-        return _proto(made, opset, loop)
+        ).model()
 
     size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
+    return written("export", path, provider, loop, static, make)
+
+
+def check_places(caller: str, layer: Any, path: Any) -> None:
+    """Raise a TypeError unless they are a layer and a path or None."""
+    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
+        found, expected = type(layer).__name__, "an LSTM, GRU, RNN, Dense, Bidirectional or Stack"
+        raise TypeError(f"{caller}: layer is of type {found}; expected {expected}")
+    if not (path is None or isinstance(path, (str, PathLike))):
+        raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")
+
+
+def fixed_sizes(caller: str, sizes: Mapping[str, int | None] | None) -> dict[str, int]:
+    """Those of T and B that are fixed."""
+    fixed = checked_sizes(caller, sizes or {}, "TB")
+    for letter, size in fixed.items():
+        if size == 0:
+            raise ValueError(f"{caller}: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
+    return fixed
+
+
+def written(
+    caller: str,
+    path: str | PathLike[str] | None,
+    provider: str,
+    loop: str | None,
+    static: bool,
+    make: Callable[[str, bool], ModelProto],
+) -> ModelProto:
+    """The model that ``make(loop, static)`` makes in a form for the provider, after writing it."""
     try:
-        model = in_form("export", provider, loop, static, make)
+        model = in_form(caller, provider, loop, static, make)
         if path is not None:
             with replacing(path) as file:
                 file.write(model.SerializeToString())
     except EncodeError as error:  # as protobuf calls it
-        raise MemoryError("export: there is too little memory for the model") from error
+        raise MemoryError(f"{caller}: there is too little memory for the model") from error
     return model
 
 
@@ -289,24 +312,6 @@ def _check_integers(activations: str, layer: Layer, loop: str, opset: int) -> No
                 raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
 
 
-def _proto(made: _Model, opset: int, loop: str) -> ModelProto:
-    imports = [helper.make_opsetid("", opset)]
-    model: ModelProto = helper.make_model(
-        made.graph(),
-        opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
-        functions=made.functions,
-        ir_version=max(8, helper.find_min_ir_version_for(imports)),
-        producer_name="blockcell",
-        producer_version=__version__,
-    )
-    if made.inlined:
-        model = inliner.inline_local_functions(model)
-        drop_import(model, DOMAIN)
-    provenance = {"version": __version__, "layer": json.dumps(made.layer._description()), "loop": loop}
-    helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
-    return model
-
-
 # ------------------------------------------------------------------------------------------------------------ the graph
 @dataclass(frozen=True)
 class _Tape:
@@ -318,9 +323,10 @@ class _Tape:
 
 
 @dataclass
-class _Model:
+class LayerGraph:
     """Builds a graph. Values have names; a node that is asked for twice is made once."""
 
+    caller: str
     layer: Layer
     dtype: np.dtype[Any]
     weights: dict[str, Array]
@@ -346,6 +352,11 @@ class _Model:
         self._products = integers.IntegerProducts(self.activations)
 
     @property
+    def _takes_d_state(self) -> bool:
+        """Whether gradients to the state after the last step are inputs."""
+        return self.state
+
+    @property
     def native(self) -> bool:
         return bool(self.options["loop"] == "native")
 
@@ -353,28 +364,51 @@ class _Model:
     def functions(self) -> list[FunctionProto]:
         return [made for _, made in self.configs]
 
-    def graph(self) -> GraphProto:
-        layer, cells = self.layer, self.layer._cells()
-        rows = ["B"] if self.streaming else ["T", "B"]
-        weights = layer.weights
-        states: dict[str, Sequence[int | str]] = {
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the model's metadata say of it."""
+        return {"layer": json.dumps(self.layer._description()), "loop": self.options["loop"]}
+
+    def model(self) -> ModelProto:
+        imports = [helper.make_opsetid("", self.options["opset"])]
+        model: ModelProto = helper.make_model(
+            self.graph(),
+            opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
+            functions=self.functions,
+            ir_version=max(8, helper.find_min_ir_version_for(imports)),
+            producer_name="blockcell",
+            producer_version=__version__,
+        )
+        if self.inlined:
+            model = inliner.inline_local_functions(model)
+            drop_import(model, DOMAIN)
+        provenance = {"version": __version__, **self.facts}
+        helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
+        return model
+
+    def _states(self) -> dict[str, Sequence[int | str]]:
+        """The shapes of the states after the last step."""
+        return {
             p + s: ["B", size]
-            for p, cell in cells.items()
+            for p, cell in self.layer._cells().items()
             for s, size in zip(cell._state._fields, cell._state_sizes, strict=True)
         }
+
+    def _shapes(self) -> dict[str, Sequence[int | str]]:
+        """The shapes of x, y, states and weights."""
+        layer, states, rows = self.layer, self._states(), ["B"] if self.streaming else ["T", "B"]
         shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
         shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
         shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
-        shapes |= {name: array.shape for name, array in weights.items()}
+        return shapes | {name: array.shape for name, array in layer.weights.items()}
 
+    def graph(self) -> GraphProto:
+        layer, weights, states, shapes = self.layer, self.layer.weights, self._states(), self._shapes()
         inputs = ["x", *(f"{name}_prev" for name in states if self.state)]
         if self.train:
             inputs += [*weights, "d_y", *(f"d_{name}" for name in states if self.state)]
         self.inputs = [self._value(name, shapes[name.removeprefix("d_")]) for name in inputs]
-        if self.reset:
-            self.inputs.insert(1, self._value("reset", ["T", "B"], TensorProto.BOOL))
-        if self.lengths:
-            self.inputs.insert(1, self._value("lengths", ["B"], TensorProto.INT64))
+        self.inputs[1:1] = self._about_rows()
 
         # A gradient multiplies what lies past a row's length by zero, which NaN survives.
         y, tape = self._forward(layer, "", self._live("x") if self.train else "x", False)
@@ -383,13 +417,21 @@ class _Model:
         if self.train:
             self.results["d_x"] = self._backward(layer, "", tape, self._counted(layer, "d_y"))
             outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
+        return self._made_of([self._value(name, shapes[name.removeprefix("d_")]) for name in outputs])
+
+    def _about_rows(self) -> list[ValueInfoProto]:
+        """The inputs that say where rows end and where episodes start."""
+        values = [self._value("lengths", ["B"], TensorProto.INT64)] if self.lengths else []
+        return values + ([self._value("reset", ["T", "B"], TensorProto.BOOL)] if self.reset else [])
+
+    def _made_of(self, outputs: Sequence[ValueInfoProto]) -> GraphProto:
         return helper.make_graph(
-            self._finished(outputs),
-            type(layer).__name__,
+            self._finished([value.name for value in outputs]),
+            type(self.layer).__name__,
             self.inputs,
-            [self._value(name, shapes[name.removeprefix("d_")]) for name in outputs],
+            outputs,
             [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
-            doc_string=repr(layer),
+            doc_string=repr(self.layer),
         )
 
     def _value(self, name: str, shape: Sequence[int | str], kind: int | None = None) -> ValueInfoProto:
@@ -422,7 +464,7 @@ class _Model:
             if self.streaming:
                 where = f"{prefix.rstrip('.')} is" if prefix else "layer is"
                 raise TypeError(
-                    f"export: {where} a Bidirectional, which begins at the last step; it cannot be streaming"
+                    f"{self.caller}: {where} a Bidirectional, which begins at the last step; it cannot be streaming"
                 )
             fw, fw_tape = self._forward(layer.fw, f"{prefix}fw.", x, reverse)
             bw, bw_tape = self._forward(layer.bw, f"{prefix}bw.", x, not reverse)
@@ -431,21 +473,22 @@ class _Model:
             return self._forward_dense(layer, prefix, x)
         return self._forward_cell(layer, prefix, x, reverse)
 
-    def _backward(self, layer: Layer, prefix: str, tape: Any, d_y: str) -> str:
-        """The gradient to x, from that to y."""
+    def _backward(self, layer: Layer, prefix: str, tape: Any, d_y: str, wanted: bool = True) -> str:
+        """The gradient to x, from that to y; empty if it is not wanted."""
         if isinstance(layer, Stack):
             for k, part in reversed([*enumerate(layer.layers)]):
-                d_y = self._backward(part, f"{prefix}{k}.", tape[k], d_y)
+                d_y = self._backward(part, f"{prefix}{k}.", tape[k], d_y, wanted or k > 0)
             return d_y
         if isinstance(layer, Bidirectional):
             n, at_2 = layer.fw.output_size, self._ints(2)
             fw = self._add("Slice", d_y, self._ints(0), self._ints(n), at_2)
             bw = self._add("Slice", d_y, self._ints(n), self._ints(2 * n), at_2)
-            d_fw = self._backward(layer.fw, f"{prefix}fw.", tape[0], fw)
-            return self._add("Add", d_fw, self._backward(layer.bw, f"{prefix}bw.", tape[1], bw))
+            d_fw = self._backward(layer.fw, f"{prefix}fw.", tape[0], fw, wanted)
+            d_bw = self._backward(layer.bw, f"{prefix}bw.", tape[1], bw, wanted)
+            return self._add("Add", d_fw, d_bw) if wanted else ""
         if isinstance(layer, Dense):
-            return self._backward_dense(layer, prefix, tape, d_y)
-        return self._backward_cell(layer, prefix, tape, d_y)
+            return self._backward_dense(layer, prefix, tape, d_y, wanted)
+        return self._backward_cell(layer, prefix, tape, d_y, wanted)
 
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
         names = cell._state._fields
@@ -462,7 +505,7 @@ class _Model:
         tape = _Tape(arguments, first, reverse)
         if self.streaming and reverse:
             where = f"{prefix.rstrip('.')} has" if prefix else "layer has"
-            raise TypeError(f"export: {where} reverse=True and begins at the last step; it cannot be streaming")
+            raise TypeError(f"{self.caller}: {where} reverse=True and begins at the last step; it cannot be streaming")
         if self.streaming:
             c = self._config(cell, prefix, "Step", names)
             found = self._call(cell, prefix, "Step", c, arguments)
@@ -490,22 +533,26 @@ class _Model:
         y = self._live(found["h"])
         return (self._turn(y) if reverse else y), tape
 
-    def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str) -> str:
+    def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str, wanted: bool) -> str:
         c = self._config(cell, prefix, "Grad")
+        if not wanted:
+            c = replace(c, op=replace(c.op, outputs=tuple(each for each in c.op.outputs if each.name != "x_grad")))
         arguments = dict(tape.arguments)
         d_h = self._turn(d_y) if tape.reverse else d_y
         shape = self._concat(self._size("T"), self._size("B"), self._ints(cell.hidden_size))
         for name, each in {"h": d_h, "cs": self._add("Expand", self._zero(), shape)}.items():
-            if self.state and name in tape.first:  # the gradient to the state after the last step
+            if self._takes_d_state and name in tape.first:  # the gradient to the state after the last step
                 each = self._add("Where", self._last(), self._add("Add", each, f"d_{prefix}{name}"), each)
             arguments[f"{name}_grad"] = each
         found = self._call(cell, prefix, "Grad", c, arguments)
-        for name in tape.first if self.state else ():
+        for name in tape.first if self._takes_d_state else ():
             d_first = found[f"{name}_prev_grad"]
             if self.lengths:
                 d_first = self._add("Where", self._begun(), d_first, f"d_{prefix}{name}")
             self.results[f"d_{prefix}{name}_prev"] = d_first
         self.results |= {f"d_{prefix}{name}": found[f"{name}_grad"] for name in cell.weights}
+        if not wanted:
+            return ""
         return self._turn(found["x_grad"]) if tape.reverse else found["x_grad"]
 
     # ----------------------------------------------------------------------------------------------------- dense layers
@@ -533,7 +580,7 @@ class _Model:
         self.nodes += renamed(made, names | {"at_last": self._ints(-1)})
         return z
 
-    def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str) -> str:
+    def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, wanted: bool) -> str:
         x, y, d = (self._computed(array) for array in (*tape, d_y))
         zero, one = (self._constant(np.array(value, self.compute)) for value in (0, 1))
         if layer.activation == "sigmoid":
@@ -548,6 +595,8 @@ class _Model:
         rows, d_rows = (array if layer.last else self._add("Flatten", array, axis=2) for array in (x, d))
         self.results[f"d_{prefix}w"] = self._stored(self._add("Gemm", rows, d_rows, transA=1))
         self.results[f"d_{prefix}b"] = self._stored(self._add("ReduceSum", d_rows, self._ints(0), keepdims=0))
+        if not wanted:
+            return ""
         d_x = self._stored(self._add("MatMul", d, self._add("Transpose", self._computed(f"{prefix}w"))))
         return self._from_last(layer, d_x) if layer.last else d_x
 
@@ -611,7 +660,7 @@ class _Model:
         row = ops[kind]
         known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
-        where = f"export: {prefix.rstrip('.')}: " if prefix else "export: "
+        where = f"{self.caller}: {prefix.rstrip('.')}: " if prefix else f"{self.caller}: "
         try:
             c = config(row, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
         except ValueError as error:

@@ -49,6 +49,41 @@ HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[1] a) => (float[1]
 ANY = '<ir_version: 8, opset_import: ["": 18]> any (float[1] a) => (float[1] b) { b = Tanh (a) }'
 
 
+NEW = "new_"  # in front of the name of an input that an output replaces
+
+
+class Kept:
+    """Values that stay on a provider's device from run to run, in two sets of memory that change places.
+
+    A run reads the one and writes the other, because its inputs and outputs must not share memory.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], provider: str) -> None:
+        # onnxruntime uses the memory of an array, where it can, so each value has an array of its own.
+        self.now = {name: _value(np.array(array, order="C"), provider) for name, array in arrays.items()}
+        self.next = {name: _value(np.zeros(array.shape, array.dtype), provider) for name, array in arrays.items()}
+
+    def turn(self) -> None:
+        """The values that were written are those to read."""
+        self.now, self.next = self.next, self.now
+
+    def array(self, name: str) -> Array:
+        """A copy."""
+        return np.array(self.now[name].numpy())
+
+
+def _value(array: Array, provider: str) -> Any:
+    """An array as an onnxruntime.OrtValue in the provider's memory."""
+    # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them. Python has no way to the
+    # memory of the WebGPU provider that is built in.
+    on_cpu = provider == "cpu" or array.ndim == 0
+    if provider == "webgpu":
+        on_cpu = on_cpu or array.dtype.kind != "f" or _plugin() is None
+    if on_cpu:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array, provider, 0)
+
+
 class Placed(NamedTuple):
     """A node of the graph that onnxruntime made of the model, and the provider that runs it."""
 
@@ -109,15 +144,29 @@ class Running:
             return self.session.run(None, feeds)  # type: ignore[no-any-return]
         bound = self.session.io_binding()
         for name, array in feeds.items():
-            # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them.
-            if array.ndim == 0 or (self.provider == "webgpu" and array.dtype.kind != "f"):
-                bound.bind_cpu_input(name, array)
-            else:
-                bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0))
+            bound.bind_ortvalue_input(name, _value(array, self.provider))
         for name in self._outputs:
             bound.bind_output(name, self.provider)
         self.session.run_with_iobinding(bound)
         return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
+
+    def step(self, feeds: Mapping[str, Array], kept: Kept) -> dict[str, Array]:
+        """The outputs, by name, but for those that the kept values then are; these are inputs, too."""
+        bound = self.session.io_binding()
+        for name, array in feeds.items():
+            bound.bind_ortvalue_input(name, _value(array, self.provider))
+        for name, value in kept.now.items():
+            bound.bind_ortvalue_input(name, value)
+        written = {NEW + name for name in kept.next}
+        others = [name for name in self._outputs if name not in written]
+        for name in others:
+            bound.bind_output(name)
+        for name, value in kept.next.items():
+            bound.bind_ortvalue_output(NEW + name, value)
+        self.session.run_with_iobinding(bound)
+        kept.turn()
+        found = bound.get_outputs()
+        return {name: value.numpy() for name, value in zip(others, found, strict=False)}
 
     def placement(self) -> list[Placed]:
         """Where every node runs, those of bodies too."""

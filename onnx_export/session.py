@@ -62,12 +62,9 @@ class Session:
     def __init__(
         self, op_or_model: str | os.PathLike[str] | ModelProto, *, provider: str = "cpu", **build_options: Any
     ) -> None:
-        if provider not in PROVIDERS:
-            raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
-        if reason := why_not(provider):
-            raise RuntimeError(f"provider is {provider!r}, but {reason}")
+        check_provider(provider)
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
-            op_or_model = _loaded(op_or_model)
+            op_or_model = loaded(op_or_model)
         if isinstance(op_or_model, str):
             self.model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
@@ -77,7 +74,9 @@ class Session:
             raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
         else:
             self.model = op_or_model
-        facts = _facts(self.model)
+        facts = facts_of(self.model)
+        if "training" in facts:
+            raise ValueError(f"{self.model.graph.name}: the model is a training step; expected TrainingSession for it")
         self.op: Op | None = facts.get("op")
         self.provider = provider
         self.attributes: dict[str, Any] = facts.get("attributes", {}) if self.op else {}
@@ -103,13 +102,8 @@ class Session:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
         if reason := why_no_dtype(provider, self.dtype):
             raise ValueError(f"{self._name}: dtype is {self.dtype} and provider {provider!r}, but {reason}")
-        if not self._rebuilt and (slow := _slow(self.model, provider)):
-            warnings.warn(
-                f"{self._name}: its steps run in a {slow}, which {provider!r} leaves to the CPU, with copies of arrays "
-                f"at every step; expected a model that was built or exported with provider={provider!r}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if not self._rebuilt:
+            warn_of_slow(self._name, self.model, provider)
         if provider == "cpu" or not (self._rebuilt or self._layer):
             self._running[()] = Running(self.model, provider)
 
@@ -262,18 +256,32 @@ class Session:
         return sizes
 
 
-def _slow(model: ModelProto, provider: str) -> str:
-    """A node of the model's, in functions and bodies too, that is slow on the provider; empty if there is none."""
-    slow = SLOW.get(provider, ())
+def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
+    """Warn of a node of the model's, in functions and bodies too, that is slow on the provider."""
     parts = (model.graph, *model.functions)
-    return next((each.op_type for part in parts for each in nodes_within(part.node) if each.op_type in slow), "")
+    kinds = (each.op_type for part in parts for each in nodes_within(part.node))
+    if slow := next((kind for kind in kinds if kind in SLOW.get(provider, ())), ""):
+        warnings.warn(
+            f"{name}: its steps run in a {slow}, which {provider!r} leaves to the CPU, with copies of arrays "
+            f"at every step; expected a model that was built or exported with provider={provider!r}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
-def _loaded(path: str | os.PathLike[str]) -> ModelProto:
+def loaded(path: str | os.PathLike[str]) -> ModelProto:
     try:
         return onnx.load(path)
     except (DecodeError, onnx.checker.ValidationError) as error:
         raise ValueError(f"{os.fspath(path)} cannot be read as an ONNX model: {error}") from error
+
+
+def check_provider(provider: str) -> None:
+    """Raise an error unless there is such a provider here."""
+    if provider not in PROVIDERS:
+        raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
+    if reason := why_not(provider):
+        raise RuntimeError(f"provider is {provider!r}, but {reason}")
 
 
 def _dtype(model: ModelProto) -> np.dtype[Any]:
@@ -285,8 +293,8 @@ def _dtype(model: ModelProto) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(kind)
 
 
-def _facts(model: ModelProto) -> dict[str, Any]:
-    """What the metadata say of a model that `build` or `export` made, after every check; of another, nothing."""
+def facts_of(model: ModelProto) -> dict[str, Any]:
+    """What the metadata say of a model that blockcell made, after every check; of another, nothing."""
     texts = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
     facts: dict[str, Any] = {key.removeprefix("blockcell."): text for key, text in texts}
     name = f"the metadata of the model {short(model.graph.name)}"
@@ -305,10 +313,19 @@ def _facts(model: ModelProto) -> dict[str, Any]:
         elif "layer" in facts:
             tree = parse(facts["layer"])
             check(tree)
-            facts["layer"] = LayerCall(model, tree)
+            if "training" in facts:
+                facts |= {"layer": tree, "training": parse(facts["training"])}
+            else:
+                facts["layer"] = LayerCall(model, tree)
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"{name} and the model are not those that blockcell makes: {error}") from None
+        raise ValueError(foreign(model, error)) from None
     return facts
+
+
+def foreign(model: ModelProto, reason: Exception) -> str:
+    """The message on a model that is not what its metadata say."""
+    name = f"the metadata of the model {short(model.graph.name)}"
+    return f"{name} and the model are not those that blockcell makes: {reason}"
 
 
 def _read_attributes(op: Op, text: str) -> dict[str, Value]:

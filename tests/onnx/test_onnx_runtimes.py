@@ -1,4 +1,5 @@
-"""Which runtime runs which op in which form: the table in docs/onnx/runtimes.md is what is found here.
+"""Which runtime runs which op, and which training step, in which form: the tables in docs/onnx/runtimes.md and
+docs/onnx/training.md are what is found here.
 
 All in float32, inlined, with fixed sizes, as compilers want them. "yes" is within the error bound, with NaN past
 seq_len_max; "wrong" is not, without an error; "no" is an error.
@@ -14,15 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import arguments
-from graphs import NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
+from export_cases import LAYERS, B, T
+from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
 from runtimes import RUNTIMES
+from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell.optable import OPS
 from onnx_export.build import node_of
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "onnx" / "runtimes.md"
-TABLE = re.compile(r"(?<=<!-- runtimes -->\n).*?(?=<!-- /runtimes -->)", re.DOTALL)
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "onnx"
+DOCUMENT, TRAINING = FOLDER / "runtimes.md", FOLDER / "training.md"
+TABLE = re.compile(r"(?<=<!-- (?:runtimes|training) -->\n).*?(?=<!-- /(?:runtimes|training) -->)", re.DOTALL)
 SIZES = {"T": 3, "B": 2, "I": 3, "H": 4}
 FORMS = {  # what build is told
     "scan": {"loop": "scan"},
@@ -79,9 +83,9 @@ def version(runtime):
 
 
 @cache
-def documented():
+def documented(document=DOCUMENT):
     """The runtimes' versions; and of every row of the table, what stands under each runtime."""
-    found = TABLE.search(DOCUMENT.read_text())
+    found = TABLE.search(document.read_text())
     assert found is not None
     lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].strip().splitlines()]
     versions = dict(head.rsplit(" ", 1) for head in lines[0][1:])
@@ -121,9 +125,54 @@ def test_every_op_runs_somehow(runtime):
         assert "yes" in {documented()[1][row(op, form)][runtime] for form in forms(op)}, op
 
 
-def table(path: Path) -> str:
+# ------------------------------------------------------------------------------------------------------- training steps
+STEPS = {form: options for form, options in FORMS.items() if form != "native"}
+STEPS_OF = ["LSTM", "GRU after", "Both ends"]
+
+
+def step_verdict(form, runtime, path):
+    """Of both losses and all optimizers."""
+    found = []
+    for name in STEPS_OF:
+        for criterion in LOSSES:
+            for optimizer, settings in OPTIMIZERS.items():
+                training = Training(LAYERS[name]("float32"), criterion, optimizer, mask=True, max_norm=0.5, **settings)
+                batch, weights = training.batch(0), training.layer.weights
+                expected = training.step(batch, weights, None)
+                model = training.model(functions=False, sizes={"T": T, "B": B}, **STEPS[form])
+                try:
+                    results = RUNTIMES[runtime](model, training.feeds(batch, weights, None), path)
+                except Exception:
+                    return "no"
+                names = [value.name for value in model.graph.output]
+                off = errors({name: np.asarray(a) for name, a in zip(names, results, strict=True)}, expected)
+                found.append("yes" if max(off.values()) <= 24 * EPS[np.dtype(np.float32)] else "wrong")
+    return max(found, key=["yes", "wrong"].index)
+
+
+@pytest.mark.parametrize("form", STEPS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_table_of_training_steps(runtime, form, tmp_path):
+    versions, rows = documented(TRAINING)
+    if version(runtime) != versions[runtime]:
+        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    assert rows[form][runtime] == step_verdict(form, runtime, tmp_path / "model.onnx")
+    assert "yes" in {row[runtime] for row in rows.values()} and [*rows] == [*STEPS]
+
+
+# ----------------------------------------------------------------------------------------------------------- the tables
+def head() -> list[str]:
     heads = [f"{runtime} {version(runtime)}" for runtime in RUNTIMES]
-    lines = [f"| form | {' | '.join(heads)} |", "|---" * (1 + len(RUNTIMES)) + "|"]
+    return [f"| form | {' | '.join(heads)} |", "|---" * (1 + len(RUNTIMES)) + "|"]
+
+
+def steps_table(path: Path) -> str:
+    verdicts = {form: [step_verdict(form, runtime, path) for runtime in RUNTIMES] for form in STEPS}
+    return "\n".join([*head(), *(f"| {form} | {' | '.join(cells)} |" for form, cells in verdicts.items())]) + "\n"
+
+
+def table(path: Path) -> str:
+    lines = head()
     for name in rows():
         found = {
             tuple(verdict(op, form, runtime, path) for runtime in RUNTIMES)
@@ -139,6 +188,7 @@ def table(path: Path) -> str:
 if __name__ == "__main__":
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
-        written = table(Path(folder) / "model.onnx")
-    DOCUMENT.write_text(TABLE.sub(lambda _: written, DOCUMENT.read_text()))
+    for document, write in ((DOCUMENT, table), (TRAINING, steps_table)):
+        with tempfile.TemporaryDirectory() as folder:
+            written = write(Path(folder) / "model.onnx")
+        document.write_text(TABLE.sub(lambda _, text=written: text, document.read_text()))

@@ -15,6 +15,7 @@ import pytest
 from cases import SIZES, arguments, rng
 from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_state
 from graphs import CELLS, EPS, NATIVE, PEEPHOLES, SEQUENCES, attributes, attributes_of, converted, exact, poisoned
+from training_cases import LOSSES, OPTIMIZERS, Training
 
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
@@ -298,6 +299,57 @@ def test_steps_of_a_stream(compare, name, dtype):
         rows.append(y)
     expected = {"y": stream.run(x.astype(np.float64))} | flat(layer, stream.state)
     compare({"y": np.stack(rows)} | flat(layer, state), lambda: expected, bound_of(dtype), dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("name", "criterion", "optimizer"),
+    [
+        ("LSTM with all", "softmax_cross_entropy", "adam"),
+        ("GRU after", "mean_squared_error", "momentum"),
+        ("Classifier", "softmax_cross_entropy", "sgd"),
+        ("Both ends", "mean_squared_error", "adam"),
+    ],
+)
+def test_training_steps(compare, name, criterion, optimizer, loop, dtype):
+    """Two steps: the second is of the weights, and of what the optimizer keeps, that the first left on the GPU."""
+    skip_without(dtype)
+    training = Training(LAYERS[name](dtype), criterion, optimizer, reset=True, mask=True, state=True, max_norm=0.5,
+                        **OPTIMIZERS[optimizer])  # fmt: skip
+    session = onnx_export.TrainingSession(training.model(loop=loop, static=True), training.layer, provider="webgpu")
+    state = training.state
+    for number in range(2):
+        batch, weights, memory = training.batch(number), session.weights, session.optimizer_state
+        result = session(**batch, state=state, learning_rate=training.rate)
+
+        def computed(change=lambda array: array, before=(batch, weights, memory, state)):
+            found = training.step(*before, change)
+            return {key: right for key, right in found.items() if key != "new_step"}
+
+        found = {"loss": np.float32(result.loss), "norm": np.float32(result.norm), "y": result.y}
+        found |= flat(training.layer, result.state)
+        after = session.weights | session.optimizer_state
+        assert after.pop("step", number + 1) == number + 1
+        found |= {f"new_{key}": array for key, array in after.items()}
+        wide = {key: np.asarray(array, dtype) for key, array in found.items()}  # what is float32 has the same bound
+        compare(wide, computed, bound_of(dtype), dtype)
+        state = result.state
+
+
+def test_training_keeps_its_weights_on_the_gpu():
+    """But for the number of steps; a model with free sizes has a graph for each set of them."""
+    layer = LAYERS["Classifier"]("float32")
+    options = {"loss": LOSSES[0], "optimizer": "adam", "provider": "webgpu", "sizes": {"T": T}}
+    session = onnx_export.TrainingSession(onnx_export.training_step(layer, None, **options), layer, provider="webgpu")
+    for rows in (B, 2, B):
+        session(x=np.ones((T, rows, I), np.float32), target=np.zeros(rows, int))
+    places = {name: value.device_name() for name, value in session._kept.now.items()}
+    assert {places[name] for name in places if name != "step"} == {"cpu" if BUILT_IN else "webgpu"}
+    assert session.optimizer_state["step"] == 3 and places["step"] == "cpu" and len(session._running) == 2
+    with pytest.raises(ValueError, match="Stack: x has no rows; expected at least one, on 'webgpu'"):
+        session(x=np.ones((T, 0, I), np.float32), target=np.zeros(0, int))
 
 
 # --------------------------------------------------------------------------------------------------------------- random

@@ -1,0 +1,282 @@
+"""Runs the model of a training step, again and again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from blockcell._read import ArgumentReader, short
+from blockcell.files import cells, weights_of
+from blockcell.layers import Layer
+from blockcell.optable import Array
+
+from .call import LayerCall, Shapes, Tree, Types, compare_types
+from .export import check_places
+from .runtime import NEW, Kept, Placed, Running, why_no_dtype
+from .session import check_provider, facts_of, foreign, loaded, warn_of_slow
+from .training import LOSSES, OPTIMIZERS
+
+
+class TrainingSession:
+    """Trains a layer with the model of a step that `training_step` made of it.
+
+    .. code-block:: python
+
+        training_step(layer, "step.onnx", loss="softmax_cross_entropy", optimizer="adam")
+        session = TrainingSession("step.onnx", layer)
+        for x, target in batches:
+            value, y = session(x=x, target=target, learning_rate=0.01)
+        layer = session.layer()
+
+    The weights and what the optimizer keeps stay where the model runs: a step reads them from one set of memory and
+    writes them to another, and the two change places. A session is for one thread at a time.
+
+    Parameters
+    ----------
+    path : path_like or onnx.ModelProto
+        The model, or its file.
+    layer : LSTM, GRU, RNN, Dense, Bidirectional or Stack
+        What is trained; its weights are those before the first step. It is not changed. Its weights may be others than
+        those of the layer that the model was made of, nothing else.
+    provider : {"cpu", "cuda", "webgpu"}
+        Where it runs, as of `Session`. WebGPU needs ``training_step(provider="webgpu", sizes={"T": ...})``.
+    optimizer_state : mapping, optional
+        What `optimizer_state` was, or what a function of `blockcell.optim` returned, to go on from there.
+
+    Raises
+    ------
+    TypeError
+        An argument's kind or dtype is wrong.
+    ValueError
+        The model is no training step, or one of another layer; or the state is not one of the optimizer's for it.
+    OSError
+        The model cannot be read.
+    RuntimeError
+        onnxruntime has no such provider here, or it cannot run all of the model.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | ModelProto,
+        layer: Layer,
+        *,
+        provider: str = "cpu",
+        optimizer_state: Mapping[str, Any] | None = None,
+    ) -> None:
+        caller = type(self).__name__
+        check_provider(provider)
+        check_places(caller, layer, None)
+        if not isinstance(path, (str, os.PathLike, ModelProto)):
+            raise TypeError(f"{caller}: path is of type {type(path).__name__}; expected a path or an onnx.ModelProto")
+        self.model = path if isinstance(path, ModelProto) else loaded(path)
+        facts = facts_of(self.model)
+        if "training" not in facts or "layer" not in facts:
+            name = short(self.model.graph.name)
+            raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
+        if (found := json.loads(json.dumps(layer._description()))) != facts["layer"]:
+            what = f"the model is of {short(json.dumps(facts['layer']))}, but layer is {short(json.dumps(found))}"
+            raise ValueError(f"{caller}: {what}; expected a layer that differs in nothing but its weights")
+        try:
+            self._call = StepCall(self.model, facts["layer"], facts["training"])
+        except ValueError as error:
+            raise ValueError(foreign(self.model, error)) from None
+        self.provider = provider
+        self._layer = copy.copy(layer)
+        if reason := why_no_dtype(provider, self._call.dtype):
+            raise ValueError(f"{caller}: dtype is {self._call.dtype} and provider {provider!r}, but {reason}")
+        warn_of_slow(self.model.graph.name, self.model, provider)
+        weights = self._call.read_weights(layer.weights)
+        self._kept = Kept(weights | self._call.read_memory(optimizer_state), provider)
+        self._running: dict[tuple[tuple[str, int], ...], Running] = {}
+        if provider == "cpu":
+            self._running[()] = Running(self.model, provider)
+
+    def __repr__(self) -> str:
+        return f"<TrainingSession of {self.model.graph.name} on {self.provider}>"
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Take a step.
+
+        Takes x, target and learning_rate, which adam has a default for, 0.001, and those of lengths, reset, mask and
+        state that the model was made with, which may be left out: all steps of all rows count, and states are zero.
+
+        Returns
+        -------
+        tuple
+            A named tuple: ``loss``, a float; with ``max_norm`` also ``norm``, a float; ``y``, of the weights before the
+            step; with ``state`` also ``state``, for the next call.
+
+        Raises
+        ------
+        TypeError
+            An argument is missing or unknown, or an array's dtype is not the model's.
+        ValueError
+            A rank, size or range is wrong. In any case the weights stay as they are.
+        """
+        feeds = self._call.feeds(arguments)
+        return self._call.step_result(self._running_for(feeds).step(feeds, self._kept))
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """Copies of the present weights, under the names that they have in ``layer.weights``."""
+        return {name: self._kept.array(name) for name in self._call.weight_names}
+
+    @property
+    def optimizer_state(self) -> dict[str, Array]:
+        """Copies of what the optimizer keeps, as its function in `blockcell.optim` returns it."""
+        return {name: self._kept.array(name) for name in self._call.memory_names}
+
+    def layer(self) -> Any:
+        """A new layer with the present weights, of the kind and dtype of the layer given."""
+        trained, dtype = copy.copy(self._layer), self._layer.dtype
+        trained.set_weights(**{name: weight.astype(dtype, copy=False) for name, weight in self.weights.items()})
+        return trained
+
+    @property
+    def placement(self) -> list[Placed]:
+        """Where every node runs, those in loops too. On a GPU, there must have been a step."""
+        if not self._running:
+            raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
+        return [*self._running.values()][-1].placement()
+
+    def _running_for(self, feeds: Mapping[str, Array]) -> Running:
+        if self.provider == "cpu":
+            return self._running[()]
+        sizes = self._call.free_sizes(feeds)
+        if not sizes.get("B", 1):  # on which some providers end the process
+            raise ValueError(f"{self._call.caller}: x has no rows; expected at least one, on {self.provider!r}")
+        key = tuple(sorted(sizes.items()))
+        if key not in self._running:
+            self._running[key] = Running(self.model, self.provider, sizes)
+        return self._running[key]
+
+
+class StepCall(LayerCall):
+    """Translates the arguments of a step to the inputs of its model, and the model's outputs to the step's results.
+
+    Raises
+    ------
+    ValueError
+        The model's inputs and outputs are not those of such a step.
+    """
+
+    _required = ("x", "target", "learning_rate")
+
+    def __init__(self, model: ModelProto, tree: Tree, training: Any) -> None:
+        self._read_types(model, tree)
+        told = training if isinstance(training, dict) else {}
+        loss, optimizer = told.get("loss"), told.get("optimizer")
+        if loss not in [*LOSSES] or optimizer not in [*OPTIMIZERS]:
+            raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
+        self.caller = self._reader.caller
+        self._shapes = dict(self._dims)
+        names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
+        self.weight_names = self._weights = [name for name in names if name in self._shapes]
+        kept = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
+        self._is_adam = optimizer == "adam"
+        self.memory_names = ["step"] * self._is_adam + kept
+        with_state = not self._stateless and any(name.endswith("_prev") for name in self._inputs)
+        about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
+        self._takes = ["x", "target", "learning_rate", *about_rows, *["state"] * with_state]
+        self._classes = self._check_step(model, loss, kept, with_state, told.get("max_norm") is not None)
+        self.dtype = self._dtype_of("x")
+        self._fixed = {name: self._inputs.pop(name) for name in [*self._weights, *self.memory_names]}
+        found = ["loss", *["norm"] * ("norm" in self._outputs), "y", *["state"] * with_state]
+        self._result = namedtuple("Step", found)  # type: ignore[misc]
+
+    def _check_step(self, model: ModelProto, loss: str, kept: list[str], with_state: bool, clips: bool) -> int:
+        """How many classes there are, 0 for the mean squared error."""
+        kind, x, y, states, weights = self._shapes_of_layer()
+        compute = max(kind, TensorProto.FLOAT) if kind != TensorProto.FLOAT16 else TensorProto.FLOAT
+        shape, by_class = y["y"], loss == "softmax_cross_entropy"
+        states = states if with_state else {}
+        memory: Types = {name: (compute, self._dims[name.partition(".")[2]]) for name in kept}
+        memory |= {"step": (TensorProto.INT64, [])} if self._is_adam else {}
+        target = (TensorProto.INT64, shape[:-1]) if by_class else (kind, shape)
+        inputs: Types = {"x": (kind, x), "target": target, "learning_rate": (compute, [])}
+        inputs |= self._about_rows(x[:-1]) | _typed(kind, {f"{name}_prev": size for name, size in states.items()})
+        inputs |= {"mask": (TensorProto.BOOL, shape[:-1])} if "mask" in self._inputs else {}
+        outputs: Types = {"loss": (compute, []), "y": (kind, shape)} | _typed(kind, states)
+        outputs |= {"norm": (compute, [])} if clips else {}
+        changed = _typed(kind, weights) | memory
+        compare_types("input", model.graph.input, inputs | changed)
+        compare_types("output", model.graph.output, outputs | {NEW + name: each for name, each in changed.items()})
+        return int(shape[-1]) if by_class else 0
+
+    def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
+        if self._is_adam and arguments.get("learning_rate") is None:
+            arguments = {**arguments, "learning_rate": 0.001}
+        found = super().feeds(arguments)
+        if not 0 <= found["learning_rate"] < np.inf:
+            value = short(arguments["learning_rate"])
+            raise ValueError(f"{self.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
+        if self._classes:
+            self._check_labels(found)
+        return found
+
+    def _check_labels(self, feeds: Mapping[str, Array]) -> None:
+        target = feeds["target"]
+        counts = feeds["mask"] if "mask" in feeds else np.ones(target.shape, np.bool_)
+        if "lengths" in feeds:
+            ends = feeds["lengths"]
+            counts = counts & (np.arange(len(target))[:, None] < ends if target.ndim == 2 else ends > 0)
+        wrong = counts & ((target < 0) | (target >= self._classes))
+        for index in np.argwhere(wrong)[:1].tolist():
+            expected = f"expected 0 to {self._classes - 1}, for {self._classes} classes"
+            raise ValueError(f"{self.caller}: target{index} is {target[tuple(index)]}; {expected}")
+
+    def free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        """What the model leaves open of the sizes, as it is here."""
+        sizes = zip(self._dims["x"], feeds["x"].shape, strict=True)
+        return {letter: size for letter, size in sizes if isinstance(letter, str)}
+
+    def read_weights(self, weights: Mapping[str, Array]) -> dict[str, Array]:
+        dtype, found = self.dtype, {}
+        for name in self._weights:
+            shape, right = weights[name].shape, tuple(self._dims[name])
+            if shape != right:
+                raise ValueError(f"{self.caller}: layer.weights[{name!r}] has shape {shape}; expected {right}")
+            found[name] = weights[name].astype(dtype)
+        return found
+
+    def read_memory(self, state: Mapping[str, Any] | None) -> dict[str, Array]:
+        """What the optimizer keeps, zeros where it has not begun."""
+        names, reader = self.memory_names, ArgumentReader("TrainingSession")
+        if state is not None and not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise TypeError(f"{reader.caller}: optimizer_state is of type {kind}; expected a dict of arrays")
+        if state and {*state} != {*names}:
+            found, expected = ", ".join(map(str, state)), ", ".join(names) or "nothing"
+            raise ValueError(f"{reader.caller}: optimizer_state has {short(found)}; expected {expected}")
+        arrays = {}
+        for name in names:
+            kind = self._fixed[name]
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            shape = tuple(map(int, self._dims[name]))
+            array = reader.array(f"optimizer_state[{name!r}]", state[name]) if state else np.zeros(shape, dtype)
+            same = array.dtype.kind in "iu" if name == "step" else array.dtype.newbyteorder("=") == dtype
+            if array.shape != shape or not same or (name == "step" and array < 0):
+                what = f"optimizer_state[{name!r}] has shape {array.shape} and dtype {array.dtype}"
+                mend = "what the step before returned"
+                raise ValueError(f"{reader.caller}: {what}; expected {shape} and {dtype}, {mend}")
+            arrays[name] = array.astype(dtype)
+        return arrays
+
+    def step_result(self, found: Mapping[str, Array]) -> Any:
+        """The step's results, from the outputs by name."""
+        parts: dict[str, Any] = {"y": found["y"]}
+        parts |= {name: float(found[name]) for name in ("loss", "norm") if name in found}
+        if "state" in self._result._fields:
+            parts["state"] = self._state(self.tree, "", found.__getitem__)
+        return self._result(**parts)
+
+
+def _typed(kind: int, shapes: Shapes) -> Types:
+    return {name: (kind, shape) for name, shape in shapes.items()}

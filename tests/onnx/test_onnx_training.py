@@ -1,0 +1,512 @@
+"""The model of a step of training gives what layers, losses and optimizers give, step after step.
+
+Sessions of it are in `test_onnx_training_session.py`, and on WebGPU it is in `test_onnx_webgpu.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from cases import rng
+from export_cases import LAYERS, LOOPS, B, T, dense, drawn, gru, lstm
+from graphs import EPS, checked, feeds, on_onnxruntime, on_reference
+from onnx.reference import ReferenceEvaluator
+from training_cases import LOSSES, OPTIMIZERS, Training, errors
+
+import onnx_export
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, loss, optim
+from onnx_export.training import SETTINGS
+
+LIMIT = 1e-12  # in float64, of the largest entry or of 1, after any number of steps here
+
+
+def started(model):
+    """A function that runs the model on onnxruntime."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, given)
+
+
+def on_the_reference(model):
+    evaluator = ReferenceEvaluator(model)
+
+    def run(given):
+        with np.errstate(all="ignore"):
+            return evaluator.run(None, given)
+
+    return run
+
+
+def check(training, model, steps, start=started, limit=LIMIT):
+    """Both train on their own, from the same weights on the same batches; all outputs of all steps agree."""
+    run, names = start(model), [value.name for value in model.graph.output]
+    ours = theirs = training.layer.weights
+    our_memory = their_memory = None
+    state = our_state = training.state
+    for number in range(steps):
+        batch = training.batch(number)
+        expected = training.step(batch, ours, our_memory, our_state)
+        given = training.feeds(batch, theirs, their_memory, state)
+        assert {value.name for value in model.graph.input} == given.keys()
+        found = dict(zip(names, run(feeds(model, given)), strict=True))
+        off = errors(found, expected)
+        worst = max(off, key=off.get)
+        assert off[worst] <= limit, f"step {number}: {worst} is off by {off[worst]:.2e}"
+        assert "new_step" not in found or found["new_step"] == number + 1 == expected["new_step"]
+        for name in ours:
+            assert np.abs(expected[f"new_{name}"] - ours[name]).max(initial=0) > 0 or not ours[name].size, name
+        ours, our_memory = parted(training, training.after(expected))
+        theirs, their_memory = parted(training, training.after(found))
+
+
+def parted(training, after):
+    """Weights, and what the optimizer keeps."""
+    names = training.layer.weights.keys()
+    return {name: after[name] for name in names}, {name: a for name, a in after.items() if name not in names}
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+@pytest.mark.meet(1)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_ten_steps(name, criterion, optimizer):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    check(training, training.model(), 10)
+
+
+LONG = [("LSTM", "mean_squared_error"), ("Classifier", "softmax_cross_entropy"), ("Bidirectional", LOSSES[0])]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "criterion"), LONG)
+def test_a_hundred_steps(name, criterion, optimizer):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
+    check(training, training.model(), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_hundred_steps_of_all(name, criterion, optimizer):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
+    check(training, training.model(), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "criterion"), LONG)
+def test_a_hundred_steps_on_the_reference(name, criterion, optimizer):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
+    check(training, training.model(), 100, on_the_reference)
+
+
+@pytest.mark.meet(1)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_the_reference(name, criterion, optimizer):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    for functions in (True, False):
+        check(training, training.model(functions=functions), 1 if functions else 3, on_the_reference)
+
+
+OPTIONS = {
+    "nothing": {"lengths": False},
+    "mask alone": {"lengths": False, "mask": True},
+    "all": {"reset": True, "mask": True, "state": True, "max_norm": 0.3},
+    "states without lengths": {"lengths": False, "state": True, "max_norm": 100.0},
+}
+
+
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional", "Classifier", "Both ends", "Dense"])
+def test_options(name, options, criterion):
+    training = Training(LAYERS[name]("float64"), criterion, "adam", **OPTIONS[options])
+    check(training, training.model(), 2)
+
+
+@pytest.mark.meet(2)
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", ["Reverse", "Both ends", "Variants"])
+def test_forms(name, loop, static, functions):
+    training = Training(LAYERS[name]("float64"), "mean_squared_error", "adam", reset=True, state=True, max_norm=0.5)
+    check(training, training.model(loop=loop, static=static, functions=functions), 2)
+
+
+@pytest.mark.parametrize("fixed", [{"T": T}, {"B": B}, {"T": T, "B": B}])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_fixed_sizes(lengths, fixed):
+    for criterion in LOSSES:
+        training = Training(LAYERS["Bidirectional"]("float64"), criterion, "momentum", lengths=lengths)
+        model = training.model(sizes=fixed)
+        check(training, model, 1)
+        x = model.graph.input[0].type.tensor_type.shape.dim
+        assert [dim.dim_value or dim.dim_param for dim in x][:2] == [fixed.get("T", "T"), fixed.get("B", "B")]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (9, 2), (30, 4)])
+def test_free_sizes(sizes):
+    """One model for all."""
+    model = onnx_export.training_step(LAYERS["Both ends"]("float64"), None, loss=LOSSES[0], optimizer="sgd")
+    check(Training(LAYERS["Both ends"]("float64"), LOSSES[0], "sgd", sizes=sizes, full=sizes == (1, 1)), model, 1)
+
+
+@pytest.mark.parametrize("opset", [18, 19, 20, 21])
+def test_opsets(opset):
+    training = Training(LAYERS["Classifier"]("float64"), "softmax_cross_entropy", "adam", max_norm=0.5)
+    check(training, training.model(opset=opset), 1)
+
+
+@pytest.mark.meet(2)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", ["LSTM", "LSTM with all", "GRU", "GRU after", "RNN", "Bidirectional", "Dense"])
+def test_other_dtypes(name, criterion, optimizer, dtype):
+    """One step, against float64 of the same numbers. In float16 everything between layers and the weights is rounded,
+    and what the optimizer keeps is float32."""
+    layer = LAYERS[name](dtype)
+    training = Training(layer, criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    batch, model = training.batch(0), training.model()
+    expected = training.step(batch, layer.weights, None)
+    given = feeds(model, training.feeds(batch, layer.weights, None))
+    found = dict(zip((value.name for value in model.graph.output), on_onnxruntime(model, given), strict=True))
+    off = errors(found, expected)
+    assert max(off.values()) <= 24 * EPS[np.dtype(dtype)], off
+    for key, array in found.items():
+        narrow = {"y", *(f"new_{name}" for name in layer.weights)}
+        assert array.dtype == (np.int64 if key == "new_step" else dtype if key in narrow else np.float32), key
+
+
+def test_another_dtype_than_the_layers():
+    training = Training(LAYERS["Classifier"]("float64"), "mean_squared_error", "adam")
+    narrow = drawn(LAYERS["Classifier"]("float32"))
+    model = onnx_export.training_step(narrow, None, loss="mean_squared_error", optimizer="adam", dtype="float64")
+    check(training, model, 2)
+
+
+# -------------------------------------------------------------------------------------------------------- random layers
+ACTIVATIONS = ["tanh", "softsign", "elu", "hard_sigmoid", ("leaky_relu", 0.3)]
+
+
+def random_layer(g, inputs=3):
+    def cell(inputs, size, reverse):
+        kind, options = g.integers(4), {"seed": int(g.integers(1000)), "dtype": "float64", "reverse": reverse}
+        options["activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
+        if kind == 0:
+            return drawn(RNN.init(inputs, size, **options))
+        options["recurrent_activation"] = ["sigmoid", "hard_sigmoid"][g.integers(2)]
+        if kind == 1:
+            return drawn(GRU.init(inputs, size, reset_after=bool(g.integers(2)), **options))
+        options |= {"use_peephole": bool(g.integers(2)), "coupled": bool(g.integers(2))}
+        options["cell_clip"] = float(g.choice([0.0, 0.5]))
+        if g.integers(2):
+            size, options["proj_size"] = int(g.integers(1, 6)), size
+        options["gate_order"] = "icfo" if options["coupled"] else str(g.choice(["icfo", "ifco"]))
+        return drawn(LSTM.init(inputs, size, forget_bias=float(g.choice([0.0, 1.0])), **options))
+
+    layers = []
+    for _ in range(g.integers(1, 4)):
+        size, reverse = int(g.integers(1, 6)), bool(g.integers(2))
+        both = g.integers(2)
+        parts = [cell(inputs, size, reverse and not both) for _ in range(1 + both)]
+        layers.append(Bidirectional(*parts) if both else parts[0])
+        inputs = layers[-1].output_size
+    if g.integers(2):
+        last = ["ends", True, False][g.integers(3)] if isinstance(layers[-1], Bidirectional) else bool(g.integers(2))
+        layers.append(dense(int(g.integers(2, 5)), "float64", inputs, last=last))
+    return Stack(layers) if len(layers) > 1 or g.integers(2) else layers[0]
+
+
+def random_training(seed):
+    g = rng("training", seed)
+    layer = random_layer(g)
+    optimizer = str(g.choice([*OPTIMIZERS]))
+    settings = dict(OPTIMIZERS[optimizer]) if g.integers(2) or optimizer == "adam" else {}
+    takes = {name: bool(g.integers(2)) for name in ("lengths", "reset", "mask", "state")}
+    sizes = int(g.integers(1, 9)), int(g.integers(1, 6))
+    max_norm = [None, 0.1, 10.0][g.integers(3)]
+    form = {"loop": str(g.choice(LOOPS)), "static": bool(g.integers(2)), "functions": bool(g.integers(2))}
+    said = {"sizes": sizes, "max_norm": max_norm, **takes, **settings}
+    training = Training(layer, str(g.choice(LOSSES)), optimizer, seed=seed, **said)
+    print(f"seed {seed}: {layer!r} {training.options} T, B = {sizes} {form}")
+    return training, form
+
+
+def check_random(seed):
+    training, form = random_training(seed)
+    model = training.model(**form)
+    batch, weights = training.batch(0), training.layer.weights
+    expected = training.step(batch, weights, None, training.state)
+    names = [value.name for value in model.graph.output]
+    given = feeds(model, training.feeds(batch, weights, None, training.state))
+    off = errors(dict(zip(names, on_onnxruntime(model, given), strict=True)), expected)
+    assert max(off.values()) <= LIMIT, off
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_training(seed):
+    check_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25, 400))
+def test_more_random_training(seed):
+    check_random(seed)
+
+
+# ------------------------------------------------------------------------------------ losses, norms, adam's first steps
+def of_logits(logits, label, run):
+    """The loss and its gradient, which sgd makes of weights of 0 where x is 1; the logits are the biases."""
+    dtype = logits.dtype
+    layer = Dense(np.zeros((1, len(logits)), dtype), logits)
+    model = onnx_export.training_step(layer, None, loss="softmax_cross_entropy", optimizer="sgd", lengths=False)
+    given = {**layer.weights, "x": np.ones((1, 1, 1), dtype), "target": np.array([[label]])}
+    given["learning_rate"] = np.ones((), dtype)
+    found = dict(zip((v.name for v in model.graph.output), run(checked(model), given), strict=True))
+    return found["loss"], -found["new_w"][0]
+
+
+LOGITS = [
+    [0.0, -40.0, -41.0],  # a small loss
+    [1.0, 1.0, 1.0],  # the largest three times
+    [2.0, 2.0, -1.0],
+    [1e4, -1e4, 3.0],
+    [0.0, -9.0, -np.inf],
+    [-3.0, -20.0, -4.0],
+]
+
+
+@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("logits", LOGITS)
+def test_the_digits_of_small_losses(logits, dtype, run):
+    logits = np.array(logits, dtype)
+    for label in range(3):
+        if np.isinf(logits[label]):
+            continue
+        value, d_y = of_logits(logits, label, run)
+        right, d_right = loss.softmax_cross_entropy(logits[None, None], [[label]])
+        np.testing.assert_allclose(value, right, rtol=8 * EPS[np.dtype(dtype)], atol=1e-300)
+        np.testing.assert_allclose(d_y, d_right[0, 0], rtol=8 * EPS[np.dtype(dtype)], atol=1e-300)
+
+
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", ["LSTM", "Classifier"])
+def test_nothing_counts(name, criterion):
+    """The loss is 0, and so are all gradients."""
+    training = Training(LAYERS[name]("float64"), criterion, "sgd", mask=True, max_norm=1.0)
+    model, batch = training.model(), training.batch(0)
+    batch["mask"][...] = False
+    batch["target"] = np.full_like(batch["target"], -1 if criterion.startswith("s") else np.nan)
+    given = feeds(model, training.feeds(batch, training.weights, None))
+    found = dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, given), strict=True))
+    assert found["loss"] == found["norm"] == 0
+    for key, weight in training.weights.items():
+        np.testing.assert_array_equal(found[f"new_{key}"], weight)
+
+
+def of_gradient(grad, **options):
+    """The outputs of a step of a layer whose gradients to w and b are both [grad]: x is 1, y is 0, target -grad / 2."""
+    dtype = grad.dtype
+    layer = Dense(np.zeros((1, 1), dtype), np.zeros(1, dtype))
+    model = onnx_export.training_step(layer, None, loss="mean_squared_error", lengths=False, **options)
+    given = {**layer.weights, "x": np.ones((1, 1, 1), dtype), "target": -grad.reshape(1, 1, 1) / dtype.type(2)}
+    given |= {"learning_rate": np.ones((), dtype), "step": np.array(0)}
+    given |= {f"{slot}.{name}": np.zeros_like(array) for slot in "mv" for name, array in layer.weights.items()}
+    return dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, feeds(model, given)), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 0.5, 1e10, 1e30])
+def test_norms_of_any_size(size, dtype):
+    """Squares of these overflow in float32, or are nothing."""
+    grad = np.array(size, dtype)
+    found = of_gradient(grad, optimizer="sgd", max_norm=0.5)
+    clipped, norm = optim.clip_global_norm({"w": grad, "b": grad}, 0.5)
+    np.testing.assert_allclose(found["norm"], norm, rtol=4 * EPS[np.dtype(dtype)])
+    np.testing.assert_allclose(-found["new_b"][0], clipped["b"], rtol=8 * EPS[np.dtype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_norms_that_are_not_finite(bad, dtype):
+    found = of_gradient(np.array(bad, dtype), optimizer="sgd", max_norm=0.5)
+    assert not np.isfinite(found["norm"]) and np.isnan(found["new_w"]).all() and np.isnan(found["new_b"]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5), (0.99, 0.99999), (0.5, 0.0)])
+def test_adam_after_any_number_of_steps(betas, dtype):
+    """In float32, too, 1 - beta^t has all its digits."""
+    settings = {"beta1": betas[0], "beta2": betas[1], "epsilon": 1e-3}
+    layer = Dense(np.ones((1, 1), dtype), np.zeros(1, dtype))
+    model = onnx_export.training_step(
+        layer, None, loss="mean_squared_error", optimizer="adam", lengths=False, **settings
+    )
+    names, run = [value.name for value in model.graph.output], started(model)
+    for before in (0, 1, 2, 3, 9, 50, 249, 250, 1000, 24_999, 10**6):
+        memory = {"step": np.array(before), "m.w": [[0.03]], "v.w": [[0.002]], "m.b": [0.01], "v.b": [0.5]}
+        memory = {key: np.asarray(value, None if key == "step" else dtype) for key, value in memory.items()}
+        given = {**layer.weights, **memory, "x": np.ones((1, 1, 1), dtype), "target": np.full((1, 1, 1), 0.9, dtype)}
+        given["learning_rate"] = np.array(0.1, dtype)
+        found = dict(zip(names, run(given), strict=True))
+        d_y = loss.mean_squared_error(given["x"], given["target"])[1]
+        grads = {"w": d_y.reshape(1, 1), "b": d_y.reshape(1)}
+        weights, after = optim.adam(layer.weights, grads, memory, learning_rate=0.1, **settings)
+        assert found["new_step"] == after["step"] == before + 1
+        for key, right in (weights | after).items():
+            moved, right_move = (array - layer.weights.get(key, 0) for array in (found[f"new_{key}"], right))
+            # In float64, optim itself has 1 - beta^t to an eps of 1 only.
+            limit = LIMIT if dtype == "float64" else 16 * EPS[np.dtype(dtype)]
+            np.testing.assert_allclose(moved, right_move, rtol=0, atol=limit * abs(right).max())
+
+
+def test_adam_without_epsilon():
+    """A weight that never had a gradient stays where it is."""
+    found = of_gradient(np.array(0.0), optimizer="adam", epsilon=0)
+    assert found["new_w"] == found["new_b"] == 0
+    found = of_gradient(np.array(3.0), optimizer="adam", epsilon=0)
+    np.testing.assert_allclose(found["new_b"], [-1], rtol=1e-14)
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+def test_names():
+    layer = Stack([Bidirectional(lstm(2, "float16"), gru(2, "float16")), dense(4, "float16", 4, last=True)])
+    model = checked(
+        onnx_export.training_step(
+            layer, None, loss=LOSSES[0], optimizer="adam", max_norm=1, reset=True, mask=True, state=True
+        )
+    )
+    states, weights = ["0.fw.cs", "0.fw.h", "0.bw.h"], [*layer.weights]
+    memory = ["step", *(f"{slot}.{name}" for name in weights for slot in "mv")]
+    inputs = ["x", "lengths", "reset", "mask", "target", *(f"{name}_prev" for name in states), "learning_rate"]
+    assert [value.name for value in model.graph.input] == [*inputs, *weights, *memory]
+    outputs = ["loss", "norm", "y", *states, *(f"new_{name}" for name in [*weights, *memory])]
+    assert [value.name for value in model.graph.output] == outputs
+    assert not model.graph.initializer
+    shapes = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+        )
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    kind = onnx.TensorProto
+    assert shapes["x"] == (kind.FLOAT16, ["T", "B", 3]) and shapes["y"] == (kind.FLOAT16, ["B", 4])
+    assert shapes["target"] == (kind.INT64, ["B"]) and shapes["mask"] == (kind.BOOL, ["B"])
+    assert shapes["reset"] == (kind.BOOL, ["T", "B"]) and shapes["lengths"] == (kind.INT64, ["B"])
+    assert shapes["learning_rate"] == shapes["loss"] == shapes["norm"] == (kind.FLOAT, [])
+    assert shapes["step"] == shapes["new_step"] == (kind.INT64, [])
+    assert shapes["0.fw.w"] == shapes["new_0.fw.w"] == (kind.FLOAT16, [5, 8])
+    assert shapes["m.0.fw.w"] == shapes["new_v.0.fw.w"] == (kind.FLOAT, [5, 8])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_functions_of_the_model(optimizer):
+    """One for each kind of cell and direction, the loss and the optimizer, whose nodes are as many as the weights."""
+    layer = LAYERS["Classifier"]("float32")
+    model = onnx_export.training_step(layer, None, loss=LOSSES[0], optimizer=optimizer, max_norm=1.0)
+    name = f"{optimizer.capitalize()}Update"
+    usual = ["LSTM", "LSTMGrad", "SoftmaxCrossEntropy", "Norm", "ClipScale"]
+    assert [made.name for made in model.functions] == [*usual, *["AdamRate"] * (optimizer == "adam"), name]
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count(name) == len(layer.weights) and kinds.count("Norm") == len(layer.weights) + 1
+    alone = onnx_export.training_step(layer, None, loss=LOSSES[0], optimizer=optimizer, functions=False)
+    assert not alone.functions and all(node.domain == "" for node in alone.graph.node)
+    assert [entry.domain for entry in alone.opset_import] == [""]
+
+
+def test_the_gradient_to_x_is_not_computed():
+    """Nobody reads it: neither that of the first layer of a stack nor that of a direction of its."""
+    model = onnx_export.training_step(LAYERS["Stack"]("float32"), None, loss=LOSSES[1], optimizer="sgd")
+    given = [node for node in model.graph.node if "Grad" in node.op_type]
+    without = [node.name for node in given if not any(output.endswith(".x_grad") for output in node.output)]
+    assert {name.partition("Grad")[0] for name in without} == {"0.fw.GRU", "0.bw.LSTM"} and len(given) == 8
+
+
+def test_the_file_is_the_model(tmp_path):
+    layer = LAYERS["Stack"]("float32")
+    options = {"loss": loss.mean_squared_error, "optimizer": optim.adam, "max_norm": 2, "beta2": 0.99}
+    model = onnx_export.training_step(layer, tmp_path / "step.onnx", **options)
+    assert onnx.load(tmp_path / "step.onnx") == model
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(facts["blockcell.layer"])["type"] == "Stack" and facts["blockcell.loop"] == "scan"
+    assert json.loads(facts["blockcell.training"]) == {
+        "loss": "mean_squared_error", "optimizer": "adam", "max_norm": 2, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8,
+    }  # fmt: skip
+
+
+def test_defaults_are_those_of_optim():
+    import inspect
+
+    for name, defaults in SETTINGS.items():
+        signature = inspect.signature(getattr(optim, name)).parameters
+        right = {key: one.default for key, one in signature.items() if one.kind == one.KEYWORD_ONLY}
+        right.pop("learning_rate")
+        assert dict(defaults) == right
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"loss": "hinge"}, ValueError, "loss is 'hinge'; expected one of 'softmax_cross_entropy', 'mean_squared_er"),
+        ({"loss": None}, ValueError, "loss is None; expected one of"),
+        ({"optimizer": "rmsprop"}, ValueError, "optimizer is 'rmsprop'; expected one of 'sgd', 'momentum', 'adam', or"),
+        ({"optimizer": np.zeros(3)}, ValueError, "optimizer is of type ndarray; expected one"),
+        ({"momentum": 0.5}, TypeError, "momentum unknown to the optimizer 'adam'; expected beta1, beta2, epsilon"),
+        ({"optimizer": "sgd", "beta1": 0.5}, TypeError, "beta1 unknown to the optimizer 'sgd'; it has no settings"),
+        ({"learning_rate": 0.1}, TypeError, "epsilon; learning_rate is an input of the model"),
+        ({"beta1": 1.0}, ValueError, "beta1 is 1.0; expected 0 <= beta1 < 1"),
+        ({"beta2": -0.1}, ValueError, "beta2 is -0.1; expected 0 <= beta2 < 1"),
+        ({"beta2": "much"}, TypeError, "beta2 is 'much'; expected a real number"),
+        ({"epsilon": np.nan}, ValueError, "epsilon is nan; expected 0 <= epsilon < inf"),
+        ({"max_norm": 0}, ValueError, "max_norm is 0; expected a number above 0, or None"),
+        ({"max_norm": -1}, ValueError, "max_norm is -1.0; expected 0 <= max_norm < inf"),
+        ({"max_norm": True}, TypeError, "max_norm is True; expected a real number"),
+        ({"loop": "native"}, ValueError, "loop='native' is not possible: ONNX's LSTM has no gradient"),
+        ({"loop": "while"}, ValueError, "loop is 'while'; expected one of scan, unroll, native, loop"),
+        ({"loop": "unroll"}, ValueError, "loop='unroll' writes every step out and so needs sizes['T']"),
+        ({"provider": "webgpu"}, ValueError, "there is no form for provider='webgpu'"),
+        ({"provider": "npu"}, ValueError, "provider is 'npu'; expected one of cpu, cuda, webgpu"),
+        ({"opset": 17}, ValueError, "opset is 17; expected 18 or newer"),
+        ({"dtype": "int8"}, ValueError, "dtype is 'int8'; expected float32, float64 or float16"),
+        ({"sizes": {"T": 0}}, ValueError, "sizes['T'] is 0; expected at least 1"),
+    ],
+)
+def test_mistakes(options, error, message, tmp_path):
+    with pytest.raises(error, match=f"^training_step: (.*: )?.*{re.escape(message)}"):
+        usual = {"loss": LOSSES[0], "optimizer": "adam"}
+        onnx_export.training_step(lstm(4, "float32"), tmp_path / "step.onnx", **usual | options)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_no_layer_and_no_path():
+    with pytest.raises(TypeError, match=r"^training_step: layer is of type str; expected an LSTM, GRU"):
+        onnx_export.training_step("LSTM", None, loss=LOSSES[0], optimizer="sgd")
+    with pytest.raises(TypeError, match=r"^training_step: path is 3; expected a path or None"):
+        onnx_export.training_step(lstm(4, "float32"), 3, loss=LOSSES[0], optimizer="sgd")
+    with pytest.raises(ValueError, match=r"layer.output_size is 0; expected at least one class"):
+        onnx_export.training_step(lstm(0, "float32"), None, loss=LOSSES[0], optimizer="sgd")
+
+
+@pytest.mark.parametrize(("inputs", "cells", "batch"), [(0, 3, 2), (3, 2, 0), (3, 0, 2), (0, 0, 0)])
+def test_sizes_of_zero(inputs, cells, batch):
+    criterion = LOSSES[0] if cells else LOSSES[1]  # there must be classes
+    both = Bidirectional(*(GRU.init(inputs, cells, seed=seed, dtype="float64") for seed in (1, 2)))
+    layer = Stack([both, LSTM.init(2 * cells, cells, seed=3, dtype="float64")])
+    training = Training(layer, criterion, "adam", sizes=(2, batch), max_norm=1.0, mask=True)
+    model, data = training.model(), training.batch(0)
+    expected = training.step(data, layer.weights, None)
+    given = feeds(model, training.feeds(data, layer.weights, None))
+    found = dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, given), strict=True))
+    assert max(errors(found, expected).values()) <= LIMIT

@@ -1,0 +1,345 @@
+"""A `TrainingSession` trains a layer as layers, losses and optimizers do; what it keeps, gives back and refuses."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import numpy as np
+import onnx
+import pytest
+from bits import same
+from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, lstm
+from graphs import tells_placement
+from training_cases import LOSSES, OPTIMIZERS, Training, errors
+
+import onnx_export
+from blockcell import Stack, loss, optim
+from onnx_export import TrainingSession
+from onnx_export.runtime import Kept
+
+LIMIT = 1e-12
+
+
+def model_of(layer, **options):
+    usual = {"loss": LOSSES[0], "optimizer": "adam"}
+    return onnx_export.training_step(layer, None, **usual | options)
+
+
+def classifier(dtype="float64"):
+    return Stack([lstm(4, dtype), dense(3, dtype, 4, last=True)])
+
+
+def batch(dtype="float64", seed=0, target=None):
+    g = np.random.default_rng(seed)
+    x = g.uniform(-1, 1, (T, B, I)).astype(dtype)
+    return {"x": x, "target": g.integers(0, 3, B) if target is None else target}
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+@pytest.mark.meet(2)
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.5, "reset": True, "mask": True, "state": True}])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional", "Classifier", "Projected"])
+def test_trains_as_layers_do(name, criterion, optimizer, options, tmp_path):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, **options)
+    before = {key: weight.copy() for key, weight in training.weights.items()}
+    onnx_export.training_step(training.layer, tmp_path / "step.onnx", **training.options)
+    session = TrainingSession(tmp_path / "step.onnx", training.layer)
+    weights, memory, state, first = training.weights, None, training.state, training.state
+    for number in range(10):
+        data = training.batch(number)
+        expected = training.step(data, weights, memory, state)
+        result = session(**data, learning_rate=training.rate, **{"state": state} if first else {})
+        fields = ["loss", *["norm"] * ("max_norm" in options), "y", *["state"] * ("state" in options)]
+        assert result._fields == tuple(fields) and type(result.loss) is float
+        after = training.after(expected)
+        weights, memory = {key: after[key] for key in weights}, {k: a for k, a in after.items() if k not in weights}
+        found = {name: np.asarray(getattr(result, name)) for name in fields if name != "state"}
+        if first:
+            state = result.state
+            found |= flat(training.layer, state)
+        found |= {f"new_{key}": array for key, array in (session.weights | session.optimizer_state).items()}
+        assert max(errors(found, expected).values()) <= LIMIT
+    assert list(session.weights) == list(weights) and list(session.optimizer_state) == list(memory)
+    for key, weight in training.layer.weights.items():
+        np.testing.assert_array_equal(weight, before[key])  # the layer given is as it was
+    trained = session.layer()
+    assert repr(trained) == repr(training.layer) and same(trained.weights, session.weights | trained.weights)
+    for key, weight in trained.weights.items():
+        np.testing.assert_array_equal(weight, session.weights[key])
+
+
+def test_the_state_is_one_of_optim():
+    """A run goes on in a new session, or with the function of `blockcell.optim`, from where it was."""
+    layer, data = classifier(), batch()
+    model = model_of(layer)
+    whole = TrainingSession(model, layer)
+    for _ in range(6):
+        whole(**data, learning_rate=0.1)
+    first = TrainingSession(model, layer)
+    for _ in range(3):
+        first(**data, learning_rate=0.1)
+    second = TrainingSession(model, first.layer(), optimizer_state=first.optimizer_state)
+    for _ in range(3):
+        second(**data, learning_rate=0.1)
+    assert same(second.weights, whole.weights) and same(second.optimizer_state, whole.optimizer_state)
+    assert second.optimizer_state["step"] == 6
+
+    trained, state = first.layer(), first.optimizer_state
+    for _ in range(3):
+        y, _, tape = trained.forward(data["x"])
+        grads = trained.backward(tape, loss.softmax_cross_entropy(y, data["target"])[1])[2]
+        weights, state = optim.adam(trained.weights, grads, state, learning_rate=0.1)
+        trained.set_weights(**weights)
+    for name, weight in whole.weights.items():
+        np.testing.assert_allclose(trained.weights[name], weight, rtol=0, atol=LIMIT)
+    again = TrainingSession(model, trained, optimizer_state=state)
+    np.testing.assert_allclose(again(**data).loss, whole(**data).loss, rtol=LIMIT)
+
+
+def test_two_sets_of_memory_change_places():
+    """No step reads what it writes, and none allocates weights."""
+    layer, data = LAYERS["Classifier"]("float32"), batch("float32")
+    session = TrainingSession(model_of(layer), layer)
+    kept = session._kept
+
+    def addresses(values):
+        return [value.data_ptr() for value in values.values()]
+
+    one, other = addresses(kept.now), addresses(kept.next)
+    assert not {*one} & {*other} and len({*one, *other}) == 2 * len(one)
+    before = session.weights
+    for number in range(5):
+        assert (addresses(kept.now), addresses(kept.next)) == ((one, other) if number % 2 == 0 else (other, one))
+        session(**data)
+        old = {name: kept.next[name].numpy() for name in before}
+        for name, weight in before.items():
+            np.testing.assert_array_equal(old[name], weight)  # what the step has read is as it was
+        before = session.weights
+    before[next(iter(before))][...] = 7
+    assert not same(before, session.weights)  # copies
+
+
+def test_kept_values_are_copies():
+    array = np.arange(6.0).reshape(2, 3).T
+    kept = Kept({"a": array}, "cpu")
+    array[...] = 0
+    np.testing.assert_array_equal(kept.array("a"), np.arange(6.0).reshape(2, 3).T)
+
+
+def test_sizes_differ_from_step_to_step():
+    layer = classifier()
+    session = TrainingSession(model_of(layer), layer)
+    for rows, steps in ((5, 6), (1, 3), (7, 1), (5, 6)):
+        x = np.full((steps, rows, I), 0.1)
+        result = session(x=x, target=np.zeros(rows, int))
+        assert result.y.shape == (rows, 3)
+    assert session.optimizer_state["step"] == 4
+
+
+def test_no_rows():
+    layer = classifier()
+    session = TrainingSession(model_of(layer, optimizer="sgd", max_norm=1), layer)
+    result = session(x=np.zeros((3, 0, I)), target=np.zeros(0, int), learning_rate=0.1)
+    assert result.loss == result.norm == 0 and result.y.shape == (0, 3)
+    assert same({**session.weights}, {name: np.array(weight) for name, weight in layer.weights.items()})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes(dtype):
+    """A layer of one dtype, a model of another: the layer that comes back has its own."""
+    layer, data = classifier(dtype), batch()
+    session = TrainingSession(model_of(layer, dtype="float64"), layer)
+    values = [session(**data, learning_rate=0.1).loss for _ in range(20)]
+    assert values[-1] < 0.8 * values[0]
+    assert session.weights["1.w"].dtype == np.float64 and session.layer().dtype == dtype
+    own = TrainingSession(model_of(layer), layer)
+    first = own(**batch(dtype), learning_rate=0.1)
+    assert first.y.dtype == dtype and abs(first.loss - values[0]) < 1e-3
+    assert own.weights["1.w"].dtype == dtype and own.optimizer_state["m.1.w"].dtype == np.float32
+
+
+def test_what_may_be_left_out():
+    """Lengths, masks, resets and states; of adam the learning rate too, which is optim's then."""
+    layer, data = classifier(), batch()
+    model = model_of(layer, reset=True, mask=True, state=True)
+    short, full = (TrainingSession(model, layer) for _ in range(2))
+    a = short(**data)
+    lists = {"x": data["x"].tolist(), "target": data["target"].tolist(), "reset": np.zeros((T, B), bool).tolist()}
+    b = full(**lists, lengths=[T] * B, mask=[True] * B, state=None, learning_rate=0.001)
+    assert a.loss == b.loss and same(short.weights, full.weights)
+    sgd = TrainingSession(model_of(layer, optimizer="sgd"), layer)
+    with pytest.raises(TypeError, match=r"^Stack: learning_rate missing; expected x, target, learning_rate, lengths$"):
+        sgd(**data)
+
+
+def test_learns_the_longer_of_two():
+    """From lists of numbers to a trained layer, as in the documentation."""
+    g = np.random.default_rng(0)
+    layer = Stack([lstm(8, "float32", 1), dense(2, "float32", 8, last=True)])
+    session = TrainingSession(model_of(layer, max_norm=1.0), layer)
+    for _ in range(120):
+        x = g.uniform(-1, 1, (8, 32, 1)).astype(np.float32)
+        session(x=x, target=(x.sum(axis=(0, 2)) > 0).astype(int), learning_rate=0.03)
+    x = g.uniform(-1, 1, (8, 500, 1)).astype(np.float32)
+    assert ((session.layer()(x)[0].argmax(axis=1) == 1) == (x.sum(axis=(0, 2)) > 0)).mean() > 0.9
+
+
+@tells_placement
+def test_placement():
+    layer = classifier("float32")
+    session = TrainingSession(model_of(layer), layer)
+    kinds = {placed.op_type for placed in session.placement}
+    assert {"Scan", "Sqrt", "Exp", "Gemm"} <= kinds
+    assert repr(session) == "<TrainingSession of Stack on cpu>"
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"x": None}, TypeError, "Stack: x missing; expected x, target, learning_rate, lengths, mask"),
+        ({"target": None}, TypeError, "Stack: target missing"),
+        ({"reset": np.zeros((T, B), bool)}, TypeError, "Stack: reset unknown; expected x, target, learning_rate, len"),
+        ({"weights": {}}, TypeError, "Stack: weights unknown"),
+        ({"x": np.zeros((T, B, I + 1))}, ValueError, "Stack: x has shape (6, 5, 4); expected (T, B, 3)"),
+        ({"x": np.zeros((0, B, I))}, ValueError, "Stack: x has no steps; expected at least one"),
+        ({"x": np.zeros((T, B, I), np.float32)}, TypeError, "Stack: x has dtype float32; expected float64"),
+        ({"target": [0, 1]}, ValueError, "Stack: target has shape (2,); expected (5,), with B=5 from x"),
+        ({"target": np.zeros(B)}, TypeError, "Stack: target has dtype float64; expected int64"),
+        ({"target": [0, 1, 3, -1, 0]}, ValueError, "Stack: target[2] is 3; expected 0 to 2, for 3 classes"),
+        ({"target": [0, 1, 2, 1, -1]}, ValueError, "Stack: target[4] is -1; expected 0 to 2"),
+        ({"lengths": [0, 1, 2, 3, 7]}, ValueError, "Stack: lengths is [0 1 2 3 7]; expected 0 to T = 6"),
+        ({"mask": np.ones((T, B), bool)}, ValueError, "Stack: mask has shape (6, 5); expected (5,), with B=5 from x"),
+        ({"mask": np.ones(B)}, TypeError, "Stack: mask has dtype float64; expected bool"),
+        ({"learning_rate": -0.1}, ValueError, "Stack: learning_rate is -0.1; expected 0 <= learning_rate < inf"),
+        ({"learning_rate": np.nan}, ValueError, "Stack: learning_rate is nan; expected 0 <= learning_rate < inf"),
+        ({"learning_rate": np.inf}, ValueError, "Stack: learning_rate is inf; expected 0 <= learning_rate < inf"),
+        ({"learning_rate": [0.1]}, ValueError, "Stack: learning_rate has shape (1,); expected ()"),
+        ({"learning_rate": "fast"}, TypeError, "Stack: learning_rate has dtype"),
+    ],
+)
+def test_mistakes(changed, error, message):
+    """They leave everything as it was."""
+    layer = classifier()
+    session = TrainingSession(model_of(layer, mask=True), layer)
+    before = session.weights, session.optimizer_state
+    with pytest.raises(error, match=re.escape(message)):
+        session(**batch() | changed)
+    assert same(before, (session.weights, session.optimizer_state))
+    session(**batch())
+
+
+def test_labels_that_do_not_count_may_be_anything():
+    layer = classifier()
+    session = TrainingSession(model_of(layer, mask=True), layer)
+    given = {"lengths": [6, 0, 6, 6, 6], "mask": [True, True, False, True, True]}
+    session(**batch(target=[0, -1, 99, 2, 1]), **given)
+    with pytest.raises(ValueError, match=re.escape("target[0] is 5")):
+        session(**batch(target=[5, -1, 99, 2, 1]), **given)
+    over_time = lstm(4, "float64")
+    session = TrainingSession(model_of(over_time), over_time)
+    target = np.where(np.arange(T)[:, None] < LENGTHS, 3, 4)
+    session(x=batch()["x"], target=target, lengths=LENGTHS)
+    with pytest.raises(ValueError, match=re.escape("LSTM: target[3, 0] is 4; expected 0 to 3")):
+        session(x=batch()["x"], target=target, lengths=LENGTHS + (np.arange(B) == 0))
+
+
+def test_a_failing_run_changes_nothing(monkeypatch):
+    layer = classifier()
+    session = TrainingSession(model_of(layer), layer)
+    session(**batch())
+    before = session.weights, session.optimizer_state
+
+    def fail(*_):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(session._running[()], "session", type("", (), {"io_binding": fail})())
+    with pytest.raises(RuntimeError, match="no more"):
+        session(**batch())
+    assert same(before, (session.weights, session.optimizer_state))
+
+
+def test_other_layers_and_models(tmp_path):
+    layer = classifier()
+    model = model_of(layer)
+    others = [lstm(4, "float64"), Stack([lstm(4, "float64", forget_bias=1.0), dense(3, "float64", 4, last=True)])]
+    for other in others:
+        with pytest.raises(
+            ValueError, match=r"TrainingSession: the model is of .*; expected a layer that differs in no"
+        ):
+            TrainingSession(model, other)
+    wider = Stack([lstm(5, "float64"), dense(3, "float64", 5, last=True)])
+    with pytest.raises(ValueError, match=r"layer\.weights\['0\.w'\] has shape \(8, 20\); expected \(7, 16\)"):
+        TrainingSession(model, wider)
+    for kind in ({}, {"train": True}):
+        plain = onnx_export.export(layer, None, **kind)
+        with pytest.raises(
+            ValueError, match="TrainingSession: the model 'Stack' is no training step; expected one that"
+        ):
+            TrainingSession(plain, layer)
+    with pytest.raises(ValueError, match="Stack: the model is a training step; expected TrainingSession for it"):
+        onnx_export.Session(model)
+    with pytest.raises(TypeError, match="TrainingSession: layer is of type str; expected an LSTM"):
+        TrainingSession(model, "LSTM")
+    with pytest.raises(TypeError, match="TrainingSession: path is of type int; expected a path or an onnx"):
+        TrainingSession(3, layer)
+    with pytest.raises(ValueError, match="provider is 'npu'; expected one of cpu, cuda, webgpu"):
+        TrainingSession(model, layer, provider="npu")
+    with pytest.raises(FileNotFoundError):
+        TrainingSession(tmp_path / "missing.onnx", layer)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ([1], TypeError, "TrainingSession: optimizer_state is of type list; expected a dict of arrays"),
+        ({"step": 1}, ValueError, "TrainingSession: optimizer_state has 'step'; expected step, m.w, v.w, m.b, v.b"),
+        ({"m.w": np.zeros((3, 2))}, ValueError, "state['m.w'] has shape (3, 2) and dtype float64; expected (3, 3)"),
+        ({"v.b": np.zeros(3, np.float32)}, ValueError, "state['v.b'] has shape (3,) and dtype float32; expected"),
+        ({"step": -1}, ValueError, "optimizer_state['step'] has shape () and dtype int64"),
+        ({"step": 1.5}, ValueError, "optimizer_state['step'] has shape () and dtype float64; expected () and int64"),
+    ],
+)  # fmt: skip
+def test_states_of_other_optimizers(state, error, message):
+    layer = dense(3, "float64")
+    model = model_of(layer, lengths=False)
+    if isinstance(state, dict) and state != {"step": 1}:
+        state = TrainingSession(model, layer).optimizer_state | state
+    with pytest.raises(error, match=re.escape(message)):
+        TrainingSession(model, layer, optimizer_state=state)
+
+
+def changed(model, change):
+    model = copy.deepcopy(model)
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.graph.input.pop(), "it has the inputs"),
+        (lambda model: model.graph.output.pop(), "it has the outputs"),
+        (lambda model: setattr(model.metadata_props[-1], "value", '{"loss": "hinge"}'), "blockcell.training is"),
+        (lambda model: setattr(model.metadata_props[-1], "value", "[3"), "not those that blockcell makes"),
+        (lambda model: setattr(model.metadata_props[-1], "value", "[3]"), "blockcell.training is '[3]'; expected a"),
+        (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 7), "its input x has the type 7"),
+        (lambda model: setattr(model.graph.output[0].type.tensor_type, "elem_type", 1), "its output loss has the type"),
+    ],
+)  # fmt: skip
+def test_damaged_models(change, message):
+    layer = classifier()
+    model = model_of(layer)
+    assert model.metadata_props[-1].key == "blockcell.training"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TrainingSession(changed(model, change), layer)
+
+
+def test_metadata_survive_a_file(tmp_path):
+    layer = classifier()
+    onnx.save(model_of(layer), tmp_path / "step.onnx")
+    for path in (tmp_path / "step.onnx", str(tmp_path / "step.onnx")):
+        assert TrainingSession(path, layer)(**batch()).loss > 0
