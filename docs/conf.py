@@ -73,6 +73,7 @@ def setup(app):
     app.connect("autodoc-skip-member", lambda app, what, name, each, skip, options: isinstance(each, field) or None)
     app.connect("autodoc-process-signature", without_self)
     app.connect("doctree-resolved", name_pages)
+    app.connect("doctree-resolved", link_names)
 
 
 def without_self(app, what, name, each, options, signature, returned):
@@ -87,3 +88,16 @@ def name_pages(app, doctree, docname):
         if names:
             link.clear()
             link += nodes.inline("", app.env.titles[min(names, key=len)].astext())
+
+
+def link_names(app, doctree, docname):
+    """Names with a dot in pages, such as `optim.adam` or `blockcell.load(path)`, lead to the reference."""
+    known = app.env.domains["py"].objects
+    for code in [*doctree.findall(nodes.literal)]:
+        name = re.sub(r"\(.*", "", code.astext())
+        found = next((each for each in (name, f"blockcell.{name}") if "." in name and each in known), None)
+        if found and not isinstance(code.parent, nodes.reference | nodes.title):
+            place = app.builder.get_relative_uri(docname, known[found].docname) + f"#{known[found].node_id}"
+            link = nodes.reference("", "", internal=True, refuri=place)
+            code.replace_self(link)
+            link += code
