@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -146,11 +147,29 @@ def test_classifiers_name_the_versions_that_are_tested():
 
 
 def test_source_distribution_can_be_built_from(tmp_path):
+    """And has the same bytes a second later, with other permissions, if SOURCE_DATE_EPOCH says when it is from."""
     pytest.importorskip("setuptools")
     pytest.importorskip("Cython")
-    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "sdist", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+    built = []
+    for umask in ("022", "077"):
+        command = [
+            sys.executable,
+            "setup.py",
+            "-q",
+            "egg_info",
+            "-e",
+            str(tmp_path),
+            "sdist",
+            "-d",
+            str(tmp_path / umask),
+        ]
+        environment = os.environ | {"SOURCE_DATE_EPOCH": "1800000000"}
+        subprocess.run(command, cwd=ROOT, env=environment, umask=int(umask, 8), check=True, capture_output=True)
+        built += (tmp_path / umask).glob("*.tar.gz")
+    first, second = built
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as archive:
+        assert {member.mtime for member in archive} == {1800000000}
         packed = {name.partition("/")[2] for name in archive.getnames()}
     wanted = [
         *ROOT.glob("pyx/*.p*"),
