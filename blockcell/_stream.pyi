@@ -12,6 +12,7 @@ class Stream(Generic[S_co]):
     batch: int
     storage: str | None
     activations: str
+    _advances: int
     def __init__(
         self, layer: Single, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
     ) -> None: ...

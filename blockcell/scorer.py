@@ -335,7 +335,8 @@ def _from_file(path: str) -> tuple[Packed[Any], str]:
     """The layer in a file, and its checksum: once for each process, unless the file is replaced."""
     about = os.stat(path)
     with _reading:
-        return _read_file(path, about.st_ino, about.st_size, about.st_mtime_ns)
+        found = _read_file(path, about.st_ino, about.st_size, about.st_mtime_ns)
+    return found
 
 
 @functools.lru_cache(maxsize=8)

@@ -6,7 +6,7 @@ import copy
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,25 +17,21 @@ from .layers import Layer, Packed
 from .optable import DTYPES, Array
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Session:
+    id: int = -1
     row: int | None = None
     """Of the stream; None before the first step."""
     waiting: list[Array] = field(default_factory=list)
-    """What was fed and is not computed yet: arrays [I] and [t,I]."""
+    """What was fed and no step has seen yet: arrays [I] and [t,I]."""
+    queue: list[Array] = field(default_factory=list)
+    """What was fed before that and is not computed yet. Only for who has `_computing`."""
     closed: bool = False
 
 
-class _Turn(NamedTuple):
-    """What a session has in one run of the stream."""
-
-    id: int
-    session: _Session
-    taken: list[Array]
-    """The first arrays that wait; of the last one perhaps a part."""
-    rest: list[Array]
-    """What is left of that one."""
-    steps: int
+# What a session has in one run of the stream: the first arrays of its queue, of the last one perhaps a part; what the
+# queue is then; and the number of steps.
+_Turn = tuple[_Session, list[Array], list[Array], int]
 
 
 class Sessions:
@@ -102,16 +98,21 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._fed: dict[int, _Session] = {}  # those that have something waiting, the longest ago first
         self._done: dict[int, Array] = {}  # y that `step` has not returned yet
-        self._free = [*range(capacity)][::-1]  # rows of the stream
+        self._rows = capacity  # of the stream, that sessions may have
+        self._free = [*range(capacity)][::-1]  # those that none has
         self._left: list[int] = []  # those of closed sessions, where a running step may still write
+        self._running: tuple[list[_Turn], Array, int] | None = None  # the last run: its y, and how many were before it
         self._next = 0
         self._make_locks()
 
     def _make_locks(self) -> None:
-        self._lock = threading.Lock()  # of the dicts and of `_left`; held for moments
-        self._computing = threading.Lock()  # of the stream and of its free rows; taken before `_lock`
-        self._stepping = threading.Lock()  # of `step`, which does not wait for it
+        self._lock = threading.Lock()  # of the dicts, of `waiting` and `_left`; held for moments
+        self._computing = threading.Lock()  # of the stream, its rows and `queue`; taken before `_lock`
+        self._stepping = False  # whether a step is running
         _all.add(self)
+
+    # Ctrl-C may raise after each call and at the end of each turn of a loop, and memory may be short wherever something
+    # is made. What must happen together stands together below, without calls, and what may fail comes first.
 
     # -------------------------------------------------------------------------------------------------- never for long
     def open(self) -> int:
@@ -145,8 +146,8 @@ class Sessions:
         with self._lock:
             session = self._session("feed", id)
             if x.ndim == 1 or len(x):
-                session.waiting.append(x)
                 self._fed[id] = session
+                session.waiting += [x]
 
     def close(self, id: int) -> None:
         """End a session. What waits is discarded, and what a running `step` computes for it, too.
@@ -158,11 +159,14 @@ class Sessions:
         """
         with self._lock:
             session = self._session("close", id)
-            session.closed = True
-            for each in (self._sessions, self._fed, self._done):
-                each.pop(id, None)
             if session.row is not None:
-                self._left.append(session.row)
+                self._left += [session.row]
+            session.closed = True
+            del self._sessions[id]
+            if id in self._fed:
+                del self._fed[id]
+            if id in self._done:
+                del self._done[id]
 
     # ------------------------------------------------------------------------------------------------------ arithmetic
     def step(self, limit: SupportsIndex | None = None) -> dict[int, Array]:
@@ -194,20 +198,23 @@ class Sessions:
             limit = ArgumentReader("Sessions.step").integer("limit", limit)
             if limit < 1:
                 raise ValueError(f"Sessions.step: limit is {limit}; expected at least 1, or None")
-        if not self._stepping.acquire(blocking=False):
-            raise RuntimeError("Sessions.step: another step is running; expected one at a time")
+        mine = False
         try:
+            with self._lock:
+                if not self._stepping:
+                    self._stepping = mine = True
+            if not mine:
+                raise RuntimeError("Sessions.step: another step is running; expected one at a time")
             with self._computing:
+                self._finish()
                 for turns in self._groups(limit):
                     self._run(turns)
                 with self._lock:
-                    done = [*self._done.items()]
-                results = {id: y.copy() for id, y in done}  # not views, which would keep y of all sessions
-                with self._lock:
-                    self._done = {}
-                    return {id: y for id, y in results.items() if id in self._sessions}
+                    results, self._done = self._done, {}
+            return results
         finally:
-            self._stepping.release()
+            if mine:
+                self._stepping = False
 
     def save(self, id: int) -> Any:
         """The state of a session, after the step that is running, without what waits.
@@ -223,10 +230,12 @@ class Sessions:
             There is no such session.
         """
         with self._computing:
+            self._finish()
             with self._lock:
                 session = self._session("save", id)
             self._place([session])
-            return self._stream.state_of([session.row])
+            state = self._stream.state_of([session.row])
+        return state
 
     def restore(self, state: Any) -> int:
         """Begin a session with a state that `save` returned, here or elsewhere, or a call of the layer.
@@ -251,9 +260,9 @@ class Sessions:
     # ---------------------------------------------------------------------------------------------------------- details
     def _add(self, session: _Session) -> int:
         with self._lock:
-            id, self._next = self._next, self._next + 1
-            self._sessions[id] = session
-        return id
+            session.id, self._next = self._next, self._next + 1
+            self._sessions[session.id] = session
+        return session.id
 
     def _session(self, what: str, id: int) -> _Session:
         try:
@@ -278,58 +287,84 @@ class Sessions:
         if not new:
             return
         with self._lock:
-            self._free += self._left
-            self._left = []
+            self._free, self._left = self._free + self._left, []
         missing = len(new) - len(self._free)
         if missing > 0:
-            before = self._stream.batch
-            batch = before + max(before, missing)
-            self._stream._grow(batch)
-            self._free = [*range(batch - 1, before - 1, -1), *self._free]
-        rows = self._free[-len(new) :]
-        self._stream.reset(rows)
+            batch = self._rows + max(self._rows, missing)
+            if batch > self._stream.batch:  # else an earlier call was stopped here
+                self._stream._grow(batch)
+            more = range(self._stream.batch - 1, self._rows - 1, -1)
+            self._free, self._rows = [*more, *self._free], more.start + 1
+        self._stream.reset(self._free[-len(new) :])
         with self._lock:
-            for session, row in zip(new, rows, strict=True):
+            for session in new:
+                row = self._free[-1]
+                del self._free[-1]
                 session.row = row
                 if session.closed:  # a moment ago
-                    self._left.append(row)
-            del self._free[-len(new) :]
+                    self._left += [row]
 
     def _groups(self, limit: int | None) -> list[list[_Turn]]:
         """The turns of all sessions that have something waiting, those of about as many steps together."""
         with self._lock:
-            fed = [(id, session, session.waiting[:]) for id, session in self._fed.items() if id not in self._done]
+            fed = [
+                session
+                for id, session in self._fed.items()
+                if (session.waiting or session.queue) and id not in self._done
+            ]
+            for session in fed:
+                session.queue, session.waiting = session.queue + session.waiting, []
         groups: dict[int, list[_Turn]] = {}
-        for id, session, waiting in fed:
-            turn = _Turn(id, session, *_taken(waiting, limit))
-            groups.setdefault((turn.steps - 1).bit_length(), []).append(turn)  # less than half of it is padding
-        self._place([session for _, session, _ in fed])
+        for session in fed:
+            now, later, steps = _taken(session.queue, limit)
+            turns = groups.setdefault((steps - 1).bit_length(), [])  # less than half of it is padding
+            turns.append((session, now, later, steps))
+        self._place(fed)
         return [*groups.values()]
 
     def _run(self, turns: list[_Turn]) -> None:
-        """Compute these turns, or, if it raises, none of them."""
-        lengths = [turn.steps for turn in turns]
-        rows = np.array([turn.session.row for turn in turns], np.intp)
+        """Compute these turns, or, if it raises, none of them, or `_finish` has something to do."""
+        lengths = [steps for *_, steps in turns]
+        rows = np.array([session.row for session, *_ in turns], np.intp)
         T = max(lengths)
         if T == 1:
-            x = np.concatenate([turn.taken[0] for turn in turns], axis=None).reshape(1, len(turns), *self._shape)
+            x = np.concatenate([now[0] for _, now, _, _ in turns], axis=None).reshape(1, len(turns), *self._shape)
         else:
             x = np.empty((T, len(turns), *self._shape), self._dtype)
-            for k, turn in enumerate(turns):
-                x[: turn.steps, k] = np.vstack(turn.taken)
-        y = self._stream.run(x, rows=rows, lengths=lengths if min(lengths) < T else None)
-        with self._lock:
-            for k, (id, session, taken, rest, steps) in enumerate(turns):
-                if not session.closed:
-                    self._done[id] = y[0, k] if len(taken) == 1 and taken[0].ndim == 1 else y[:steps, k]
-                    session.waiting[: len(taken)] = rest
-                    if not session.waiting:
-                        del self._fed[id]
+            for k, (_, now, _, steps) in enumerate(turns):
+                x[:steps, k] = np.vstack(now)
+        y = np.empty((T, len(turns), self._stream.layer.output_size), self._dtype)
+        self._running = turns, y, self._stream._advances
+        self._stream.run(x, y, rows=rows, lengths=lengths if min(lengths) < T else None)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Note what the last run has computed, unless this is done. It may be stopped anywhere, and called again."""
+        if self._running is None:
+            return
+        turns, y, before = self._running
+        if self._stream._advances != before:
+            results = [  # no views, which would keep y of all sessions
+                y[0, k].copy() if now[0].ndim == 1 == len(now) else y[:steps, k].copy()
+                for k, (_, now, _, steps) in enumerate(turns)
+            ]
+            with self._lock:
+                for (session, _, later, _), result in zip(turns, results, strict=True):
+                    if not session.closed:
+                        self._done[session.id] = result
+                        session.queue = later
+                        if not later and not session.waiting and session.id in self._fed:
+                            del self._fed[session.id]
+        self._running = None
 
     # ----------------------------------------------------------------------------------------------- copies and pickles
     def __getstate__(self) -> dict[str, Any]:
-        with self._computing, self._lock:
-            return copy.deepcopy({name: value for name, value in vars(self).items() if name not in _LOCKS})
+        with self._computing:
+            self._finish()
+            with self._lock:
+                own = {name: value for name, value in vars(self).items() if name not in _LOCKS}
+                copied = copy.deepcopy(own)
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -343,18 +378,20 @@ class Sessions:
         return f"<Sessions of {self._stream.layer!r}, {len(self)} open, capacity={self._stream.batch}>"
 
 
-def _taken(waiting: list[Array], limit: int | None) -> tuple[list[Array], list[Array], int]:
-    """The first arrays up to so many steps, what is left of the last one, and the number of steps."""
-    if len(waiting) == 1 and waiting[0].ndim == 1:
-        return waiting, [], 1
+def _taken(queue: list[Array], limit: int | None) -> tuple[list[Array], list[Array], int]:
+    """The first arrays up to so many steps, what is left then, and the number of steps."""
+    if len(queue) == 1 and queue[0].ndim == 1:
+        return queue, [], 1
     steps = 0
-    for k, x in enumerate(waiting):
+    for k, x in enumerate(queue):
         here = 1 if x.ndim == 1 else len(x)
         if limit is not None and steps + here > limit:
             part = limit - steps
-            return [*waiting[:k], *([x[:part]] if part else [])], [x[part:]] if part else [], limit
+            if part == 0:
+                return queue[:k], queue[k:], limit
+            return [*queue[:k], x[:part]], [x[part:], *queue[k + 1 :]], limit
         steps += here
-    return waiting, [], steps
+    return queue, [], steps
 
 
 _LOCKS = "_lock", "_computing", "_stepping"

@@ -64,6 +64,7 @@ cdef class Stream:
 
     cdef readonly object layer, storage, activations
     cdef readonly Py_ssize_t batch
+    cdef readonly Py_ssize_t _advances  # how often the states have changed by steps, of the lowest stream of a stack
     cdef object cell  # whose weights they are: the layer, or what a Packed has of it
     cdef object dtype, given, weights  # what the layer has, and what of it is read
     cdef list plans  # the last ones
@@ -495,6 +496,7 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
             else:
                 for k in range(top + 1):
                     (<Stream> streams[k]).move_on()
+            (<Stream> streams[0])._advances += 1
         if end < T:
             written = PyArray_NBYTES(<ndarray> out) // T * end
             memset(PyArray_BYTES(<ndarray> out) + written, 0, PyArray_NBYTES(<ndarray> out) - written)

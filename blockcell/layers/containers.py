@@ -290,15 +290,18 @@ class StackStream:
     def batch(self) -> int:
         return self._streams[0].batch
 
+    @property
+    def _advances(self) -> int:
+        return self._streams[0]._advances
+
     def _room(self, batch: int) -> tuple[Array, ...]:
         """For the y of a step of all layers but the last."""
         return tuple([np.empty((batch, stream.layer.output_size), self.layer.dtype) for stream in self._streams[:-1]])
 
     def _grow(self, batch: int) -> None:
         """Have more rows, whose states are zero."""
-        room = self._room(batch)
+        self._between = self._room(batch)  # first, as there must not be too little of it, whatever stops this
         _stream.grow(self._streams, batch)
-        self._between = room
 
     def step(self, x: ArrayLike, out: Array | None = None, *, rows: ArrayLike | None = None) -> Array:
         """Run one step, of all rows or of those given, as `Stream.step` does."""

@@ -15,7 +15,7 @@ from cases import rng
 from fresh import on_terminal, printed, python
 from kernel_cases import DTYPES
 from layer_cases import LAYERS
-from scoring import score_there
+from scoring import alone, score_there
 from traced import peak
 
 import blockcell
@@ -35,30 +35,6 @@ def largest(y):
     return y.max(axis=0), y.sum(dtype=np.float64)
 
 
-def ends(layer, state, y):
-    """The final h of the topmost layer."""
-    if isinstance(layer, Stack):
-        return ends(layer.layers[-1], state[-1], y)
-    if isinstance(layer, Bidirectional):
-        return np.concatenate([ends(part, last, y) for part, last in zip((layer.fw, layer.bw), state, strict=True)])
-    return y[-1] if isinstance(layer, Dense) else state.h[0]
-
-
-def alone(layer, output, x):
-    """The result for one sequence, by a call of the layer."""
-    y, state = layer(x[:, None])
-    y = np.ascontiguousarray(y[:, 0])
-    if output == "last":
-        return ends(layer, state, y)
-    if output == "mean":
-        wide = np.promote_types(y.dtype, np.float32)
-        total = np.zeros(y.shape[1], wide)
-        for step in y:
-            total = total + step.astype(wide)
-        return (total / wide.type(len(y))).astype(y.dtype)
-    return y if output == "all" else largest(y.copy())
-
-
 def given(output):
     return largest if output == "function" else output
 
@@ -74,7 +50,7 @@ def test_bits_of_one_at_a_time(name, dtype, output):
     layer = LAYERS[name](int(g.integers(1, 20)), int(g.integers(1, 40)), DTYPES[dtype])
     xs = sequences(g, layer, int(g.integers(1, 60)))
     score = Scorer(layer, output=given(output), batch=int(g.integers(1, 20)), num_threads=int(g.integers(1, 4)))
-    expected = [alone(layer, output, x) for x in xs]
+    expected = [alone(layer, given(output), x) for x in xs]
     found = score(xs)
     assert type(found) is list and same(found, expected)
     assert same(list(score(x for x in xs)), expected)
@@ -109,9 +85,7 @@ def test_dense_with_last(last, output):
         [Bidirectional(GRU.init(3, 5, seed=1), LSTM.init(3, 5, seed=2)), Dense.init(10, 4, seed=3, last=last)]
     )
     xs = sequences(g, layer, 30)
-    expected = [layer(x[:, None])[0][0] for x in xs]
-    if output == "function":
-        expected = [largest(row.copy()) for row in expected]
+    expected = [alone(layer, given(output), x) for x in xs]
     assert same(Scorer(layer, output=given(output), batch=7)(xs), expected)
     for wrong in ("all", "mean"):
         with pytest.raises(ValueError, match=f"Scorer: output is '{wrong}'; expected 'last' or a function"):

@@ -6,10 +6,13 @@ import asyncio
 import os
 import pickle
 import threading
+from itertools import count
 
 import numpy as np
 import pytest
 from bits import same, zeros
+from injectors import Interrupts, attempt
+from scenarios import outcome, some_sessions
 from traced import peak
 
 import blockcell
@@ -183,6 +186,23 @@ def test_errors(net):
 
 
 # ----------------------------------------------------------------------------------------------- threads, forks, memory
+def test_ctrl_c_at_any_place_of_a_step():
+    """Nothing is computed twice. Lost are results at most where they are on their way to the caller, at the end."""
+    layer, lost = LSTM.init(32, 8, seed=4), []  # x of `some_sessions` has 32 numbers
+    everything, after = outcome(some_sessions(layer)), some_sessions(layer)
+    after.step()
+    for n in count(1):
+        sessions = some_sessions(layer)
+        reached, failed, results = attempt(Interrupts(), n, lambda sessions=sessions: sessions.step())
+        found = outcome(sessions, *([] if failed else [results]))
+        if not same(found, everything):
+            assert failed and same(found, outcome(after))
+            lost.append(n)
+        if not reached:
+            break
+    assert n > 200 and len(lost) < 10 and lost == [*range(n - len(lost), n)]
+
+
 class Paused:
     """A stream whose next run waits in the middle."""
 
@@ -283,7 +303,8 @@ def test_a_child_goes_on_whatever_the_parent_was_doing(net):
     sessions, x = Sessions(net), inputs(2)
     id = sessions.open()
     sessions.feed(id, x)
-    with sessions._computing, sessions._lock, sessions._stepping:
+    sessions._stepping = True
+    with sessions._computing, sessions._lock:
         child = os.fork()
         if child == 0:
             try:

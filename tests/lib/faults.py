@@ -27,7 +27,7 @@ from injectors import disturb
 from scenarios import COMPUTING, B, Expected, H, I, T, everything, halved, kinds, nothing, uniform
 
 import blockcell
-from blockcell import GRU, raw_ops
+from blockcell import GRU, Scorer, Sessions, raw_ops
 
 SECONDS = 20  # after which a child that hangs is killed
 
@@ -97,6 +97,17 @@ def little_memory() -> None:
             calls[f"{name}: run"] = lambda stream=stream: stream.run(x), lambda stream=stream: stream.state
             if name != "dense":  # whose stream has no states
                 calls[f"{name}: stream"] = lambda layer=layer: layer.stream(10**6), lambda: 0
+        scorer = Scorer(layer, output="all")
+        for what, kind in (("list", list), ("iterator", iter)):
+            calls[f"{name}: scorer, {what}"] = (
+                lambda scorer=scorer, kind=kind: [*scorer(kind([x[:, b] for b in range(B)]))],
+                lambda scorer=scorer: scorer([x[:3, 0]]),
+            )
+        if name != "bidirectional":
+            sessions = Sessions(layer)
+            for b in range(B):
+                sessions.feed(sessions.open(), x[:, b])
+            calls[f"{name}: sessions"] = sessions.step, lambda sessions=sessions: sessions.save(3)
     resource.setrlimit(resource.RLIMIT_AS, (used() + (16 << 20), resource.RLIM_INFINITY))
     for name, (call, state) in calls.items():
         os.write(2, f"{name}\n".encode())
@@ -115,6 +126,9 @@ def little_memory() -> None:
         assert same(layer.forward(x)[0], y) and same(calls[f"{name}: call"][0]()[0], y)
         if name != "bidirectional":
             assert same(calls[f"{name}: run"][0](), layer(x, layer(x[:3])[1])[0])
+            assert same([*calls[f"{name}: sessions"][0]().values()], [*y.swapaxes(0, 1)])
+        for what in ("list", "iterator"):
+            assert same(calls[f"{name}: scorer, {what}"][0](), [*y.swapaxes(0, 1)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- forks

@@ -6,7 +6,9 @@ that when nothing goes wrong, and checks those of a call that was disturbed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from bits import bits, like
 from cases import FUNCTIONS, arguments, as_passed
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Scorer, Sessions, Stack
 from blockcell._bind import bind
 from blockcell._cpu import CACHES
 from blockcell.optable import OPS
@@ -236,6 +238,129 @@ def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, S
     return {f"{name}: {what}": Scenario(lambda: layer, act) for what, act in acts.items()}
 
 
+def of_scorers() -> dict[str, Scenario]:
+    """Of a path, a layer and a packed one; each reads and scores everything anew."""
+    folder = Path(tempfile.mkdtemp(prefix="blockcell-faults-"))
+    layers, found = kinds(), {}
+    layers["stack"].save(folder / "stack.npz")
+    xs = [uniform(t, I) for t in (5, 1, 9, 5, 2)]
+    sources = {
+        "path": (folder / "stack.npz", "mean"),
+        "bidirectional": (layers["bidirectional"], "last"),
+        "classifier in int8": (layers["classifier"].packed("int8"), "all"),
+        "function": (layers["projected LSTM"], nothing_else),
+    }
+    for name, (source, output) in sources.items():
+
+        def make(source: Any = source, output: Any = output) -> Scorer:
+            blockcell.scorer._read_file.cache_clear()
+            return Scorer(source, output=output, batch=2, num_threads=None)
+
+        def score(scorer: Scorer) -> list[Any]:
+            return scorer(xs)
+
+        acts = {
+            "list": score,
+            "lists": lambda scorer: scorer([x.tolist() for x in xs]),
+            "iterator": lambda scorer: [*scorer(iter(xs))],
+            "some": lambda scorer: next(scorer(x for x in xs)),
+            "new": lambda scorer, make=make: make()(xs),
+            "pickle": lambda scorer: pickle.loads(pickle.dumps(scorer))(xs),
+        }
+        found |= {f"scorer of {name}: {what}": Scenario(make, act, score, score) for what, act in acts.items()}
+    return found
+
+
+def nothing_else(y: np.ndarray) -> np.ndarray:
+    return y
+
+
+def some_sessions(layer: Any, *stored: str) -> Sessions:
+    """One has had a step and one was closed; what waits is run in two groups, for more sessions than there is room."""
+    sessions, x = Sessions(layer.packed(*stored) if stored else layer, capacity=2), uniform(T, I, dtype=layer.dtype)
+    for _ in range(5):
+        sessions.open()
+    sessions.feed(0, x[:2])
+    sessions.feed(3, x[0])
+    sessions.step()
+    sessions.close(3)
+    sessions.feed(0, x[2])
+    sessions.feed(1, x)
+    sessions.feed(2, x[0])
+    sessions.feed(2, x[1:4])
+    return sessions
+
+
+def outcome(sessions: Sessions, *returned: dict[int, np.ndarray]) -> Any:
+    """What was returned, with what a copy goes on to return, for each session; and then its state."""
+    sessions, results, states = copy.copy(sessions), [*returned], {}
+    while step := sessions.step():
+        results.append(step)
+    for id in range(9):
+        with contextlib.suppress(ValueError):
+            states[id] = sessions.save(id)
+    ys = {id: [np.atleast_2d(step[id]) for step in results if id in step] for id in {*itertools.chain(*results)}}
+    return {id: np.concatenate(parts) for id, parts in sorted(ys.items())}, states, len(sessions)
+
+
+def of_sessions() -> dict[str, Scenario]:
+    """The acts can be repeated."""
+    found = {}
+    layers = {name: kinds()[name] for name in ("stack", "LSTM half", "classifier")}
+    for name, layer in layers.items():
+        stored = ("int8", "int16") if name == "classifier" else ()
+        x = uniform(T, I, dtype=layer.dtype)
+
+        def close(sessions: Sessions) -> None:
+            with contextlib.suppress(ValueError):
+                sessions.close(1)
+
+        def go_on(sessions: Sessions, x: Any = x) -> Any:
+            for id in (0, 2, sessions.open()):
+                sessions.feed(id, x[:2])
+            return [*outcome(sessions)[0].values()]
+
+        acts = {
+            "open": lambda sessions: sessions.open(),
+            "feed": lambda sessions, x=x: sessions.feed(4, x[0]),
+            "feed list": lambda sessions, x=x: sessions.feed(2, x[:3].tolist()),
+            "close": close,
+            "step": lambda sessions: sessions.step(),
+            "step limit": lambda sessions: sessions.step(2),
+            "save": lambda sessions: sessions.save(0),
+            "save new": lambda sessions: sessions.save(4),
+            "restore": lambda sessions: sessions.restore(sessions.save(0)),
+            "copy": lambda sessions: outcome(copy.copy(sessions)),
+            "pickle": lambda sessions: outcome(pickle.loads(pickle.dumps(sessions))),
+            "new": lambda sessions, layer=layer, stored=stored: outcome(some_sessions(layer, *stored)),
+        }
+        make = partial(some_sessions, layer, *stored)
+        found |= {f"sessions of {name}: {what}": Scenario(make, act, outcome, go_on) for what, act in acts.items()}
+    return found
+
+
+def of_steps() -> dict[str, Scenario]:
+    """Steps of sessions whose results have somewhere to go: nothing is lost or computed twice.
+
+    Not for Ctrl-C, which may strike when a step has returned, and before anybody has its results.
+    """
+    found = {}
+    for name, layer in kinds().items():
+        if name != "bidirectional":
+            for what, options in {"step": (), "step limit": (2,)}.items():
+
+                def act(thing: Any, options: Any = options) -> None:
+                    sessions, returned = thing
+                    returned[0] = sessions.step(*options)
+
+                found[f"sessions of {name}: {what}"] = Scenario(
+                    lambda layer=layer: (some_sessions(layer), [{}]),  # type: ignore[misc]
+                    act,
+                    lambda thing: outcome(thing[0], *thing[1]),
+                )
+    return found
+
+
 def of_files() -> dict[str, Scenario]:
     found = {}
     folder = Path(tempfile.mkdtemp(prefix="blockcell-faults-"))
@@ -293,10 +418,13 @@ GROUPS = {
     "first calls": of_first_calls,
     "layers": of_layers,
     "streams": of_streams,
+    "scorers": of_scorers,
+    "sessions": of_sessions,
+    "steps": of_steps,
     "files": of_files,
     "export": of_export,
 }
-COMPUTING = ("ops", "layers", "streams")
+COMPUTING = ("ops", "layers", "streams", "scorers", "sessions")
 
 
 def everything(groups: Any = COMPUTING) -> Iterator[tuple[str, Scenario]]:

@@ -1,9 +1,10 @@
-"""What tests of `Scorer` run in other processes."""
+"""What results of a `Scorer` should be, and what its tests run in other processes."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,35 @@ import numpy as np
 from bits import bits
 
 import blockcell
-from blockcell import Scorer, scorer
+from blockcell import Bidirectional, Dense, Scorer, Stack, scorer
+
+
+def ends(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
+    """The final h of the topmost layer."""
+    if isinstance(layer, Stack):
+        return ends(layer.layers[-1], state[-1], y)
+    if isinstance(layer, Bidirectional):
+        n = layer.fw.output_size
+        return np.concatenate([ends(layer.fw, state[0], y[:, :n]), ends(layer.bw, state[1], y[::-1, n:])])
+    return y[-1] if isinstance(layer, Dense) else state.h[0]
+
+
+def alone(layer: Any, output: str | Callable[[np.ndarray], Any], x: np.ndarray, call: Any = None) -> Any:
+    """The result for one sequence, by a call of the layer, or of what was made of it."""
+    y, state = (call or layer)(x[:, None])
+    if y.ndim == 2:  # of a Dense with `last`
+        return output(y[0].copy()) if callable(output) else y[0].copy()
+    y = y[:, 0].copy()
+    if output == "last":
+        return ends(layer, state, y)
+    if output == "mean":
+        wide = np.promote_types(y.dtype, np.float32)
+        total = np.zeros(y.shape[1], wide)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for step in y:
+                total = total + step.astype(wide)
+            return (total / wide.type(len(y))).astype(y.dtype)
+    return output(y) if callable(output) else y
 
 
 def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, int]:

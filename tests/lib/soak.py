@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import pickle
 import random
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bits import bits, like
-from scenarios import Expected, everything, halved, kinds, uniform
+from scenarios import Expected, I, everything, halved, kinds, uniform
+from scoring import alone
 
 import blockcell
+from blockcell import Scorer, Sessions
 
 PYTHON_THREADS = 8
+SECONDS = 60  # after which what a thread waits for will not come
 SIZES = [(1, 1), (2, 16), (6, 16), (6, 5), (9, 33), (3, 70)]  # T, B: plans that a layer keeps for the next call
 
 
@@ -36,6 +41,14 @@ class Jobs:
                 y, last, tape = layer.forward(x, state)
                 expected = bits((layer(x), layer(x, state), (y, last), layer.backward(tape, d_y)))
                 self.shared.append((name, layer, x, d_y, state, expected))
+        self.scorers = []
+        for output, (name, layer) in zip(itertools.cycle(["last", "all", "mean"]), kinds().items()):
+            xs = [uniform(t, layer.input_size, dtype=layer.dtype) for t in range(1, 20)]
+            expected = [bits(alone(layer, output, x)) for x in xs]
+            self.scorers.append((name, Scorer(layer, output=output, batch=4, num_threads=None), xs, expected))
+        layer = kinds()["classifier"]
+        self.sessions, self.inbox = [Sessions(layer, capacity=2), Sessions(layer, capacity=1)], [{}, {}]
+        self.told = [(x, layer(x[:, None])[0][:, 0]) for x in (uniform(7, I, seed=seed) for seed in range(9))]
         self.changing = kinds()["stack"]
         self.weights = [self.changing.weights, halved(self.changing)]
         self.inputs, self.possible = [uniform(T, B, self.changing.input_size) for T, B in SIZES], []
@@ -75,6 +88,40 @@ class Jobs:
                     y[cut:, some] = stream.run(x[cut:, some], rows=some)
             assert bits((y, stream.state)) == expected[1], name
 
+    def scorer(self, g: random.Random) -> None:
+        """One that others use at the same time."""
+        name, scorer, xs, expected = g.choice(self.scorers)
+        some = g.sample(range(len(xs)), g.randint(0, len(xs)))
+        given = [xs[k] for k in some]
+        assert bits([*scorer(g.choice([list, iter])(given))]) == tuple(expected[k] for k in some), name
+
+    def session(self, g: random.Random) -> None:
+        """Among those of other threads, of which now one steps and now another; at one place and then at the other."""
+        x, y = g.choice(self.told)
+        cut = g.randint(0, len(x))
+        sessions, id = self.sessions[0], self.sessions[0].open()
+        first = self.served(0, id, x[:cut])
+        state = sessions.save(id)
+        sessions.close(id)
+        assert bits([*first, *self.served(1, self.sessions[1].restore(state), x[cut:])]) == bits([*y])
+
+    def served(self, place: int, id: int, x: np.ndarray) -> list[np.ndarray]:
+        """y at each step, which another thread may get."""
+        sessions, inbox = self.sessions[place], self.inbox[place]
+        mine = inbox[id] = []
+        for each in x:
+            sessions.feed(id, each)
+        end = time.monotonic() + SECONDS
+        while sum(map(len, mine)) < len(x):
+            try:
+                for other, y in sessions.step(limit=3).items():
+                    inbox[other].append(np.atleast_2d(y))
+            except RuntimeError:
+                time.sleep(0.0001)
+            assert time.monotonic() < end, "steps are missing"
+        del inbox[id]
+        return [row for part in mine for row in part]
+
     def file(self, g: random.Random) -> None:
         name = g.choice(sorted(self.files))
         layer, expected = self.files[name]
@@ -93,8 +140,16 @@ class Jobs:
     def one(self, g: random.Random) -> None:
         if g.random() < 0.1:
             blockcell.set_num_threads(g.randint(1, 3))
-        kinds = [self.scenario, self.shared_layer, self.stream, self.file, self.changing_weights]
-        g.choices(kinds, [8, 4, 4, 1, 3])[0](g)
+        jobs = {
+            self.scenario: 8,
+            self.shared_layer: 4,
+            self.stream: 4,
+            self.scorer: 2,
+            self.session: 2,
+            self.file: 1,
+            self.changing_weights: 3,
+        }
+        g.choices([*jobs], [*jobs.values()])[0](g)
 
 
 def soak(calls: int, seed: int) -> None:

@@ -22,7 +22,7 @@ from blockcell import GRU, LSTM, _cpu
 
 FAULTS = Path(__file__).parents[1] / "lib" / "faults.py"
 SHIM = FAULTS.with_name("malloc_shim.c")
-GROUPS = ["ops", "layers", "streams", "files", "export"]
+GROUPS = ["ops", "layers", "streams", "scorers", "sessions", "files", "export"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 threaded = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
@@ -65,7 +65,7 @@ def disturb(what, group, count, request, threads=2, minutes=2.0, only=""):
 # Protobuf crashes if one of its own allocations fails. Where models are written, MemoryError comes from the Python code
 # around it instead.
 PLACES = [(what, group) for what in ("allocations", "mallocs", "interrupts") for group in GROUPS if group != "export"]
-PLACES += [("errors", "export"), ("interrupts", "export")]
+PLACES += [("errors", "export"), ("interrupts", "export"), ("allocations", "steps"), ("mallocs", "steps")]
 
 
 @pytest.mark.parametrize(("what", "group"), PLACES)

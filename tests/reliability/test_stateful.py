@@ -1,4 +1,5 @@
-"""Whatever is done with a stream or a layer, in any order and on any threads: the bits of the plain layer on one.
+"""Whatever is done with streams, layers, sessions and scorers, in any order and on any threads: the bits of the plain
+layer on one.
 
 Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a packed layer,
 is the layer called for one step after the other on one thread, with its state as arrays; with products in integers it
@@ -10,8 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from scoring import alone
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, _kernels
@@ -1071,15 +1076,161 @@ class ManySessions(RuleBasedStateMachine):
                 raise ValueError("nobody is there")
 
 
+# ------------------------------------------------------------------------------------------------------------- scorers
+class Scorers(RuleBasedStateMachine):
+    """A scorer beside calls of its layer with one sequence at a time, on one thread."""
+
+    outputs = st.sampled_from(["last", "all", "mean", np.flip])
+    threads = st.sampled_from([None, *THREADS])
+    numbers = st.sampled_from([0, 1, 2, 7, 20]) | st.integers(0, 70)
+
+    @initialize(
+        layer=layers(),
+        threads=st.sampled_from(THREADS),
+        storage=st.sampled_from([*STORAGES[:1] * 4, *STORAGES]),
+        way=WAYS,
+        output=outputs,
+        batch=st.integers(1, 9),
+    )
+    def begin(self, layer, threads, storage, way, output, batch):
+        self.undo = contextlib.ExitStack()
+        self.undo.enter_context(with_products_of(way))
+        self.folder = Path(self.undo.enter_context(tempfile.TemporaryDirectory()))
+        blockcell.set_num_threads(threads)
+        self.layer, self.stored = layer, storage if layer.dtype == np.float32 else STORAGES[0]
+        self.iterators = []
+        self.new_scorer(output=output, batch=batch, threads=1, source="layer")
+
+    def teardown(self):
+        blockcell.set_num_threads(None)
+        self.undo.close()
+
+    @rule(output=outputs, batch=st.integers(1, 9), threads=threads, source=st.sampled_from(["layer", "packed", "path"]))
+    def new_scorer(self, output, batch, threads, source):
+        """With the weights that the layer has now."""
+        if not self.layer._over_time and output in ("all", "mean"):
+            output = "last"
+        made_of = self.layer
+        if self.stored != STORAGES[0] or source == "packed":
+            made_of = self.layer.packed(*self.stored)
+        elif source == "path":
+            made_of = self.folder / f"{len([*self.folder.iterdir()])}.npz"
+            self.layer.save(made_of)
+        self.scorer = blockcell.Scorer(made_of, output=output, batch=batch, num_threads=threads)
+        self.model, self.output = Model(self.layer, 1, *self.stored), output
+
+    def sequences(self, seed, number, longest):
+        g = np.random.default_rng(seed)
+        lengths = g.integers(1, longest + 1, number)
+        return [uniform(g, (length, self.layer.input_size), self.layer.dtype) for length in lengths]
+
+    def expected(self, xs):
+        with on_threads(1), with_products_of("c"):
+            return [alone(self.layer, self.output, x, self.model.layer) for x in xs]
+
+    longest = st.sampled_from([1, 2, 5, 12, 40])
+
+    @rule(seed=SEEDS, number=numbers, longest=longest, form=forms, kind=st.sampled_from([list, tuple, iter, "objects"]))
+    def score(self, seed, number, longest, form, kind):
+        xs = self.sequences(seed, number, longest)
+        given = [FORMS[form](x) for x in xs]
+        if kind == "objects":
+            given, lists = np.empty(number, object), given
+            given[:] = lists
+        else:
+            given = kind(given)
+        found = self.scorer(given)
+        assert isinstance(found, list) == (kind is not iter)
+        assert same([*found], self.expected(xs))
+
+    @rule(seed=SEEDS, number=numbers, longest=longest)
+    def begin_to_score(self, seed, number, longest):
+        """An iterator, of which other calls go on while it does. It uses its array again, and is from now on told."""
+        xs, buffer = self.sequences(seed, number, longest), np.empty((longest, self.layer.input_size), self.layer.dtype)
+
+        def filled():
+            for x in xs:
+                buffer[: len(x)] = x
+                yield buffer[: len(x)]
+            buffer[...] = 9
+
+        self.iterators = [*self.iterators[-2:], (self.scorer(filled()), iter(self.expected(xs)))]
+
+    @precondition(lambda self: self.iterators)
+    @rule(which=st.integers(0, 2), count=st.sampled_from([1, 5, 40, 99]))
+    def go_on(self, which, count):
+        found, expected = self.iterators[which % len(self.iterators)]
+        assert same([*itertools.islice(found, count)], [*itertools.islice(expected, count)])
+
+    @rule(how=st.sampled_from([copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]))
+    def go_on_with_a_copy(self, how):
+        self.scorer = how(self.scorer)
+
+    @rule(seed=SEEDS)
+    def set_weights(self, seed):
+        """The scorer keeps those that it has."""
+        self.layer.set_weights(**new_weights(self.layer, seed))
+
+    @rule(threads=st.sampled_from(THREADS))
+    def set_num_threads(self, threads):
+        blockcell.set_num_threads(threads)
+
+    @precondition(lambda self: self.model.activations != FLOAT)
+    @rule(way=WAYS)
+    def use_other_instructions(self, way):
+        _integer.use(way)
+
+    @rule(seed=SEEDS, longest=longest, what=st.sampled_from(["score", "weights", "threads"]))
+    def meddle(self, seed, longest, what):
+        """The conversion of a sequence uses the scorer, its layer or the threads."""
+        x, *others = self.sequences(seed, 4, longest)
+
+        class Meddler:
+            def __array__(meddler, dtype=None, copy=None):
+                if what == "score":
+                    self.score(seed=seed + 1, number=5, longest=5, form="as it is", kind=list)
+                elif what == "weights":
+                    self.set_weights(seed=seed)
+                else:
+                    self.set_num_threads(threads=seed % 4 + 1)
+                return x
+
+        assert same(self.scorer([*others, Meddler()]), self.expected([*others, x]))
+
+    BAD = ("None", "text", "objects", "a column more", "rank", "scalar", "other dtype", "integers", "ragged")
+
+    @rule(seed=SEEDS, bad=st.sampled_from([*BAD, "no steps"]), number=st.integers(0, 9), as_list=st.booleans())
+    def bad_sequence(self, seed, bad, number, as_list):
+        """Good ones are as good as before."""
+        xs = self.sequences(seed, number + 1, 5)
+        given = [*xs[:number], xs[number][:0] if bad == "no steps" else BAD_INPUTS[bad](xs[number])]
+        with pytest.raises(REFUSED, match=rf"Scorer: sequences\[{number}\]"):
+            [*self.scorer(given if as_list else iter(given))]
+        assert same(self.scorer(xs), self.expected(xs))
+
+
 # ------------------------------------------------------------------------------------------------------------- running
-MACHINES = {"streams": Streams, "layers": Layers, "packed layers": PackedLayers, "sessions": ManySessions}
+MACHINES = {
+    "streams": Streams,
+    "layers": Layers,
+    "packed layers": PackedLayers,
+    "sessions": ManySessions,
+    "scorers": Scorers,
+}
 FEW = {
     "streams": (150, 30),
     "layers": (80, 15),
     "packed layers": (150, 15),
     "sessions": (60, 25),
+    "scorers": (60, 15),
 }  # examples, and calls in each
-MANY = {"streams": (5000, 60), "layers": (3000, 40), "packed layers": (8000, 20), "sessions": (3000, 60)}
+MANY = {
+    "streams": (5000, 60),
+    "layers": (3000, 40),
+    "packed layers": (8000, 20),
+    "sessions": (3000, 60),
+    "scorers": (3000, 30),
+}
 
 
 def explore(name, examples, calls, number):
