@@ -293,8 +293,8 @@ class Sessions:
             batch = self._rows + max(self._rows, missing)
             if batch > self._stream.batch:  # else an earlier call was stopped here
                 self._stream._grow(batch)
-            more = range(self._stream.batch - 1, self._rows - 1, -1)
-            self._free, self._rows = [*more, *self._free], more.start + 1
+            batch = self._stream.batch
+            self._free, self._rows = [*range(batch - 1, self._rows - 1, -1), *self._free], batch
         self._stream.reset(self._free[-len(new) :])
         with self._lock:
             for session in new:

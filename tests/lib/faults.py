@@ -97,6 +97,8 @@ def little_memory() -> None:
             calls[f"{name}: run"] = lambda stream=stream: stream.run(x), lambda stream=stream: stream.state
             if name != "dense":  # whose stream has no states
                 calls[f"{name}: stream"] = lambda layer=layer: layer.stream(10**6), lambda: 0
+        if name not in ("LSTM", "stack", "bidirectional"):
+            continue
         scorer = Scorer(layer, output="all")
         for what, kind in (("list", list), ("iterator", iter)):
             calls[f"{name}: scorer, {what}"] = (
@@ -126,9 +128,10 @@ def little_memory() -> None:
         assert same(layer.forward(x)[0], y) and same(calls[f"{name}: call"][0]()[0], y)
         if name != "bidirectional":
             assert same(calls[f"{name}: run"][0](), layer(x, layer(x[:3])[1])[0])
-            assert same([*calls[f"{name}: sessions"][0]().values()], [*y.swapaxes(0, 1)])
-        for what in ("list", "iterator"):
-            assert same(calls[f"{name}: scorer, {what}"][0](), [*y.swapaxes(0, 1)])
+        for what in ("scorer, list", "scorer, iterator", "sessions"):
+            if call := calls.get(f"{name}: {what}"):
+                found = call[0]()
+                assert same([*(found.values() if what == "sessions" else found)], [*y.swapaxes(0, 1)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- forks

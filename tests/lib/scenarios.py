@@ -239,36 +239,33 @@ def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, S
 
 
 def of_scorers() -> dict[str, Scenario]:
-    """Of a path, a layer and a packed one; each reads and scores everything anew."""
-    folder = Path(tempfile.mkdtemp(prefix="blockcell-faults-"))
-    layers, found = kinds(), {}
-    layers["stack"].save(folder / "stack.npz")
+    layers = kinds()
+    return (
+        of_scorer("bidirectional", layers["bidirectional"], "last")
+        | of_scorer("classifier in int8", layers["classifier"].packed("int8"), "all")
+        | of_scorer("function", layers["projected LSTM"], nothing_else)
+    )
+
+
+def of_scorer(name: str, source: Any, output: Any) -> dict[str, Scenario]:
     xs = [uniform(t, I) for t in (5, 1, 9, 5, 2)]
-    sources = {
-        "path": (folder / "stack.npz", "mean"),
-        "bidirectional": (layers["bidirectional"], "last"),
-        "classifier in int8": (layers["classifier"].packed("int8"), "all"),
-        "function": (layers["projected LSTM"], nothing_else),
+
+    def make() -> Scorer:
+        blockcell.scorer._read_file.cache_clear()  # each reads its file anew
+        return Scorer(source, output=output, batch=2, num_threads=None)
+
+    def score(scorer: Scorer) -> list[Any]:
+        return scorer(xs)
+
+    acts = {
+        "list": score,
+        "lists": lambda scorer: scorer([x.tolist() for x in xs]),
+        "iterator": lambda scorer: [*scorer(iter(xs))],
+        "some": lambda scorer: next(scorer(x for x in xs)),
+        "new": lambda scorer: make()(xs),
+        "pickle": lambda scorer: pickle.loads(pickle.dumps(scorer))(xs),
     }
-    for name, (source, output) in sources.items():
-
-        def make(source: Any = source, output: Any = output) -> Scorer:
-            blockcell.scorer._read_file.cache_clear()
-            return Scorer(source, output=output, batch=2, num_threads=None)
-
-        def score(scorer: Scorer) -> list[Any]:
-            return scorer(xs)
-
-        acts = {
-            "list": score,
-            "lists": lambda scorer: scorer([x.tolist() for x in xs]),
-            "iterator": lambda scorer: [*scorer(iter(xs))],
-            "some": lambda scorer: next(scorer(x for x in xs)),
-            "new": lambda scorer, make=make: make()(xs),
-            "pickle": lambda scorer: pickle.loads(pickle.dumps(scorer))(xs),
-        }
-        found |= {f"scorer of {name}: {what}": Scenario(make, act, score, score) for what, act in acts.items()}
-    return found
+    return {f"scorer of {name}: {what}": Scenario(make, act, score, score) for what, act in acts.items()}
 
 
 def nothing_else(y: np.ndarray) -> np.ndarray:
@@ -330,9 +327,9 @@ def of_sessions() -> dict[str, Scenario]:
             "save": lambda sessions: sessions.save(0),
             "save new": lambda sessions: sessions.save(4),
             "restore": lambda sessions: sessions.restore(sessions.save(0)),
-            "copy": lambda sessions: outcome(copy.copy(sessions)),
-            "pickle": lambda sessions: outcome(pickle.loads(pickle.dumps(sessions))),
-            "new": lambda sessions, layer=layer, stored=stored: outcome(some_sessions(layer, *stored)),
+            "copy": lambda sessions: copy.copy(sessions).step(1),
+            "pickle": lambda sessions: pickle.loads(pickle.dumps(sessions)).step(1),
+            "new": lambda sessions, layer=layer: Sessions(layer).open(),
         }
         make = partial(some_sessions, layer, *stored)
         found |= {f"sessions of {name}: {what}": Scenario(make, act, outcome, go_on) for what, act in acts.items()}
@@ -382,7 +379,8 @@ def of_files() -> dict[str, Scenario]:
         found[f"load int8 {suffix}"] = Scenario(lambda path=small: path, read, read)  # type: ignore[misc]
         save = partial(layer.save, storage="int8")
         found[f"save in int8 {suffix}"] = Scenario(partial(make, old, other), save, read, read)
-    return found
+    kinds()["stack"].save(folder / "stack.npz")
+    return found | of_scorer("path", folder / "stack.npz", "mean")
 
 
 def of_export() -> dict[str, Scenario]:
