@@ -589,7 +589,9 @@ def grow(tuple streams, Py_ssize_t batch):
             states, following = stream.zeros(batch), stream.zeros(batch)
             for i in range(len(stream.states)):
                 copy_rows(states[i], stream.states[i], NULL, stream.batch, True)
-            own = stream.cell._streamed(stream.given, stream.storage, stream.activations, batch)
+            packed = stream.layer is not stream.cell  # then the weights are stored in its way already
+            storage, activations = (None, "float32") if packed else (stream.storage, stream.activations)
+            own = stream.cell._streamed(stream.given, storage, activations, batch)
             grown.append((states, following, *own))
         for k in range(len(streams)):
             stream = streams[k]

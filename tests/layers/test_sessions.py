@@ -97,12 +97,13 @@ def test_a_storage(options, source):
     layer, x = LSTM.init(I, H, seed=4), inputs(4)
     packed = layer.packed(*options)
     if source == "packed":
-        sessions = Sessions(packed, capacity=3)
+        sessions = Sessions(packed, capacity=1)
     else:
-        sessions = Sessions(layer, capacity=3, **dict(zip(("storage", "activations"), options, strict=False)))
-    id = sessions.open()
-    sessions.feed(id, x)
-    assert same(sessions.step(), {id: packed(x[:, None])[0][:, 0]})
+        sessions = Sessions(layer, capacity=1, **dict(zip(("storage", "activations"), options, strict=False)))
+    ids = [sessions.open() for _ in range(3)]  # more than there is room for
+    for id in ids:
+        sessions.feed(id, x)
+    assert same(sessions.step(), dict.fromkeys(ids, packed(x[:, None])[0][:, 0]))
 
 
 def test_sessions_move(net):

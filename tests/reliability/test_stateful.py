@@ -1203,6 +1203,8 @@ class Scorers(RuleBasedStateMachine):
     def bad_sequence(self, seed, bad, number, as_list):
         """Good ones are as good as before."""
         xs = self.sequences(seed, number + 1, 5)
+        if bad == "objects" and xs[number].size == 0:
+            return  # nothing can be wrong with it
         given = [*xs[:number], xs[number][:0] if bad == "no steps" else BAD_INPUTS[bad](xs[number])]
         with pytest.raises(REFUSED, match=rf"Scorer: sequences\[{number}\]"):
             [*self.scorer(given if as_list else iter(given))]
