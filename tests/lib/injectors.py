@@ -151,6 +151,8 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
         hit, failed, result = attempt(injector, n, lambda: scenario.act(thing))
         errors.append(failed)
         expected.check(thing, failed, result)
+        if n % 100 == 0:
+            gc.collect()  # it is disabled, and all attempts would stay
         return hit
 
     errors: list[bool] = []
