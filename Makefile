@@ -6,7 +6,8 @@ BUILT := .venv/built
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
-.PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu bench gpu-check lint clean
+.PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
+.PHONY: gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -59,6 +60,13 @@ test-tsan: $(BUILT)
 # With a PYTHON that has no GIL, such as python3.13t; makes an environment of its own.
 test-freethreaded:
 	$(PYTHON) tests/lib/freethreading.py
+
+# Compiled for aarch64, and run by an emulator of it: on Debian, with gcc-aarch64-linux-gnu, qemu-user and its own Python.
+test-arm: .venv/tools
+	$(BIN)/python tests/lib/arm.py
+
+test-arm-short: .venv/tools
+	$(BIN)/python tests/lib/arm.py short
 
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers

@@ -14,7 +14,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def protect(address, pages, allowed):
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(pages * PAGE), allowed):
+    if pages and libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(pages * PAGE), allowed):
         raise OSError(ctypes.get_errno(), "mprotect")
 
 

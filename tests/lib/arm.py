@@ -1,0 +1,157 @@
+"""The tests for aarch64, on another machine: compiled for it, and run by QEMU's emulation of such a CPU.
+
+    python tests/lib/arm.py             (or `make test-arm`)
+    python tests/lib/arm.py short       what every push runs (or `make test-arm-short`)
+    python tests/lib/arm.py build       no tests; build/arm/python is Python for aarch64 then
+
+Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's version of Python.  The same Python for
+arm64, and the libraries below it, are fetched with apt into build/arm, where nothing has to be installed; numpy and
+what tests need are PyPI's wheels.  Each file of tests is a process, as many at once as there are CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "arm"
+SYSTEM = FOLDER / "system"  # what Debian has in /
+PACKAGES = FOLDER / "packages"
+CHECKOUT = FOLDER / "checkout"
+PYTHON = FOLDER / "python"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+INSTALL = "apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+DEBIAN = ["python3", "libpython3-dev", "libc6-dev", "libgomp1", "libstdc++6"]
+PYPI = ["numpy>=2", "onnx>=1.16", "onnxruntime>=1.20", "pytest>=8"]
+PYPI += ["hypothesis>=6.100", "mpmath>=1.3", "safetensors>=0.4.5"]
+TAGS = [f"manylinux_2_{minor}_aarch64" for minor in (36, 28, 27, 17)] + ["manylinux2014_aarch64"]
+# Of streams, storage and files there are tests among those of the layers.
+WHOLE = ["kernels", "layers"]
+SHORT = ["kernels/test_activations", "kernels/test_formulas", "layers/test_integers", "layers/test_storage_kernels"]
+LEFT_OUT = {  # and why
+    "tests/layers/test_files.py::test_without_memory[.onnx]": "a limit on memory is the emulator's, too",
+}
+# Dependencies of a package that is already there are not asked for: there is a status of nothing installed.
+APT = """
+APT::Architecture "arm64";
+APT::Architectures {{ "arm64"; }};
+Dir::State "{folder}/state";
+Dir::State::status "{folder}/status";
+Dir::Cache "{folder}/cache";
+Debug::NoLocking "true";
+"""
+
+
+def run(*command: object, cwd: Path = FOLDER, **environment: str) -> None:
+    words = [str(word) for word in command]
+    result = subprocess.run(
+        words, cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(words)}\n{result.stdout[-10000:]}\nexit status {result.returncode}; needed: {INSTALL}")
+
+
+def fetch_system() -> None:
+    apt = FOLDER / "apt"
+    for folder in ("state/lists/partial", "cache/archives/partial"):
+        (apt / folder).mkdir(parents=True)
+    (apt / "status").touch()
+    config = apt / "apt.conf"
+    config.write_text(APT.format(folder=apt))
+    run("apt-get", "-qq", "update", APT_CONFIG=str(config))
+    options = ["-y", "-qq", "--no-install-recommends", "--download-only"]
+    run("apt-get", *options, "install", *DEBIAN, APT_CONFIG=str(config))
+    for package in sorted((apt / "cache" / "archives").glob("*.deb")):
+        run("dpkg-deb", "-x", package, SYSTEM)
+    if not (SYSTEM / f"usr/bin/python{VERSION}").exists():
+        sys.exit(f"this is Python {VERSION}, and the distribution has another one: run it with that")
+
+
+def fetch_packages() -> None:
+    options = ["--quiet", "--only-binary=:all:", f"--python-version={VERSION}", f"--target={PACKAGES}"]
+    run(sys.executable, "-m", "pip", "install", *options, *(f"--platform={tag}" for tag in TAGS), *PYPI)
+
+
+def write_python() -> None:
+    """A command that behaves as Python for aarch64, also for programs that it runs itself, by `sys.executable`."""
+    PYTHON.write_text(
+        f"#!/bin/sh\n"
+        f"export PYTHONPATH={CHECKOUT}:{PACKAGES}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        f'exec qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM} -0 {PYTHON} {SYSTEM}/usr/bin/python{VERSION} "$@"\n'
+    )
+    PYTHON.chmod(0o755)
+
+
+def build() -> None:
+    """A copy of the checkout, in place; what an earlier build has left there is used."""
+    CHECKOUT.mkdir(exist_ok=True)
+    for old in CHECKOUT.iterdir():
+        if old.name not in ("build", "blockcell"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__")
+    shutil.copytree(ROOT, CHECKOUT, ignore=ignored, dirs_exist_ok=True)
+    library, include = SYSTEM / f"usr/lib/python{VERSION}", SYSTEM / "usr/include"
+    data = library / "_sysconfigdata__aarch64-linux-gnu.py"
+    (FOLDER / "sysconfig").mkdir(exist_ok=True)
+    shutil.copy(data, FOLDER / "sysconfig")
+    includes = [include / f"python{VERSION}", include, PACKAGES / "numpy/_core/include"]
+    # By the first two variables CPython knows what it builds for.
+    run(
+        sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=CHECKOUT,
+        _PYTHON_HOST_PLATFORM="linux-aarch64",
+        _PYTHON_SYSCONFIGDATA_NAME=data.stem,
+        PYTHONPATH=str(FOLDER / "sysconfig"),
+        CC="aarch64-linux-gnu-gcc",
+        CFLAGS=" ".join(f"-I{include}" for include in includes),
+    )  # fmt: skip
+
+
+def run_tests(file: str) -> tuple[bool, str]:
+    """Whether those of a file passed, and what pytest printed."""
+    options = ["-q", "-p", "no:cacheprovider", *(f"--deselect={name}" for name in LEFT_OUT)]
+    command = [str(PYTHON), "-m", "pytest", *options, file]
+    result = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return result.returncode == 0, result.stdout.rstrip()
+
+
+def main(what: str) -> None:
+    start = time.perf_counter()
+    os.environ.pop("BLOCKCELL_LEVELS", None)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not SYSTEM.exists():
+        fetch_system()
+    if not PACKAGES.exists():
+        fetch_packages()
+    write_python()
+    build()
+    print(f"built for aarch64 in {time.perf_counter() - start:.0f} s", flush=True)
+    if what == "build":
+        return
+    files = [f"tests/{name}.py" for name in SHORT]
+    if what == "all":
+        found = [file for folder in WHOLE for file in (CHECKOUT / "tests" / folder).glob("test_*.py")]
+        found.sort(key=lambda file: file.stat().st_size, reverse=True)
+        files = [str(file.relative_to(CHECKOUT)) for file in found]
+    passed, failed = 0, []
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for file, (good, output) in zip(files, pool.map(run_tests, files), strict=True):
+            last = output.rpartition("\n")[2].strip("= ")
+            print(f"{file}: {last}" if good else f"{output[-20000:]}\n{file} failed", flush=True)
+            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last))
+            failed += [] if good else [file]
+    for name, why in LEFT_OUT.items():
+        print(f"left out: {name}, as {why}")
+    print(f"{passed} tests passed; {(time.perf_counter() - start) / 60:.0f} minutes in all")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "all")
