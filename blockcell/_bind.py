@@ -32,7 +32,7 @@ def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
     """The position of each of the kernel's parameters by name; the names must be those of the op's row."""
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["work", "num_threads", "ready"]
+    names += ["seq_len_max"] * op.sequence + ["work", "threads", "members", "ready"]
     taken = list(inspect.signature(kernel).parameters)
     unknown, missing = Counter(taken) - Counter(names), Counter(names) - Counter(taken)
     if unknown or missing:

@@ -36,7 +36,7 @@ class Kernel(Protocol):
 
 
 Kernels = dict[str, tuple[Kernel, ...]]
-Work = dict[str, Callable[..., tuple[int, int]]]
+Work = dict[str, Callable[..., tuple[int, int, int]]]
 
 
 def _keep_freed_memory() -> None:

@@ -1,16 +1,46 @@
 """The number of threads that calls run on, as users set it; `pyx/_team.pyx` says at each call how many there are."""
 
+import math
 import operator
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import SupportsIndex
 
 from . import _cpu, _team
 
 
-def _threads_of_this_process() -> int:
-    """OMP_NUM_THREADS, or else the CPUs that this process may use."""
+def _quota(root: Path = Path("/")) -> float:
+    """How many CPUs' time control groups, those of a container say, leave this process: infinity without a limit."""
+    limits = [math.inf]
+    mount = root / "sys/fs/cgroup"
+    for line in _words(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            folder, names = mount, ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            folder, names = mount / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        group = folder / path.strip("/")  # a container may not see it, but its own one, which is `folder` then
+        for each in (group, *(parent for parent in group.parents if parent.is_relative_to(folder))):
+            numbers = [word for name in names for word in _words(each / name)]
+            if len(numbers) == 2 and numbers[0].isdigit() and int(numbers[1]) > 0:  # no limit: "max", or -1
+                limits.append(int(numbers[0]) / int(numbers[1]))
+    return min(limits)
+
+
+def _words(path: Path) -> list[str]:
+    """None where there is no such file."""
+    try:
+        return path.read_text().split()
+    except (OSError, ValueError):
+        return []
+
+
+def _threads_of_this_process(root: Path = Path("/")) -> int:
+    """OMP_NUM_THREADS, or else the CPUs that this process may use, and no more than its quota, rounded up."""
     try:
         asked = int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])  # a list is for nested teams; we have none
         if asked >= 1:
@@ -18,12 +48,7 @@ def _threads_of_this_process() -> int:
     except ValueError:
         pass  # unset, or not a number
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:  # a container's quota
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return min(cpus, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or its quota is "max"
-        return cpus
+    return max(1, math.ceil(min(cpus, _quota(root))))
 
 
 def _stack_size() -> int:
@@ -59,8 +84,9 @@ def set_num_threads(n: SupportsIndex | None) -> None:
     Parameters
     ----------
     n : int or None
-        At least 1.  None: the environment variable OMP_NUM_THREADS, or else the CPUs that this process may use, both as
-        they were when blockcell was imported.
+        At least 1.  None: the environment variable OMP_NUM_THREADS, or else the CPUs that this process may use, by its
+        affinity and by the quota of its control group (that of a container), rounded up; all as they were when
+        blockcell was imported.
 
     Raises
     ------

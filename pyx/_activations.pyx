@@ -108,7 +108,7 @@ def take_cpus(int times, present):
     """`present()`, which tells the CPU, after this thread has begun in a team and after it has joined it `times` more,
     as if it were a new thread each time."""
     cdef Team team
-    gather(&team)
+    gather(&team, times + 1, 1)
     cpus = [present()]
     for _ in range(times):
         take_cpu(&team)

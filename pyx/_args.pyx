@@ -121,7 +121,7 @@ cdef class Frame:
     cdef list views  # the memoryviews among them: of the table's tensors, None if not read, then of scratch
     cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
     cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
-    cdef int planned
+    cdef int planned, members  # of those threads
 
     def __init__(self, kernel, int number, list arguments, list places, int ready_place):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
@@ -171,7 +171,7 @@ cdef class Call:
     cdef object work, reader, converter
     cdef list arguments  # a kernel's as every frame begins: its constants, None for all others
     cdef list view_places, attribute_places  # in them; None for a tensor that is not read
-    cdef int steps_place, threads_place, ready_place
+    cdef int steps_place, threads_place, members_place, ready_place
     cdef tuple frames  # for each dtype a list of those that no call uses
 
     def __init__(self, op, tuple kernels, work, dict places, reader, converter):
@@ -204,7 +204,7 @@ cdef class Call:
         self.view_places = [places[tensor.name] if tensor.read else None for tensor in tensors] + [places["work"]]
         self.attribute_places = [places[name] for name in names]
         self.steps_place = places["seq_len_max"] if op.sequence else -1
-        self.threads_place, self.ready_place = places["num_threads"], places["ready"]
+        self.threads_place, self.members_place, self.ready_place = places["threads"], places["members"], places["ready"]
         self.frames = tuple([[] for _ in kernels])
 
     def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
@@ -271,7 +271,8 @@ cdef class Call:
                 frame.arguments[<int> self.attribute_places[k]] = attributes[k]
             if self.sequence:
                 frame.arguments[self.steps_place] = sizes[0]
-            frame.arguments[self.threads_place] = threads
+            frame.arguments[self.threads_place] = frame.planned
+            frame.arguments[self.members_place] = frame.members
             run_kernel(frame.planned, call_kernel, <void *> frame)
         finally:
             frame.let_go()
@@ -301,7 +302,9 @@ cdef class Call:
     cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
         cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if memcmp(asked, frame.asked, sizeof(asked)) != 0:
-            frame.work, frame.planned = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            frame.work, frame.planned, frame.members = self.work(
+                sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads
+            )
             memcpy(frame.asked, asked, sizeof(asked))
         return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
 

@@ -2,6 +2,8 @@
 cimport cython
 from cpython.pycapsule cimport PyCapsule_New
 
+from machine cimport Machine
+
 cdef extern from *:
     """
     #if defined(__x86_64__) && defined(__GNUC__)
@@ -21,8 +23,7 @@ cdef extern from *:
         static int runs_v4(void) { return 0; }
     #endif
 
-    /* In bytes, of the data caches of each level; 0 where the processor does not tell. */
-    static Py_ssize_t cache_sizes[3];
+    static Machine this_machine;  /* a cache has 0 bytes where the processor does not tell */
     #if defined(__x86_64__)
         #include <cpuid.h>
         static void read_cache_sizes(void) {
@@ -33,7 +34,7 @@ cdef extern from *:
             for (unsigned k = 0; k < 16 && __get_cpuid_count(leaf, k, &a, &b, &c, &d) && (a & 31); k++) {
                 unsigned level = a >> 5 & 7;
                 if ((a & 31) != 2 && level >= 1 && level <= 3)
-                    cache_sizes[level - 1] =
+                    this_machine.caches[level - 1] =
                         ((Py_ssize_t) (b >> 22) + 1) * ((b >> 12 & 1023) + 1) * ((b & 4095) + 1) * ((Py_ssize_t) c + 1);
             }
         }
@@ -57,7 +58,7 @@ cdef extern from *:
     """
     bint runs_v3()
     bint runs_v4()
-    Py_ssize_t cache_sizes[3]
+    Machine this_machine
     void read_cache_sizes()
     bint HAS_OPENMP
     const char *COMPILER_NAME
@@ -80,6 +81,11 @@ def supported_levels():
 cdef int _level
 read_cache_sizes()
 for _level, _usual in enumerate((32 << 10, 1 << 20, 32 << 20)):
-    cache_sizes[_level] = cache_sizes[_level] or _usual
-CACHE_SIZES = PyCapsule_New(cache_sizes, "blockcell._cpu.CACHE_SIZES", NULL)  # for the kernels
-CACHES = {"L1": cache_sizes[0], "L2": cache_sizes[1], "L3": cache_sizes[2]}
+    this_machine.caches[_level] = this_machine.caches[_level] or _usual
+this_machine.only = -1
+this_machine.waking, this_machine.waking_each = 6000, 150
+this_machine.meeting, this_machine.meeting_each, this_machine.exchange = 250, 80, 15
+this_machine.speed, this_machine.alone = 105, 12000
+this_machine.reading[0], this_machine.reading[1], this_machine.reading[2] = 100, 30, 8
+MACHINE = PyCapsule_New(&this_machine, "blockcell._cpu.MACHINE", NULL)  # for the kernels
+CACHES = {"L1": this_machine.caches[0], "L2": this_machine.caches[1], "L3": this_machine.caches[2]}

@@ -1,13 +1,15 @@
 """The dense layer's kernels: what Python calls with typed memoryviews.
 
 The equations, the phases and the plan of scratch are in dense.pxd.  `..._work` returns the bytes of scratch that a
-kernel needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
+kernel needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
+nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from caches cimport use_cache_sizes
+from cost cimport threads_of
 from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back, run_widen
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from machine cimport Machine, use_machine
 from narrow cimport WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow, widening_threads
 from passes cimport Pass
@@ -15,19 +17,19 @@ from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, first_line, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
-use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
     cdef int narrow = narrow_of(&itemsize)
     cdef Forward p = forward_of(rows, 1, I, O, itemsize, narrow, 0, num_threads)
-    return p.total * itemsize + 64, p.threads
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def dense_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
     cdef Forward p = forward_of(1, 1, I, O, itemsize, WIDE, 0, 1)
-    return p.w.count * p.w.size * itemsize + 64, 1
+    return p.w.count * p.w.size * itemsize + 64, 1, 1
 
 
 def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packed):
@@ -40,7 +42,7 @@ def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] pac
 def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int narrow, int num_threads):
     """`narrow` says how the weights are stored."""
     cdef Forward p = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
-    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
+    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
 
 
 def dense_narrow(
@@ -60,7 +62,7 @@ def dense_narrow(
 
 
 def dense_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads(I * O, num_threads)
+    return 0, widening_threads(I * O, num_threads), 1
 
 
 def dense_widen(
@@ -106,7 +108,7 @@ def dense_layer_grad_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads
 ):
     cdef Backward p = backward_of(T, B, I, O, itemsize, 0, num_threads)
-    return p.total * itemsize + 64, p.threads
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 cdef struct GradPlan:

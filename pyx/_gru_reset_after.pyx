@@ -2,16 +2,18 @@
 
 The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays,
 with the names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a
-kernel needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
+kernel needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
+nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from backward cimport run_backward, run_pass_back
-from caches cimport use_cache_sizes
 from cells cimport ResetAfter, use_activations
+from cost cimport grid_of, threads_of
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru_reset_after cimport reset_after_of
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
@@ -20,12 +22,12 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, backward_of, forward_of, use_panels
+from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
-use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
@@ -35,14 +37,14 @@ cdef forward_work(
 ):
     cdef ResetAfter c = reset_after_of()
     c.narrow = narrow_of(&itemsize)
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, packed, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef ResetAfter c = reset_after_of()
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def block_gru_reset_after_work(
@@ -61,13 +63,13 @@ def block_gru_reset_after(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, const store[::1] b_hc, store[:, :, ::1] r, store[:, :, ::1] u,
     store[:, :, ::1] c, store[:, :, ::1] hc, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max,
-    int num_threads, int ready
+    int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef ResetAfter cell = reset_after_of()
     cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                computed_size(&x[0, 0, 0]), False, num_threads)
+                                computed_size(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
@@ -84,13 +86,13 @@ def block_gru_reset_after_grad(
     const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] hc,
     const store[:, :, ::1] h, const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad,
     store[:, ::1] w_ru_grad, store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, store[::1] b_hc_grad,
-    unsigned char[::1] work, Py_ssize_t seq_len_max, int num_threads, int ready
+    unsigned char[::1] work, Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef ResetAfter cell = reset_after_of()
     cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, num_threads)
+                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
@@ -109,8 +111,8 @@ def gru_reset_after_pack_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
 ):
     cdef ResetAfter c = reset_after_of()
-    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, 1)
-    return p.panels * itemsize + 64, 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
+    return p.panels * itemsize + 64, 1, 1
 
 
 def gru_reset_after_pack(
@@ -121,7 +123,7 @@ def gru_reset_after_pack(
     cdef const store *inputs[INPUTS]
     cdef ResetAfter c = reset_after_of()
     cdef Py_ssize_t H = w_c.shape[1]
-    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, computed_size(&w_c[0, 0]), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, computed_size(&w_c[0, 0]), True, grid_of(1, 1))
     inputs[W_RU], inputs[W_C] = &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
     use_panels(&p, aligned(packed))
@@ -134,8 +136,8 @@ def gru_reset_after_narrow_work(
     """`narrow` says how the weights are stored."""
     cdef ResetAfter c = reset_after_of()
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
 
 
 def gru_reset_after_narrow(
@@ -149,7 +151,7 @@ def gru_reset_after_narrow(
     cdef ResetAfter c = reset_after_of()
     cdef Py_ssize_t H = w_c.shape[1] // bytes_of(narrow)
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, sizeof(float), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, sizeof(float), True, grid_of(1, 1))
     codes[0], codes[1], scales[0], scales[1] = &w_ru[0, 0], &w_c[0, 0], &scale_ru[0], &scale_c[0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
     use_panels(&p, aligned(packed))
@@ -160,7 +162,7 @@ def gru_reset_after_narrow(
 def gru_reset_after_widen_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
 ):
-    return 0, widening_threads((I + H) * H, num_threads)
+    return 0, widening_threads((I + H) * H, num_threads), 1
 
 
 def gru_reset_after_widen(
@@ -201,7 +203,7 @@ def gru_reset_after_layer(
     s.c = reset_after_of()
     use_activations(&s.c, activation, recurrent_activation)
     s.c.narrow = narrow
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
@@ -231,7 +233,7 @@ def gru_reset_after_layer_grad(
     cdef GradPlan s
     s.c = reset_after_of()
     use_activations(&s.c, activation, recurrent_activation)
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
 
@@ -246,8 +248,8 @@ cdef ResetAfter torch_cell() noexcept nogil:
 
 def gru_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef ResetAfter c = torch_cell()
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def gru_torch(
@@ -256,15 +258,15 @@ def gru_torch(
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
     s.c = torch_cell()
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
 
 def gru_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef ResetAfter c = torch_cell()
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def gru_torch_grad(
@@ -273,6 +275,6 @@ def gru_torch_grad(
     """Likewise for the gradients."""
     cdef GradPlan s
     s.c = torch_cell()
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

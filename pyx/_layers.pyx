@@ -79,7 +79,7 @@ cdef class Plan:
 cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
     """From what kernels and their `..._work` return: what runs the steps, its plan, bytes of scratch and threads."""
     cdef Plan plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned = found
+    kernel, plan.parameters, plan.size, plan.planned, _ = found
     plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.narrow, plan.threads = T, B, narrow, threads
     plan.brief = T * B * (I + H) * H < SHORT

@@ -2,18 +2,20 @@
 
 The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
 names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
-needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
+needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
+nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward, run_pass_back
-from caches cimport use_cache_sizes
 from cells cimport Lstm, use_activations
+from cost cimport grid_of, parts_of, threads_of, use_threads
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
@@ -22,14 +24,17 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, backward_of, cell_grad_plan, forward_of, size_of_h, use_panels
+from plan cimport (
+    Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
+    size_of_h, use_panels
+)
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
 
 SOURCE = BLOCKCELL_SOURCE.decode()
-use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
@@ -40,8 +45,8 @@ cdef forward_work(
 ):
     cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     c.narrow = narrow_of(&itemsize)
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, packed, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -56,14 +61,14 @@ def lstm_cell(
     const store[:, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, ::1] i, store[:, ::1] cs, store[:, ::1] f, store[:, ::1] o, store[:, ::1] ci, store[:, ::1] co,
-    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int num_threads,
-    int ready
+    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int threads,
+    int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, False)
     cdef Forward p = forward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), False,
-                                num_threads)
+                                grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0]
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
@@ -81,13 +86,13 @@ def block_lstm(
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, :, ::1] i, store[:, :, ::1] cs, store[:, :, ::1] f, store[:, :, ::1] o, store[:, :, ::1] ci,
     store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, double forget_bias,
-    double cell_clip, bint use_peephole, bint ifco, int num_threads, int ready
+    double cell_clip, bint use_peephole, bint ifco, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, ifco)
     cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], computed_size(&x[0, 0, 0]),
-                                False, num_threads)
+                                False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0]
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
@@ -106,8 +111,8 @@ cdef backward_work(
     bint coupled=False
 ):
     cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -124,13 +129,13 @@ def lstm_cell_vjp(
     const store[:, ::1] f, const store[:, ::1] o, const store[:, ::1] ci, const store[:, ::1] co,
     const store[:, ::1] cs_grad, const store[:, ::1] h_grad, store[:, ::1] x_grad, store[:, ::1] cs_prev_grad,
     store[:, ::1] h_prev_grad, store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int num_threads, int ready
+    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, False)
     cdef Backward p = backward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), True,
-                                  num_threads)
+                                  grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
@@ -154,13 +159,13 @@ def block_lstm_grad(
     const store[:, :, ::1] co, const store[:, :, ::1] h, const store[:, :, ::1] cs_grad,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_prev_grad, store[:, ::1] h_prev_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    unsigned char[::1] work, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int num_threads, int ready
+    unsigned char[::1] work, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, num_threads)
+                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
@@ -212,13 +217,15 @@ cdef void peephole_parts(
 
 
 cdef long long cell_grads(
-    const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, int threads
+    Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, int ready
 ) noexcept nogil:
     cdef Team team
-    cdef Py_ssize_t part, parts = threads
+    cdef Py_ssize_t part, parts
     cdef real *d = work + p.d
     if store is not half:
         d = <real *> outputs[DICFO]
+    use_threads(&p.grid, ready)
+    parts = parts_of(&p.grid)
     if parts == 1:
         if c.peephole:
             peephole_parts(p, c, inputs, outputs, work, d, True, 0, 1)
@@ -226,8 +233,8 @@ cdef long long cell_grads(
         if c.peephole:
             peephole_parts(p, c, inputs, outputs, work, d, False, 0, 1)
         return 0
-    gather(&team)
-    with nogil, parallel(num_threads=threads):
+    gather(&team, parts, 1)
+    with nogil, parallel(num_threads=parts):
         join(&team)
         if c.peephole:
             for part in prange(parts, schedule="static"):
@@ -240,12 +247,12 @@ cdef long long cell_grads(
             for part in prange(parts, schedule="static"):
                 peephole_parts(p, c, inputs, outputs, work, d, False, part, parts)
         barrier(&team)  # as in `forward`
-    return lost(&team, threads)
+    return lost(&team)
 
 
 def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Backward p = cell_grad_plan(B, H, itemsize, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, num_threads))
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def lstm_cell_grad(
@@ -253,12 +260,13 @@ def lstm_cell_grad(
     const store[:, ::1] i, const store[:, ::1] cs, const store[:, ::1] f, const store[:, ::1] o,
     const store[:, ::1] ci, const store[:, ::1] co, const store[:, ::1] cs_grad, const store[:, ::1] h_grad,
     store[:, ::1] cs_prev_grad, store[:, ::1] dicfo, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    unsigned char[::1] work, bint use_peephole, int num_threads, int ready
+    unsigned char[::1] work, bint use_peephole, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, False)
-    cdef Backward p = cell_grad_plan(i.shape[0], i.shape[1], computed_size(&i[0, 0]), num_threads)
+    cdef Backward p = cell_grad_plan(i.shape[0], i.shape[1], computed_size(&i[0, 0]),
+                                     grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[CS_PREV], inputs[WCI], inputs[WCF], inputs[WCO] = &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0]
     inputs[OUT_I], inputs[OUT_CS], inputs[OUT_F], inputs[OUT_O] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
@@ -281,8 +289,8 @@ def lstm_pack_work(
     bint coupled
 ):
     cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, 1)
-    return p.panels * itemsize + 64, 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
+    return p.panels * itemsize + 64, 1, 1
 
 
 def lstm_pack(
@@ -293,7 +301,7 @@ def lstm_pack(
     cdef const store *inputs[INPUTS]
     cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1], coupled, 0)
     cdef Py_ssize_t H = w.shape[1] // c.gates[0], I = w.shape[0] - size_of_h(&c, H)
-    cdef Forward p = forward_of(&c, 1, 1, I, H, computed_size(&w[0, 0]), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, I, H, computed_size(&w[0, 0]), True, grid_of(1, 1))
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
     inputs[W_P] = &w_p[0, 0]
     use_panels(&p, aligned(packed))
@@ -306,8 +314,8 @@ def lstm_narrow_work(
     """`narrow` says how the weights are stored."""
     cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
 
 
 def lstm_narrow(
@@ -322,7 +330,7 @@ def lstm_narrow(
     cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1] // bytes_of(narrow), coupled, 0)
     cdef Py_ssize_t H = w.shape[1] // (c.gates[0] * bytes_of(narrow)), I = w.shape[0] - size_of_h(&c, H)
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
     codes[0], codes[1], scales[0], scales[1] = &w[0, 0], &w_p[0, 0], &scale[0], &scale_p[0]
     inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &wci[0], &wcf[0], &wco[0], &b[0]
     use_panels(&p, aligned(packed))
@@ -331,7 +339,7 @@ def lstm_narrow(
 
 
 def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads((I + H) * H, num_threads)
+    return 0, widening_threads((I + H) * H, num_threads), 1
 
 
 def lstm_widen(
@@ -374,7 +382,7 @@ def lstm_layer(
     s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
     use_activations(&s.c, activation, recurrent_activation)
     s.c.narrow = narrow
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
@@ -405,7 +413,7 @@ def lstm_layer_grad(
     cdef GradPlan s
     s.c = layer_of(0, 0, use_peephole, ifco, P, coupled, proj_clip)
     use_activations(&s.c, activation, recurrent_activation)
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
 
@@ -422,8 +430,8 @@ def lstm_torch_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
 ):
     cdef Lstm c = torch_cell(P)
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def lstm_torch(
@@ -432,7 +440,7 @@ def lstm_torch(
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
     s.c = torch_cell(P)
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
@@ -441,8 +449,8 @@ def lstm_torch_grad_work(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
 ):
     cdef Lstm c = torch_cell(P)
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def lstm_torch_grad(
@@ -451,6 +459,6 @@ def lstm_torch_grad(
     """Likewise for the gradients."""
     cdef GradPlan s
     s.c = torch_cell(P)
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

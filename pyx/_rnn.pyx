@@ -2,16 +2,18 @@
 
 The equations are in rnn.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
 names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
-needs and how many threads are of use to it.  Kernels return the nanoseconds that they lost by having several.
+needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
+nanoseconds that they lost by having several.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from activations cimport activation_of
 from backward cimport run_backward, run_pass_back
-from caches cimport use_cache_sizes
 from cells cimport Rnn
+from cost cimport grid_of, threads_of
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X,
@@ -19,13 +21,13 @@ from operands cimport (
 )
 from panels cimport widening_threads
 from passes cimport Pass
-from plan cimport Backward, Forward, backward_of, forward_of, use_panels
+from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
 from rnn cimport rnn_of
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
-use_cache_sizes(<const Py_ssize_t *> PyCapsule_Import("blockcell._cpu.CACHE_SIZES", 0))
+use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
@@ -35,14 +37,14 @@ cdef forward_work(
 ):
     cdef Rnn c = rnn_of()
     c.narrow = narrow_of(&itemsize)
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, packed, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, packed, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def block_rnn_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -55,13 +57,13 @@ def block_rnn_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, 
 
 def block_rnn(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w, const store[::1] b,
-    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int num_threads, int ready
+    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Rnn c = rnn_of()
     cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], computed_size(&x[0, 0, 0]),
-                                False, num_threads)
+                                False, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
@@ -75,13 +77,13 @@ def block_rnn(
 def block_rnn_grad(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w, const store[:, :, ::1] h,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_grad,
-    store[::1] b_grad, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int num_threads, int ready
+    store[::1] b_grad, unsigned char[::1] work, Py_ssize_t seq_len_max, activation, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Rnn c = rnn_of()
     cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, num_threads)
+                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0, 0]
@@ -96,8 +98,8 @@ def block_rnn_grad(
 # --------------------------------------------------------------------------------------------------------------- layers
 def rnn_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
-    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, 1)
-    return p.panels * itemsize + 64, 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
+    return p.panels * itemsize + 64, 1, 1
 
 
 def rnn_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packed):
@@ -105,7 +107,7 @@ def rnn_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packe
     cdef const store *inputs[INPUTS]
     cdef Rnn c = rnn_of()
     cdef Py_ssize_t H = w.shape[1]
-    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, computed_size(&w[0, 0]), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, computed_size(&w[0, 0]), True, grid_of(1, 1))
     inputs[W], inputs[BIAS] = &w[0, 0], &b[0]
     use_panels(&p, aligned(packed))
     run_pack(&p, &c, inputs)
@@ -115,8 +117,8 @@ def rnn_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int 
     """`narrow` says how the weights are stored."""
     cdef Rnn c = rnn_of()
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, 1)
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1
+    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
+    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
 
 
 def rnn_narrow(
@@ -129,7 +131,7 @@ def rnn_narrow(
     cdef Rnn c = rnn_of()
     cdef Py_ssize_t H = w.shape[1] // bytes_of(narrow)
     c.narrow = narrow
-    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, sizeof(float), True, 1)
+    cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, sizeof(float), True, grid_of(1, 1))
     inputs[BIAS] = &b[0]
     use_panels(&p, aligned(packed))
     with nogil:
@@ -137,7 +139,7 @@ def rnn_narrow(
 
 
 def rnn_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads((I + H) * H, num_threads)
+    return 0, widening_threads((I + H) * H, num_threads), 1
 
 
 def rnn_widen(
@@ -175,7 +177,7 @@ def rnn_layer(
     cdef LayerPlan s
     s.c = rnn_of()
     s.c.activation, s.c.narrow = activation_of(activation), narrow
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
@@ -202,7 +204,7 @@ def rnn_layer_grad(
     cdef GradPlan s
     s.c = rnn_of()
     s.c.activation = activation_of(activation)
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
 
@@ -218,8 +220,8 @@ cdef Rnn torch_cell(activation):
 def rnn_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
     c.transposed = True
-    cdef Forward p = forward_of(&c, T, B, I, H, itemsize, False, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def rnn_torch(
@@ -228,7 +230,7 @@ def rnn_torch(
     """What runs T steps of a layer whose arrays are of this kind, and its plan."""
     cdef LayerPlan s
     s.c = torch_cell(activation)
-    s.p = forward_of(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
+    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
 
@@ -236,8 +238,8 @@ def rnn_torch(
 def rnn_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
     c.transposed = True
-    cdef Backward p = backward_of(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, p.threads
+    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
+    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def rnn_torch_grad(
@@ -246,6 +248,6 @@ def rnn_torch_grad(
     """Likewise for the gradients."""
     cdef GradPlan s
     s.c = torch_cell(activation)
-    s.p = backward_of(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
+    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]

@@ -6,11 +6,11 @@ all three, for kernels of any kind:
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
-* Where several threads took longer than one would have, other work occupies the CPUs.  What they lose is set off
-  against what they have gained lately.  One loss is a debt, which the next gains pay: the system may have had a hiccup,
-  and a thread that has slept takes long to wake.  With a loss on top of a debt, calls run on one thread until they have
-  taken as long as was lost, and twice as long each time that it happens again, up to ten times: where other work stays,
-  about a tenth is lost.
+* Where threads took longer than half as many would have, other work occupies the CPUs, or waiting costs more here than
+  plans assume.  What they lose is set off against what they have gained lately.  One loss is a debt, which the next
+  gains pay: the system may have had a hiccup, and a thread that has slept takes long to wake.  With a loss on top of a
+  debt, calls run on half as many threads until they have taken as long as was lost, and twice as long each time that it
+  happens again, up to ten times: where other work stays, about a tenth is lost.  Then twice as many are tried.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -23,6 +23,7 @@ import numpy
 
 cdef extern from *:
     """
+    #include <limits.h>
     #include <pthread.h>
     #include <signal.h>
     #include <stdlib.h>
@@ -65,15 +66,19 @@ cdef extern from *:
     static int number = 1, most = 1, warned = 0, adapts = 1;
     static long long gained = 0;                  /* nanoseconds, lately; less than 0 for a debt */
     static int times = 1;                         /* the next rest as a multiple of what is lost */
-    static long long rest = 0;                    /* nanoseconds of calls that are to run on one thread */
+    static int limit = INT_MAX;                   /* threads that a call runs on for now, after losses */
+    static long long rest = 0;                    /* nanoseconds of calls that this limits, until it is raised */
     static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
+    static __thread int running = 1;              /* threads of its call */
     #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
     #define becomes(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
     """
     int started
     int startable(int wanted, size_t stack) nogil
-    int number, most, warned, adapts, times
+    int number, most, warned, adapts, times, limit, running
     long long gained, rest, rests_since
+    enum:
+        INT_MAX
     int now(int variable)
     long long now_long "now" (long long variable)
     void becomes(int variable, int value)
@@ -106,6 +111,7 @@ cdef void forget() noexcept:
     becomes_long(gained, 0)
     becomes_long(rest, 0)
     becomes(times, 1)
+    becomes(limit, INT_MAX)
 
 
 def get():
@@ -123,12 +129,13 @@ def set(int wanted, int possible):
 
 def ready(int planned):
     """How many of the planned threads there are now."""
+    global running
     cdef int able
+    running = 1
     planned = min(planned, now(most))
+    becomes_long(rests_since, nanoseconds() if planned > now(limit) else 0)
+    planned = min(planned, now(limit))
     if planned <= 1:
-        return 1
-    becomes_long(rests_since, nanoseconds() if now_long(rest) > 0 else 0)
-    if now_long(rests_since):
         return 1
     if planned > started:
         able = started + startable(planned - started, stack)
@@ -145,28 +152,35 @@ def ready(int planned):
                 )
             planned = able
     becomes(started, planned)
+    running = planned
     return planned
 
 
 def report(long long lost):
     """What became of a call that was planned with more than one thread."""
     cdef long long balance
+    cdef int limited = now(limit)
     if now_long(rests_since):
         becomes_long(rest, now_long(rest) - (nanoseconds() - now_long(rests_since)))
         becomes_long(rests_since, 0)
-    elif now(adapts):
+        if now_long(rest) <= 0:
+            becomes(limit, 2 * limited if limited < (now(number) + 1) // 2 else INT_MAX)
+            becomes_long(rest, LATELY)
+            becomes_long(gained, 0)
+    if running > 1 and now(adapts):
         balance = min(now_long(gained) - lost, <long long> LATELY)
         if lost > 0 and now_long(gained) < 0:
             becomes_long(rest, min(-now(times) * balance, <long long> LONGEST))
             becomes(times, min(2 * now(times), <int> MOST_TIMES))
+            becomes(limit, running // 2)
             balance = 0
-        elif balance == LATELY:
+        elif balance == LATELY and limited == INT_MAX:
             becomes(times, 1)
         becomes_long(gained, balance)
 
 
 def adapt(bint wanted):
-    """Whether calls may have to run on one thread for what others lost; not in tests, which mean the number."""
+    """Whether calls may have to run on fewer threads for what others lost; not in tests, which mean the number."""
     becomes(adapts, wanted)
     forget()
 
@@ -192,7 +206,7 @@ cdef long long call(void *context, int ready) except? -1:
 def compute(kernel, work, tuple sizes, int threads, tuple arguments):
     """Run one of Python's: `work` tells by the sizes how much scratch it needs, which comes after the arguments."""
     cdef int planned
-    size, planned = work(*sizes, threads)
+    size, planned, _ = work(*sizes, threads)
     # By +: where memory is short, Cython's (*arguments, more) crashes.
     context = kernel, arguments + (numpy.empty(size, numpy.uint8), threads)
     run(planned, call, <void *> context)

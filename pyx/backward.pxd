@@ -12,6 +12,7 @@ from cython.parallel cimport parallel, prange
 
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
+from cost cimport parts_of, threads_of, use_threads
 from gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
     pack_transposed, plain_panels, tiles_of, weight_grad_rows
@@ -27,12 +28,12 @@ from operands cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Backward, columns_of, matrices_of, products_of, projects, saved_of, take_marks_back
+    PEEPHOLES, Backward, Share, columns_of, matrices_of, products_of, projects, saved_of, share_of, take_marks_back
 )
 from real cimport real
 from rnn cimport rnn_grad_line
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
-from team cimport Team, barrier, gather, join, lost, share
+from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
     BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow,
     pack_rows, product, row_group, store, store_line, store_row
@@ -244,47 +245,42 @@ cdef inline void second_grad_rows(
 
 cdef inline void state_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts, Py_ssize_t k
+    Py_ssize_t k
 ) noexcept nogil:
     """One part of `state_grad_rows` for the step processed as number k."""
-    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels[0], b0 = 0, b1 = p.B
+    cdef Share part = share_of(p, number, p.h_panels[0])
+    cdef Py_ssize_t j
     cdef const real *panel
     cdef const real *panel2 = NULL
-    if p.by_rows or not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
-        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
-    else:
-        j0, j1 = share(p.h_panels[0], number, parts), share(p.h_panels[0], number + 1, parts)
-    for j in range(j0, j1):
+    if not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
+        part.j0, part.j1 = 0, p.h_panels[0]
+        part.b0, part.b1 = share(p.B, number, parts_of(&p.grid)), share(p.B, number + 1, parts_of(&p.grid))
+    for j in range(part.j0, part.j1):
         panel = work + p.w_h[0] + j * p.panel[0]
         if cell is ResetAfter:
             panel2 = work + p.w_h[1] + j * p.panel[1]
-        state_grad_rows(p, c, inputs, outputs, work, panel, panel2, j, k, b0, b1)
+        state_grad_rows(p, c, inputs, outputs, work, panel, panel2, j, k, part.b0, part.b1)
 
 
 cdef inline void second_grads(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts,
-    Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """One part of `second_grad_rows` for the step processed as number k."""
-    cdef Py_ssize_t j, j0 = 0, j1 = p.h_panels[1], b0 = 0, b1 = p.B
-    if p.by_rows:
-        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
-    else:
-        j0, j1 = share(p.h_panels[1], number, parts), share(p.h_panels[1], number + 1, parts)
-    for j in range(j0, j1):
-        second_grad_rows(p, c, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, b0, b1)
+    cdef Share part = share_of(p, number, p.h_panels[1])
+    cdef Py_ssize_t j
+    for j in range(part.j0, part.j1):
+        second_grad_rows(p, c, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, part.b0, part.b1)
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
-        state_grads(p, c, inputs, outputs, work, number, parts, k)
+        state_grads(p, c, inputs, outputs, work, number, k)
         if products_of(c) > 1:
-            second_grads(p, c, inputs, work, number, parts, k)
+            second_grads(p, c, inputs, work, number, k)
         k -= 1
 
 
@@ -299,7 +295,7 @@ cdef inline void x_grads(
         return
     if matrices_of(c) > 1 and not projects(c):
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, parts if p.by_rows else 1, p.I, work + p.d, p.Ns,
+    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.grid.groups, p.I, work + p.d, p.Ns,
                 work + p.w_x[0], p.N[0], panels, K, number, parts)
 
 
@@ -308,31 +304,28 @@ cdef inline void single_step_grads(
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
-    cdef Py_ssize_t h_panels = p.h_panels[0], j, k, j0 = 0, j1 = h_panels + p.x_panels, b0 = 0, b1 = p.B, K = 0
+    cdef Py_ssize_t h_panels = p.h_panels[0], j, k, K = 0
+    cdef Share part = share_of(p, number, h_panels + p.x_panels)
     cdef real *panel = own_panel(p, c, work, number, 0)
     cdef real *panel2 = own_panel(p, c, work, number, 1)
     cdef const real *h_panel2 = NULL
     if matrices_of(c) > 1:
         K = p.N[1]
-    if p.by_rows:
-        b0, b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
-    else:
-        j0, j1 = share(h_panels + p.x_panels, number, parts), share(h_panels + p.x_panels, number + 1, parts)
     if p.x_panels > 0 and not p.adds:
         clear_past_ends(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
-    for j in range(j0, j1):
+    for j in range(part.j0, part.j1):
         if j < h_panels:
             if cell is ResetAfter:
                 h_panel2 = h_panel(p, c, inputs, work, number, 1, j)
             state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), h_panel2, j, -1,
-                            b0, b1)
+                            part.b0, part.b1)
             continue
         k = j - h_panels
         pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
             pack_w(p, inputs, panel2, 1, True, k)
-        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.I, work + p.d, p.Ns, b0,
-                   taking_part(&p.steps, 0, b0, b1), panel, p.N[0], panel2, K, k)
+        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.I, work + p.d, p.Ns,
+                   part.b0, taking_part(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(
@@ -545,11 +538,11 @@ cdef inline void all_weight_grads(
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long backward(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
 ) noexcept nogil:
-    """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+    """The backward pass.  Returns the nanoseconds lost by having several threads."""
     cdef Team team
-    cdef Py_ssize_t part, parts = threads, rows = p.steps.T * p.B
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end, rows = p.steps.T * p.B
     cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
     cdef int n = 0
     cdef bint weights = outputs[W_GRAD] is not NULL
@@ -557,9 +550,9 @@ cdef inline long long backward(
         load_gradients(p, c, inputs, work, 0, 1)
         if p.packs_all:
             pack_weights(p, c, inputs, work, 0, 1)
-        all_steps_back(p, c, inputs, outputs, work, 0, 1)
+        all_steps_back(p, c, inputs, outputs, work, 0)
         if p.packs_all:
-            state_grads(p, c, inputs, outputs, work, 0, 1, -1)
+            state_grads(p, c, inputs, outputs, work, 0, -1)
             x_grads(p, c, outputs, work, 0, 1)
         else:
             single_step_grads(p, c, inputs, outputs, work, 0, 1)
@@ -567,47 +560,47 @@ cdef inline long long backward(
         if weights:
             all_weight_grads(p, c, inputs, outputs, work)
         return 0
-    gather(&team)
-    with nogil, parallel(num_threads=threads):
+    gather(&team, p.grid.groups, p.grid.members)
+    with nogil, parallel(num_threads=threads_of(&p.grid)):
         join(&team)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             load_gradients(p, c, inputs, work, part, parts)
         if p.packs_all:
-            for part in prange(parts, schedule="static"):
+            for part in prange(first, last, schedule="static"):
                 pack_weights(p, c, inputs, work, part, parts)
         barrier(&team)
-        if p.by_rows:
-            for part in prange(parts, schedule="static"):
-                all_steps_back(p, c, inputs, outputs, work, part, parts)
+        if p.grid.members == 1:
+            for part in prange(first, last, schedule="static"):
+                all_steps_back(p, c, inputs, outputs, work, part)
         else:
             while k >= 0:
-                for part in prange(parts, schedule="static"):
-                    state_grads(p, c, inputs, outputs, work, part, parts, k)
-                barrier(&team)
+                for part in prange(first, last, schedule="static"):
+                    state_grads(p, c, inputs, outputs, work, part, k)
+                group_barrier(&team)
                 if products_of(c) > 1:
-                    for part in prange(parts, schedule="static"):
-                        second_grads(p, c, inputs, work, part, parts, k)
-                    barrier(&team)
+                    for part in prange(first, last, schedule="static"):
+                        second_grads(p, c, inputs, work, part, k)
+                    group_barrier(&team)
                 k = k - 1
         if p.packs_all:
-            for part in prange(parts, schedule="static"):
-                state_grads(p, c, inputs, outputs, work, part, parts, -1)
+            for part in prange(first, last, schedule="static"):
+                state_grads(p, c, inputs, outputs, work, part, -1)
             barrier(&team)
-            for part in prange(parts, schedule="static"):
+            for part in prange(first, last, schedule="static"):
                 x_grads(p, c, outputs, work, part, parts)
         else:
-            for part in prange(parts, schedule="static"):
+            for part in prange(first, last, schedule="static"):
                 single_step_grads(p, c, inputs, outputs, work, part, parts)
             barrier(&team)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             last_grads(p, c, inputs, outputs, work, part, parts)
         while weights and n < matrices_of(c):
             r = 0
             while r < rows:
-                for part in prange(parts, schedule="static"):
+                for part in prange(first, last, schedule="static"):
                     pack_block(p, c, inputs, work, part, parts, n, r)
                 barrier(&team)
-                for part in prange(parts, schedule="static"):
+                for part in prange(first, last, schedule="static"):
                     if p.transposed:
                         transposed_grads(p, outputs, work, part, parts, n, r)
                     else:
@@ -617,20 +610,21 @@ cdef inline long long backward(
             n = n + 1
         if store is half:
             if weights:
-                for part in prange(parts, schedule="static"):
+                for part in prange(first, last, schedule="static"):
                     narrow_weight_grads(p, c, outputs, work, part, parts)
         barrier(&team)  # as in `forward`
-    return lost(&team, threads)
+    return lost(&team)
 
 
 cdef inline long long run_backward(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
+    Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
 ) noexcept nogil:
-    """`backward` in the type in which arrays of this type are computed."""
+    """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    use_threads(&p.grid, ready)
     if store is double:
-        return backward(p, c, inputs, outputs, <double *> work, threads)
+        return backward(p, c, inputs, outputs, <double *> work)
     else:
-        return backward(p, c, inputs, outputs, <float *> work, threads)
+        return backward(p, c, inputs, outputs, <float *> work)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -677,7 +671,7 @@ cdef inline void take_plain(const cell *c, const Pass *a, const store **inputs, 
 
 
 cdef inline long long pass_backward(
-    const Backward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+    const Backward *plan, const cell *c, int ready, void *work, const Pass *a, const store *x
 ) noexcept nogil:
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -701,16 +695,17 @@ cdef inline long long pass_backward(
         outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
     if a.marks is not NULL:
-        take_marks_back(&p, a.marks, work, threads)
-    return run_backward(&p, c, inputs, outputs, work, threads)
+        use_threads(&p.grid, ready)
+        take_marks_back(&p, a.marks, work)
+    return run_backward(&p, c, inputs, outputs, work, ready)
 
 
 cdef inline long long run_pass_back(
-    const Backward *p, const cell *c, int storage, int threads, void *work, const Pass *a
+    const Backward *p, const cell *c, int storage, int ready, void *work, const Pass *a
 ) noexcept nogil:
     """The gradients of `run_pass` in forward.pxd."""
     if storage == DOUBLE:
-        return pass_backward(p, c, threads, work, a, <const double *> a.x)
+        return pass_backward(p, c, ready, work, a, <const double *> a.x)
     if storage == HALF:
-        return pass_backward(p, c, threads, work, a, <const half *> a.x)
-    return pass_backward(p, c, threads, work, a, <const float *> a.x)
+        return pass_backward(p, c, ready, work, a, <const half *> a.x)
+    return pass_backward(p, c, ready, work, a, <const float *> a.x)

@@ -19,13 +19,15 @@ from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from activations cimport scaled_exp, sigmoid, tanh
-from caches cimport L2, cache_sizes, outgrow_l2
+from cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads
 from gradients cimport (
-    PLAIN, RowBlock, add_columns, backward_threads, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed,
-    plain_panels, tiles_of, weight_grad_rows
+    PLAIN, RowBlock, add_columns, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed, plain_panels,
+    tiles_of, weight_grad_rows
 )
 from half cimport half
 from integer cimport in_integers, quantise_row, stride_of_codes
+from machine cimport outgrow_l2
+from narrow cimport WIDE, bytes_of
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     take, units_in, widen_panels
@@ -33,7 +35,7 @@ from panels cimport (
 from real cimport real
 from passes cimport Pass
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
-from team cimport WAKING, Team, barrier, gather, join, lost, share
+from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
     narrow, row_group, store, store_line, store_row
@@ -128,6 +130,36 @@ cdef inline called softmax_grad(const real *restrict y, real *restrict d, Py_ssi
             d[j * L + l] = y[j * L + l] * (d[j * L + l] - total)
 
 
+# --------------------------------------------------------------------------------------------------------------- grids
+cdef inline Grid grid_forward(
+    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int stored, Py_ssize_t threads
+) noexcept nogil:
+    """How threads share the rows and the columns of y."""
+    cdef Work w
+    w.T, w.B, w.L, w.products = 1, rows, 64 // itemsize, 1
+    w.lines[0] = w.units = each(O, w.L)
+    w.width[0], w.panels[0], w.panels[1] = LINES, each(w.lines[0], LINES), 0
+    w.K[0], w.ahead[0] = I, 0
+    w.line_bytes = 64 if stored == WIDE else w.L * bytes_of(stored)
+    w.speed, w.cell = speed_of(stored, itemsize), 10
+    w.shared, w.columns, w.pieces, w.divided, w.undivided, w.meetings = 0, 0, 1, 0, 0, 0
+    return cheapest(&w, threads, False, False)
+
+
+cdef inline Grid grid_backward(
+    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, Py_ssize_t threads
+) noexcept nogil:
+    """Into how many parts each phase is divided."""
+    cdef Work w
+    w.T, w.B, w.L, w.products = 1, rows, 64 // itemsize, 0
+    w.panels[0] = w.panels[1] = 1
+    w.speed, w.cell, w.units = speed_of(WIDE, itemsize), 20, each(O, w.L)
+    w.shared = w.columns = 2.0 * rows * I * O / w.speed
+    w.pieces, w.meetings = max(tiles_of(I), plain_panels(w.units)), 2
+    w.divided, w.undivided = rows * w.units, rows * each(I, w.L)
+    return cheapest(&w, threads, False, True)
+
+
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Py_ssize_t rows, B, I, O
@@ -135,8 +167,7 @@ cdef struct Forward:
     Layout x_layout, y_layout
     const unsigned char *marks  # of the rows, or NULL where none has ended
     int activation
-    Py_ssize_t threads  # that are of use
-    bint by_rows  # parts are of the rows, not of the panels
+    Grid grid
     Py_ssize_t chunk  # rows
     Panels w
     # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
@@ -157,19 +188,17 @@ cdef inline Forward forward_of(
     p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
     p.w = panels_with(I, I, 0, O, p.L, 1, stored)
-    p.by_rows = rows >= 16 * threads or (rows >= 4 * threads and I * O * itemsize <= cache_sizes[L2])
-    if 2.0 * rows * O * (I + 16) < WAKING:  # 16: the activation and what else is done for each value
-        p.threads = 1
-    else:
-        p.threads = threads if p.by_rows else min(threads, p.w.count)
-    p.w.fetches = outgrow_l2(I * O * itemsize, 1 if p.by_rows else p.threads)
-    p.chunk = min(rows, <Py_ssize_t> CHUNK) if p.by_rows else rows
+    p.grid = grid_forward(rows, I, O, itemsize, stored, threads)
+    p.w.fetches = outgrow_l2(I * O * itemsize, p.grid.members)
+    p.chunk = each(rows, p.grid.groups)
+    if p.grid.members == 1:
+        p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
     p.part = 0
     p.x = take(&p.part, p.chunk * p.Is)
     p.z = take(&p.part, p.chunk * p.Os)
     p.numbers = take(&p.part, ((1 + p.chunk) * <Py_ssize_t> sizeof(Py_ssize_t) + 63) // 64 * p.L)
     p.part += THREAD_GAP * p.L
-    p.total = p.threads * p.part
+    p.total = parts_of(&p.grid) * p.part
     return p
 
 
@@ -270,54 +299,67 @@ cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t numb
     return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part + p.numbers)
 
 
+cdef struct Part:
+    Py_ssize_t r0, r1  # rows
+    Py_ssize_t j0, j1  # panels
+    Py_ssize_t member
+
+
+cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
+    cdef Part part
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
+    part.member = number % members
+    part.r0, part.r1 = share(p.rows, group, groups), share(p.rows, group + 1, groups)
+    part.j0, part.j1 = share(p.w.count, part.member, members), share(p.w.count, part.member + 1, members)
+    return part
+
+
+cdef inline real *sums_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
+    """Where a group has z for a softmax: in the scratch of its first member."""
+    return work + (number - number % p.grid.members) * p.part + p.z
+
+
 cdef inline void multiply_marked(
-    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number
 ) noexcept nogil:
     """As `multiply`, where rows end: of some rows at a time those are gathered that have not."""
-    cdef Py_ssize_t j0 = 0, j1 = p.w.count, r = 0, next = p.rows, most = p.rows, n, q
+    cdef Part part = part_of(p, number)
+    cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
     cdef real *rows = work + number * p.part + p.x
-    cdef real *sums = work + p.z
+    cdef real *sums = sums_of(p, work, number)
     cdef Py_ssize_t *numbers = numbers_of(p, work, number)
-    if p.by_rows:  # by turns, since rows end late
-        most = min(p.chunk, max(p.rows // (4 * parts), <Py_ssize_t> TILES * ROWS))
-        r, next, sums = number * most, parts * most, sums + number * p.part
-    else:
-        j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
-    while r < p.rows:
+    if p.grid.members == 1:  # by turns, since rows end late
+        most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> TILES * ROWS))
+        r, next, part.r1 = number * most, p.grid.groups * most, p.rows
+    while r < part.r1:
         n = 0
-        for q in range(r, min(r + most, p.rows)):
+        for q in range(r, min(r + most, part.r1)):
             if not ended(p.marks, q):
                 load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
-            elif p.by_rows or number == 0:
+            elif part.member == 0:
                 memset(y + place_of(&p.y_layout, p.B, q), 0, p.O * sizeof(store))
         numbers[0] = n
         if n > 0:
-            multiply_rows(p, y, rows, p.Is, sums, 0, numbers + 1, n, j0, j1)
-        if p.activation == SOFTMAX and (p.by_rows or parts == 1):
+            multiply_rows(p, y, rows, p.Is, sums, 0, numbers + 1, n, part.j0, part.j1)
+        if p.activation == SOFTMAX and p.grid.members == 1:
             softmax_rows(p, y, sums, 0, numbers + 1, 0, n)
         r += next
 
 
-cdef inline void multiply(
-    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
-) noexcept nogil:
-    """One part of the rows, or of the panels."""
-    cdef Py_ssize_t r = 0, r1 = p.rows, j0 = 0, j1 = p.w.count, n, q, stride = p.x_layout.row
+cdef inline void multiply(const Forward *p, const store *x, store *y, real *work, Py_ssize_t number) noexcept nogil:
+    """One part of the rows and of the panels."""
+    cdef Part part = part_of(p, number)
+    cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
     cdef real *rows = work + number * p.part + p.x
-    cdef real *sums = work + p.z
+    cdef real *sums = sums_of(p, work, number)
     cdef const real *a
     if p.marks is not NULL:
-        multiply_marked(p, x, y, work, number, parts)
+        multiply_marked(p, x, y, work, number)
         return
-    if p.by_rows:
-        r, r1 = share(p.rows, number, parts), share(p.rows, number + 1, parts)
-        sums = sums + number * p.part
-    else:
-        j0, j1 = share(p.w.count, number, parts), share(p.w.count, number + 1, parts)
-    while r < r1:
-        n = min(p.chunk, r1 - r)
+    while r < part.r1:
+        n = min(p.chunk, part.r1 - r)
         if store is half or in_integers(p.w.narrow):
             a, stride = rows, p.Is
             for q in range(n):
@@ -326,55 +368,53 @@ cdef inline void multiply(
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)
             a = <const real *> (x + place_of(&p.x_layout, p.B, r))
-        if p.by_rows or parts == 1:
-            multiply_rows(p, y, a, stride, sums, r, NULL, n, j0, j1)
+        if p.grid.members == 1:
+            multiply_rows(p, y, a, stride, sums, r, NULL, n, part.j0, part.j1)
             if p.activation == SOFTMAX:
                 softmax_rows(p, y, sums, r, NULL, 0, n)
         else:
-            multiply_rows(p, y, a, stride, sums + r * p.Os, r, NULL, n, j0, j1)
+            multiply_rows(p, y, a, stride, sums + (r - part.r0) * p.Os, r, NULL, n, part.j0, part.j1)
         r += n
 
 
-cdef inline void softmax_part(
-    const Forward *p, store *y, real *work, Py_ssize_t number, Py_ssize_t parts
-) noexcept nogil:
-    """One part of the rows whose columns are divided among threads."""
+cdef inline void softmax_part(const Forward *p, store *y, real *work, Py_ssize_t number) noexcept nogil:
+    """One part of a group's rows, whose columns have been divided among its members."""
+    cdef Part part = part_of(p, number)
     cdef const Py_ssize_t *numbers = numbers_of(p, work, number)
-    cdef Py_ssize_t n = p.rows if numbers is NULL else numbers[0]
-    softmax_rows(p, y, work + p.z, 0, numbers if numbers is NULL else numbers + 1, share(n, number, parts),
-                 share(n, number + 1, parts))
+    cdef Py_ssize_t n = part.r1 - part.r0 if numbers is NULL else numbers[0], members = p.grid.members
+    softmax_rows(p, y, sums_of(p, work, number), part.r0, numbers if numbers is NULL else numbers + 1,
+                 share(n, part.member, members), share(n, part.member + 1, members))
 
 
-cdef inline long long forward(
-    const Forward *p, const store *x, store *y, real *work, int threads
-) noexcept nogil:
-    """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+cdef inline long long forward(const Forward *p, const store *x, store *y, real *work) noexcept nogil:
+    """The forward pass.  Returns the nanoseconds lost by having several threads."""
     cdef Team team
-    cdef Py_ssize_t part, parts = threads
-    if parts == 1:
-        multiply(p, x, y, work, 0, 1)
+    cdef Py_ssize_t part
+    if parts_of(&p.grid) == 1:
+        multiply(p, x, y, work, 0)
         return 0
-    gather(&team)
-    with nogil, parallel(num_threads=threads):
+    gather(&team, p.grid.groups, p.grid.members)
+    with nogil, parallel(num_threads=threads_of(&p.grid)):
         join(&team)
-        for part in prange(parts, schedule="static"):
-            multiply(p, x, y, work, part, parts)
-        if p.activation == SOFTMAX and not p.by_rows:
-            barrier(&team)
-            for part in prange(parts, schedule="static"):
-                softmax_part(p, y, work, part, parts)
+        for part in prange(p.grid.first, p.grid.end, schedule="static"):
+            multiply(p, x, y, work, part)
+        if p.activation == SOFTMAX and p.grid.members > 1:
+            group_barrier(&team)
+            for part in prange(p.grid.first, p.grid.end, schedule="static"):
+                softmax_part(p, y, work, part)
         barrier(&team)  # as in forward.pxd
-    return lost(&team, threads)
+    return lost(&team)
 
 
 cdef inline long long run_forward(
-    const Forward *p, const store *x, store *y, void *work, int threads
+    Forward *p, const store *x, store *y, void *work, int ready
 ) noexcept nogil:
-    """`forward` in the type in which arrays of this type are computed."""
+    """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    use_threads(&p.grid, ready)
     if store is double:
-        return forward(p, x, y, <double *> work, threads)
+        return forward(p, x, y, <double *> work)
     else:
-        return forward(p, x, y, <float *> work, threads)
+        return forward(p, x, y, <float *> work)
 
 
 cdef inline void run_pack(const Forward *p, const store *w, const store *b) noexcept nogil:
@@ -394,32 +434,32 @@ cdef inline long long run_widen(const Forward *stored, const Forward *p, int thr
     if parts == 1:
         widen_panels(&stored.w, &p.w, 0, p.w.count)
         return 0
-    gather(&team)
+    gather(&team, parts, 1)
     with nogil, parallel(num_threads=threads):
         join(&team)
         for part in prange(parts, schedule="static"):
             widen_panels(&stored.w, &p.w, share(p.w.count, part, parts), share(p.w.count, part + 1, parts))
         barrier(&team)
-    return lost(&team, threads)
+    return lost(&team)
 
 
 cdef inline long long pass_forward(
-    const Forward *plan, int threads, void *work, const Pass *a, const store *x
+    const Forward *plan, int ready, void *work, const Pass *a, const store *x
 ) noexcept nogil:
     cdef Forward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.marks is not NULL:
         take_marks(&p, a.marks)
-    return run_forward(&p, x, <store *> a.y, work, threads)
+    return run_forward(&p, x, <store *> a.y, work, ready)
 
 
-cdef inline long long run_pass(const Forward *p, int storage, int threads, void *work, const Pass *a) noexcept nogil:
+cdef inline long long run_pass(const Forward *p, int storage, int ready, void *work, const Pass *a) noexcept nogil:
     """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return pass_forward(p, threads, work, a, <const double *> a.x)
+        return pass_forward(p, ready, work, a, <const double *> a.x)
     if storage == HALF:
-        return pass_forward(p, threads, work, a, <const half *> a.x)
-    return pass_forward(p, threads, work, a, <const float *> a.x)
+        return pass_forward(p, ready, work, a, <const half *> a.x)
+    return pass_forward(p, ready, work, a, <const float *> a.x)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -431,7 +471,7 @@ cdef struct Backward:
     int activation
     Py_ssize_t x_panels, panel  # of w.T, and the reals of one
     Py_ssize_t d_panels  # of d_z
-    Py_ssize_t threads  # that are of use
+    Grid grid  # groups of one
     bint by_inputs  # parts of w_grad are of its rows, not of its columns
     Py_ssize_t tile_gap, part  # from one tile of inputs to the next, and from one part's scratch to the next part's
     # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double, slots;
@@ -453,7 +493,7 @@ cdef inline Backward backward_of(
     p.activation = activation
     p.x_panels, p.d_panels = plain_panels((I + p.L - 1) // p.L), plain_panels((O + p.L - 1) // p.L)
     p.panel = PLAIN * p.L * O
-    p.threads = backward_threads(4.0 * rows * O * (I + 4), 1, True, threads)
+    p.grid = grid_backward(rows, I, O, itemsize, threads)
     p.by_inputs = tiles_of(I) >= p.d_panels
     p.tile_gap = stride_of(block * ROWS, p.L)
     p.total = p.part = 0
@@ -466,7 +506,7 @@ cdef inline Backward backward_of(
     p.x = take(&p.part, tiles_of(I) * p.tile_gap)
     p.d_panel = take(&p.part, block * PLAIN * p.L)
     p.part += THREAD_GAP * p.L
-    p.parts = take(&p.total, p.threads * p.part)
+    p.parts = take(&p.total, parts_of(&p.grid) * p.part)
     return p
 
 
@@ -565,11 +605,11 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Pass *a, const store *x, real *work, int threads
+    const Backward *p, const Pass *a, const store *x, real *work
 ) noexcept nogil:
-    """The backward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+    """The backward pass.  Returns the nanoseconds lost by having several threads."""
     cdef Team team
-    cdef Py_ssize_t part, parts = threads
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
     cdef const store *w = <const store *> a.weights[0]
     cdef const store *y = <const store *> a.y
     cdef const store *y_grad = <const store *> a.y_grad
@@ -582,49 +622,50 @@ cdef inline long long backward(
         input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
-    gather(&team)
-    with nogil, parallel(num_threads=threads):
+    gather(&team, parts, 1)
+    with nogil, parallel(num_threads=threads_of(&p.grid)):
         join(&team)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             z_grads(p, y, y_grad, work, part, parts)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             pack_weights(p, w, work, part, parts)
         barrier(&team)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0,
                         part, parts)
-        for part in prange(parts, schedule="static"):
+        for part in prange(first, last, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd
-    return lost(&team, threads)
+    return lost(&team)
 
 
 cdef inline long long run_backward(
-    const Backward *p, const Pass *a, const store *x, void *work, int threads
+    Backward *p, const Pass *a, const store *x, void *work, int ready
 ) noexcept nogil:
-    """`backward` in the type in which arrays of this type are computed."""
+    """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    use_threads(&p.grid, ready)
     if store is double:
-        return backward(p, a, x, <double *> work, threads)
+        return backward(p, a, x, <double *> work)
     else:
-        return backward(p, a, x, <float *> work, threads)
+        return backward(p, a, x, <float *> work)
 
 
 cdef inline long long pass_backward(
-    const Backward *plan, int threads, void *work, const Pass *a, const store *x
+    const Backward *plan, int ready, void *work, const Pass *a, const store *x
 ) noexcept nogil:
     cdef Backward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     if a.marks is not NULL:
         take_marks_back(&p, a.marks, work)
-    return run_backward(&p, a, x, work, threads)
+    return run_backward(&p, a, x, work, ready)
 
 
 cdef inline long long run_pass_back(
-    const Backward *p, int storage, int threads, void *work, const Pass *a
+    const Backward *p, int storage, int ready, void *work, const Pass *a
 ) noexcept nogil:
     """The gradients of `run_pass`."""
     if storage == DOUBLE:
-        return pass_backward(p, threads, work, a, <const double *> a.x)
+        return pass_backward(p, ready, work, a, <const double *> a.x)
     if storage == HALF:
-        return pass_backward(p, threads, work, a, <const half *> a.x)
-    return pass_backward(p, threads, work, a, <const float *> a.x)
+        return pass_backward(p, ready, work, a, <const half *> a.x)
+    return pass_backward(p, ready, work, a, <const float *> a.x)

@@ -3,6 +3,7 @@
     load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells,
     of a projected LSTM m @ w_p  ->  store states
 
+Between packing and the end groups of threads (cost.pxd) go through the steps side by side, each with its own rows.
 The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute states and outputs from it.
 """
@@ -11,6 +12,7 @@ from libc.string cimport memcpy
 
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
+from cost cimport grid_of, parts_of, threads_of, use_threads
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
@@ -26,8 +28,8 @@ from panels cimport (
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Forward, Part, codes_of, end_of_chunk, forward_of, h_before, part_of, products_of, projects, saved_of,
-    stores_rows, take_marks, use_panels, x_of, z_of
+    PEEPHOLES, Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, forward_of, h_before, part_of, products_of,
+    projects, saved_of, stores_rows, take_marks, use_panels, x_of, z_of
 )
 from real cimport real
 from rnn cimport rnn_cells
@@ -35,7 +37,7 @@ from steps cimport (
     FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, place, row_in, rows_of,
     step_at, taking_part
 )
-from team cimport Team, barrier, gather, join, lost, share
+from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
     DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
 )
@@ -66,18 +68,18 @@ cdef inline void clear_ended(
 
 
 cdef inline void load_states(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
 ) noexcept nogil:
     """One part of the rows; their outputs where they have ended, too."""
-    cdef real *rows = work + number * p.thread_gap
-    cdef Py_ssize_t b
-    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+    cdef Part part = part_of(p, number)
+    cdef real *rows = work + part.shift
+    cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b
+    for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
         load_state(p, h_before(p, rows, first_step(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if cell is Lstm:
             load_state(p, rows + p.cs, p.Hs, inputs[CS_PREV], p.H, b)
     if p.steps.slots is not NULL:
-        clear_ended(p, c, outputs, number, parts)
+        clear_ended(p, c, outputs, number, parts_of(&p.grid))
 
 
 cdef inline void pack(
@@ -104,21 +106,19 @@ cdef inline void pack(
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
 cdef inline void load_x(
-    const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t parts, Py_ssize_t k
+    const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    """Load one part of x for the chunk of steps from number k on."""
-    cdef Py_ssize_t n = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1), r0 = 0, r1 = n
-    if not p.by_rows and parts > 1:
-        r0, r1 = share(n, part.number, parts), share(n, part.number + 1, parts)
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1, r0, r1,
-               p.w[0].narrow)
+    """Load one part of x for the steps number k to end, a chunk."""
+    cdef Py_ssize_t n = rows_of(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
+    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
+               share(n, part.member, members), share(n, part.member + 1, members), p.w[0].narrow)
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k
+    const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    """x @ w_x + b for the chunk of steps from number k on; chunks of one step have it computed in the step itself."""
-    cdef Py_ssize_t rows = rows_of(&p.steps, k, end_of_chunk(p, k, part.b0, part.b1), part.b0, part.b1)
+    """x @ w_x + b for such steps; chunks of one step have it computed in the step itself."""
+    cdef Py_ssize_t rows = rows_of(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(2 if cell is Gru else 1):
@@ -287,14 +287,15 @@ cdef inline void multiply_h(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
-    const Forward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Forward *p, const cell *c, store **outputs, real *work, Py_ssize_t number
 ) noexcept nogil:
-    """Store a layer's last states; an op has them in its outputs."""
-    cdef real *rows = work + number * p.thread_gap
-    cdef Py_ssize_t b, at
+    """Store one part of a layer's last states; an op has them in its outputs."""
+    cdef Part part = part_of(p, number)
+    cdef real *rows = work + part.shift
+    cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b, at
     if outputs[H_LAST] is NULL:
         return
-    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+    for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
         at = row_in(&p.steps, b)
         store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, last_step(&p.steps, b)) + b * p.Ps, p.P)
         if cell is Lstm:
@@ -303,38 +304,38 @@ cdef inline void store_states(
 
 # ------------------------------------------------------------------------------------ what a part does in a phase alone
 cdef inline void load_x_part(
-    const Forward *p, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, Py_ssize_t k
+    const Forward *p, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    cdef Part part = part_of(p, number, parts)
-    load_x(p, inputs, work, &part, parts, k)
+    cdef Part part = part_of(p, number)
+    load_x(p, inputs, work, &part, k, end)
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const cell *c, real *work, Py_ssize_t number, Py_ssize_t parts, Py_ssize_t k
+    const Forward *p, const cell *c, real *work, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    cdef Part part = part_of(p, number, parts)
-    multiply_x(p, c, work, &part, k)
+    cdef Part part = part_of(p, number)
+    multiply_x(p, c, work, &part, k, end)
 
 
 cdef inline void multiply_h_part(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts, int n, Py_ssize_t k, Py_ssize_t row
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number, int n,
+    Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
-    cdef Part part = part_of(p, number, parts)
-    multiply_h(p, c, inputs, outputs, work, &part, n, k, row)
+    """For the step processed as number k, of the chunk that begins with number `start`."""
+    cdef Part part = part_of(p, number)
+    multiply_h(p, c, inputs, outputs, work, &part, n, k, rows_of(&p.steps, start, k, part.b0, part.b1))
 
 
 cdef inline void all_steps(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t parts
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
-    cdef Part part = part_of(p, number, parts)
+    cdef Part part = part_of(p, number)
     cdef Py_ssize_t k = 0, end, row
     while k < p.steps.T:
-        load_x(p, inputs, work, &part, parts, k)
-        multiply_x(p, c, work, &part, k)
         row, end = 0, end_of_chunk(p, k, part.b0, part.b1)
+        load_x(p, inputs, work, &part, k, end)
+        multiply_x(p, c, work, &part, k, end)
         while k < end:
             multiply_h(p, c, inputs, outputs, work, &part, 0, k, row)
             if products_of(c) > 1:
@@ -345,64 +346,63 @@ cdef inline void all_steps(
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long forward(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, int threads
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work
 ) noexcept nogil:
-    """The forward pass on `threads` threads, no more than planned.  Returns the nanoseconds lost by having several."""
+    """The forward pass.  Returns the nanoseconds lost by having several threads."""
     cdef Team team
-    cdef Py_ssize_t part, parts = threads, k = 0, end = 0, row = 0  # in the region each thread has its own k, end, row
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
+    cdef Py_ssize_t k = 0, start = 0, end = 0  # in the region each thread has its own
     if parts == 1:  # entering a parallel region costs time even with one thread
-        load_states(p, c, inputs, outputs, work, 0, 1)
+        load_states(p, c, inputs, outputs, work, 0)
         if not p.packed:
             pack(p, c, inputs, work, 0, 1)
-        all_steps(p, c, inputs, outputs, work, 0, 1)
-        store_states(p, c, outputs, work, 0, 1)
+        all_steps(p, c, inputs, outputs, work, 0)
+        store_states(p, c, outputs, work, 0)
         return 0
-    gather(&team)
-    with nogil, parallel(num_threads=threads):
+    gather(&team, p.grid.groups, p.grid.members)
+    with nogil, parallel(num_threads=threads_of(&p.grid)):
         join(&team)
-        for part in prange(parts, schedule="static"):
-            load_states(p, c, inputs, outputs, work, part, parts)
+        for part in prange(first, last, schedule="static"):
+            load_states(p, c, inputs, outputs, work, part)
         if not p.packed:
-            for part in prange(parts, schedule="static"):
+            for part in prange(first, last, schedule="static"):
                 pack(p, c, inputs, work, part, parts)
-        if p.by_rows:
-            if not p.packed:
-                barrier(&team)
-            for part in prange(parts, schedule="static"):
-                all_steps(p, c, inputs, outputs, work, part, parts)
+            barrier(&team)
+        if p.grid.members == 1:
+            for part in prange(first, last, schedule="static"):
+                all_steps(p, c, inputs, outputs, work, part)
         else:
             while k < p.steps.T:
-                for part in prange(parts, schedule="static"):
-                    load_x_part(p, inputs, work, part, parts, k)
-                barrier(&team)
-                for part in prange(parts, schedule="static"):
-                    multiply_x_part(p, c, work, part, parts, k)
-                end = end_of_chunk(p, k, 0, p.B)
-                row = 0
+                start, end = k, end_of_common_chunk(p, k)
+                for part in prange(first, last, schedule="static"):
+                    load_x_part(p, inputs, work, part, start, end)
+                group_barrier(&team)
+                for part in prange(first, last, schedule="static"):
+                    multiply_x_part(p, c, work, part, start, end)
                 while k < end:
-                    for part in prange(parts, schedule="static"):
-                        multiply_h_part(p, c, inputs, outputs, work, part, parts, 0, k, row)
-                    barrier(&team)
+                    for part in prange(first, last, schedule="static"):
+                        multiply_h_part(p, c, inputs, outputs, work, part, 0, k, start)
+                    group_barrier(&team)
                     if products_of(c) > 1:
-                        for part in prange(parts, schedule="static"):
-                            multiply_h_part(p, c, inputs, outputs, work, part, parts, 1, k, row)
-                        barrier(&team)
-                    row = row + taking_part(&p.steps, k, 0, p.B)
+                        for part in prange(first, last, schedule="static"):
+                            multiply_h_part(p, c, inputs, outputs, work, part, 1, k, start)
+                        group_barrier(&team)
                     k = k + 1
-        for part in prange(parts, schedule="static"):
-            store_states(p, c, outputs, work, part, parts)
+        for part in prange(first, last, schedule="static"):
+            store_states(p, c, outputs, work, part)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
-    return lost(&team, threads)
+    return lost(&team)
 
 
 cdef inline long long run_forward(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int threads
+    Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
 ) noexcept nogil:
-    """`forward` in the type in which arrays of this type are computed."""
+    """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    use_threads(&p.grid, ready)
     if store is double:
-        return forward(p, c, inputs, outputs, <double *> work, threads)
+        return forward(p, c, inputs, outputs, <double *> work)
     else:
-        return forward(p, c, inputs, outputs, <float *> work, threads)
+        return forward(p, c, inputs, outputs, <float *> work)
 
 
 cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs) noexcept nogil:
@@ -440,23 +440,23 @@ cdef inline long long run_widen(
     cell *c, int narrow, Py_ssize_t I, Py_ssize_t H, const void *packed, void *panels, int threads
 ) noexcept nogil:
     """All weights of a layer as float32 packs them, from those that are `packed` in fewer bytes."""
-    cdef Forward p = forward_of(c, 1, 1, I, H, sizeof(float), True, 1), stored
+    cdef Forward p = forward_of(c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1)), stored
     cdef Py_ssize_t part, parts = threads
     cdef Team team
     c.narrow = narrow
-    stored = forward_of(c, 1, 1, I, H, sizeof(float), True, 1)
+    stored = forward_of(c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
     use_panels(&p, panels)
     use_panels(&stored, first_line(packed))
     if parts == 1:
         widen_part(&stored, &p, c, 0, 1)
         return 0
-    gather(&team)
+    gather(&team, parts, 1)
     with nogil, parallel(num_threads=threads):
         join(&team)
         for part in prange(parts, schedule="static"):
             widen_part(&stored, &p, c, part, parts)
         barrier(&team)
-    return lost(&team, threads)
+    return lost(&team)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -473,7 +473,7 @@ cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, co
 
 
 cdef inline long long pass_forward(
-    const Forward *plan, const cell *c, int threads, void *work, const Pass *a, const store *x
+    const Forward *plan, const cell *c, int ready, void *work, const Pass *a, const store *x
 ) noexcept nogil:
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -492,21 +492,22 @@ cdef inline long long pass_forward(
         inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     if a.marks is not NULL:
-        take_marks(&p, a.marks, work, threads)
+        use_threads(&p.grid, ready)
+        take_marks(&p, a.marks, work)
     if p.packed:
         use_panels(&p, a.packed)
     else:
         take_weights(&p, c, a, inputs)
         use_panels(&p, work)
-    return run_forward(&p, c, inputs, outputs, work, threads)
+    return run_forward(&p, c, inputs, outputs, work, ready)
 
 
 cdef inline long long run_pass(
-    const Forward *p, const cell *c, int storage, int threads, void *work, const Pass *a
+    const Forward *p, const cell *c, int storage, int ready, void *work, const Pass *a
 ) noexcept nogil:
     """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return pass_forward(p, c, threads, work, a, <const double *> a.x)
+        return pass_forward(p, c, ready, work, a, <const double *> a.x)
     if storage == HALF:
-        return pass_forward(p, c, threads, work, a, <const half *> a.x)
-    return pass_forward(p, c, threads, work, a, <const float *> a.x)
+        return pass_forward(p, c, ready, work, a, <const half *> a.x)
+    return pass_forward(p, c, ready, work, a, <const float *> a.x)

@@ -8,11 +8,11 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
-from caches cimport outgrow_l2
+from machine cimport outgrow_l2
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
-from team cimport WAKING, share
+from team cimport share
 from tile cimport (
     BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
     line_of, lines_in, load_line, narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block,
@@ -21,15 +21,6 @@ from tile cimport (
 
 cdef enum:
     PLAIN = 4  # lines in a panel without gates
-    MEETING = 300000  # floating-point operations that one thread does while several meet at the barriers of a step
-
-
-cdef inline Py_ssize_t backward_threads(
-    double step, Py_ssize_t T, bint by_rows, Py_ssize_t threads
-) noexcept nogil:
-    """1 if waking the other threads and waiting for them would cost more than they save, for `step` floating-point
-    operations in a step."""
-    return 1 if step * T < WAKING or (not by_rows and step < MEETING) else threads
 
 
 cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:

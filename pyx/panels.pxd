@@ -19,12 +19,10 @@ block by block, where the block is still in cache when it is used, or for few ro
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
-from caches cimport L1, L2, cache_sizes
 from half cimport half
 from integer cimport QUAD, add_integer_product, in_integers, quads_of
 from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line, widen_block, widen_line
 from real cimport real
-from team cimport WAKING
 from tile cimport (
     BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
     load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
@@ -35,7 +33,7 @@ cdef enum:
     MATRICES = 2  # that w consists of, at most
     FEW = 16  # batch rows up to which packing costs more than it gains
     THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
-    MEETING = 200000  # floating-point operations that one thread does while several meet at the barriers of a step
+    FEW_TO_WIDEN = 250000  # weights that one thread widens while others wake up
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -50,41 +48,15 @@ cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
     return total[0] - size
 
 
-cdef inline bint splits_rows(Py_ssize_t B, Py_ssize_t w, Py_ssize_t threads) noexcept nogil:
-    """Whether threads split the batch rather than the hidden units: if there are rows for full tiles, or for parts of
-    tiles and the recurrent weights, of w bytes, fit into each core's second-level cache, or nearly into its first."""
-    return (
-        B >= 16 * threads or (B >= 4 * threads and w <= cache_sizes[L2])
-        or (B >= 2 * threads and w <= 2 * cache_sizes[L1])
-    )
-
-
-cdef inline bint packs_all(Py_ssize_t T, Py_ssize_t B, Py_ssize_t w, Py_ssize_t threads) noexcept nogil:
-    """Whether all of w, so many bytes, is packed before any of it is used: for several steps, or for many rows if it
-    fits into each core's cache, since each thread can then keep to its own rows."""
-    return T > 1 or (w <= cache_sizes[L2] and (B >= 64 * threads or (B >= 16 * threads and w <= B << 11)))
-
-
-cdef inline Py_ssize_t forward_threads(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t weights, Py_ssize_t panels, bint by_rows, bint packs_all, Py_ssize_t threads
-) noexcept nogil:
-    """1 if waking the other threads and waiting for them would cost more than they save."""
-    cdef double step = 2.0 * B * weights  # floating-point operations
-    cdef double packing = 16.0 * weights if not packs_all else 0.0  # block by block, in as many operations
-    if step * T + packing < WAKING or (packs_all and not by_rows and step < MEETING):
-        return 1
-    return threads if by_rows else min(threads, panels)
-
-
 cdef inline Py_ssize_t widening_threads(Py_ssize_t weights, Py_ssize_t threads) noexcept nogil:
     """How many threads are of use where so many weights are widened."""
-    return 1 if 4.0 * weights < WAKING else threads
+    return 1 if weights < FEW_TO_WIDEN else threads
 
 
-cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, bint by_rows, Py_ssize_t threads) noexcept nogil:
-    """How many steps have their input products computed at once, to give a thread about 96 rows; 1 if one step has
+cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t groups) noexcept nogil:
+    """How many steps have their input products computed at once, to give a group about 96 rows; 1 if one step has
     enough."""
-    return max(<Py_ssize_t> 1, min(T, 96 // (B // threads if by_rows else B)))
+    return max(<Py_ssize_t> 1, min(T, 96 // (B // groups)))
 
 
 cdef struct Panels:

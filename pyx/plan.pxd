@@ -1,19 +1,18 @@
 """How the work of a call is divided into parts, and where everything is in scratch memory, for the passes over cells;
 `dense.pxd` has the plan of a dense layer.
 
-Each thread has one part of the work.  If there are enough batch rows, the parts are rows, and no part has to wait for
-another one.  Otherwise they are hidden units, and each product of a step needs the results of all parts of the product
-before.  A call may have fewer parts than its plan was made for, but never more.
+Each thread has one part of the work: with the others of its group the same batch rows, and of the hidden units its own
+ones.  Parts of different groups do not wait for each other.  In a group each product of a step needs the results of all
+parts of the product before.  Which grid of groups and members there is cost.pxd decides.
 """
-from caches cimport outgrow_l2
 from cell cimport cell
-from cells cimport Gru, Lstm, ResetAfter
-from gradients cimport PLAIN, backward_threads, plain_panels, tiles_of
+from cells cimport Gru, Lstm, ResetAfter, Rnn
+from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of
+from gradients cimport PLAIN, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
-from panels cimport (
-    MATRICES, THREAD_GAP, Panels, chunk_of, forward_threads, join_gates, keep_apart, packs_all, panels_of, splits_rows,
-    stride_of, take
-)
+from machine cimport L2, machine, outgrow_l2
+from narrow cimport WIDE, bytes_of
+from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of, take
 from real cimport real
 from steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
 from team cimport share
@@ -24,6 +23,7 @@ cdef enum:
     PEEPHOLES = 3
     ROWS_AHEAD = 16  # so many rows further on, where a line of one row after the other is used, no cache fetches
     ROWS_ALONE = 32  # of a part, from which on a GRU's single step backward splits rows; each part packs all weights
+    PACKING = 16  # operations in whose time a weight is packed
 
 
 cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
@@ -70,6 +70,86 @@ cdef inline int saved_of(const cell *c) noexcept nogil:
     return 6 if cell is Lstm else 4 if cell is ResetAfter else 3 if cell is Gru else 0
 
 
+# --------------------------------------------------------------------------------------------------------------- grids
+cdef inline Py_ssize_t rows_apart(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """By how many threads a single step's rows are divided, which then have all weights, of so many bytes, packed
+    before; 0 if it packs them block by block: for few rows, or if weights do not fit into each core's cache."""
+    if nbytes > machine.caches[L2]:
+        return 0
+    return min(threads, B // (16 if nbytes <= B << 11 else 64))
+
+
+cdef inline Grid grid_of_step(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """The grid of a single step whose weights, of so many bytes, are not packed."""
+    cdef Grid rows = cheapest(w, rows_apart(w.B, nbytes, threads), False, True)
+    cdef Grid units = cheapest(w, threads, True, False)
+    return rows if cost_of(w, rows.groups, 1) < cost_of(w, 1, units.members) else units
+
+
+cdef inline bint packs_before(
+    const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes
+) noexcept nogil:
+    """Whether all weights, of so many bytes, are packed before the steps: a single one whose hidden units are divided
+    packs block by block."""
+    return T > 1 or (grid.members == 1 and rows_apart(B, nbytes, 1) > 0)
+
+
+cdef inline Grid grid_forward(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
+    Py_ssize_t threads
+) noexcept nogil:
+    """The grid of a forward pass on at most so many threads."""
+    cdef Work w
+    cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
+    w.T, w.B, w.L, w.products = T, B, 64 // itemsize, products_of(c)
+    w.units = each(H, w.L)
+    w.K[0], w.ahead[0], w.K[1], w.ahead[1] = P, I, H, 0 if projects(c) else I
+    w.panels[1] = 0
+    for n in range(w.products):
+        gates = 1 if n == 1 and projects(c) else c.gates[n] if cell is Gru else gates_of(c)
+        w.lines[n] = gates * (each(P, w.L) if n == 1 else w.units)
+        w.width[n] = LINES // gates * gates
+        w.panels[n] = each(w.lines[n], w.width[n])
+    w.line_bytes = 64 if c.narrow == WIDE else w.L * bytes_of(c.narrow)
+    w.speed = speed_of(c.narrow, itemsize)
+    w.cell = (30.0 if cell is Lstm else 9.0 if cell is Rnn else 20.0)
+    w.columns, w.pieces, w.divided, w.undivided = 0, 1, 0, 0
+    w.shared = 0 if packed else PACKING * weights / w.speed
+    w.meetings = 1 if packed else 2
+    if packed or T > 1:
+        return cheapest(&w, threads, False, False)
+    return grid_of_step(&w, weights * itemsize, threads)
+
+
+cdef inline Grid grid_backward(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    Py_ssize_t threads
+) noexcept nogil:
+    """That of a backward pass; with `weights` it computes gradients of the weights too."""
+    cdef Work w
+    cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
+    w.T, w.B, w.L, w.products = T, B, 64 // itemsize, products_of(c)
+    w.units = each(H, w.L)
+    w.K[0] = c.gates[0] * H if cell is Gru else N
+    w.K[1] = P if projects(c) else N - w.K[0]
+    w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = each(P, w.L), w.units, 0, 0
+    w.width[0] = w.width[1] = PLAIN
+    w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
+    w.line_bytes, w.speed = 64, speed_of(WIDE, itemsize)
+    w.cell = (50.0 if cell is Lstm else 20.0 if cell is Rnn else 45.0)
+    w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
+    w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
+    w.meetings = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)
+    w.divided = T * B * each(N, w.L) * (2 if weights else 1)
+    w.undivided = T * B * (each(I, w.L) + each(P, w.L)) if weights else 0
+    if projects(c) or T > 1:
+        return cheapest(&w, threads, False, False)
+    if cell is Gru:
+        if B >= ROWS_ALONE * threads and rows_apart(B, all_weights * itemsize, 1) == 0:
+            return cheapest(&w, threads, False, True)
+    return grid_of_step(&w, all_weights * itemsize, threads)
+
+
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
     Steps steps  # those that are run
@@ -80,11 +160,10 @@ cdef struct Forward:
     Py_ssize_t[PRODUCTS] As  # and of rows of h, of the GRU's h_prev * r or of m, as each product reads them
     Layout x_layout, y_layout  # of x and the output h
     Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
-    Py_ssize_t threads  # that are of use
+    Grid grid
     bint packed  # the weights are packed already
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
-    bint by_rows  # parts are of the batch, not of the hidden units
-    Py_ssize_t thread_gap  # reals by which a part's rows in scratch are further on than the last one's
+    Py_ssize_t gap  # reals by which a group's rows in scratch are further on than the last one's
     Panels[PRODUCTS] w
     void *peep  # the three peepholes of each line, behind the panels
     Py_ssize_t panels  # reals of all panels and of the peepholes
@@ -97,26 +176,25 @@ cdef struct Forward:
 
 
 cdef struct Part:
-    Py_ssize_t number
+    Py_ssize_t member  # which one of its group it is
     Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
     Py_ssize_t shift  # of its rows in scratch
 
 
 cdef inline Forward forward_of(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
-    Py_ssize_t threads
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
 ) noexcept nogil:
     """The plan of a forward pass.  If the weights are `packed` already, scratch has no room for them."""
     cdef Forward p
     cdef Py_ssize_t gates = gates_of(c), P = size_of_h(c, H), recurrent = recurrent_weights(c, H), rows, n
-    cdef Py_ssize_t weights = gates * H * I + recurrent
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, P)
     p.L = 64 // itemsize
     p.packed = packed
-    p.packs_all = packed or packs_all(T, B, weights * itemsize, threads)
+    p.grid = grid
+    p.packs_all = packed or packs_before(&grid, T, B, (gates * H * I + recurrent) * itemsize)
     p.w[0] = panels_of(p.packs_all, I, P, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
@@ -141,43 +219,49 @@ cdef inline Forward forward_of(
     if in_integers(c.narrow):
         p.Is = stride_of_codes(c.narrow, I)
         p.As[0], p.As[1] = stride_of_codes(c.narrow, P), stride_of_codes(c.narrow, H)
-    p.by_rows = p.packs_all and splits_rows(B, recurrent * (1 if in_integers(c.narrow) else itemsize), threads)
-    p.threads = forward_threads(T, B, weights, p.w[0].count, p.by_rows, p.packs_all, threads)
-    p.chunk = chunk_of(T, B, p.by_rows, p.threads)
-    p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, 1 if p.by_rows else p.threads)
-    p.thread_gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.by_rows and p.threads > 1 else 0
+    p.chunk = chunk_of(T, B, p.grid.groups)
+    p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
+    p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     p.total = 0 if packed else p.panels
-    rows = B * p.Ps + p.threads * p.thread_gap
+    rows = B * p.Ps + p.grid.groups * p.gap
     p.h = take(&p.total, rows)
     p.h_odd = p.h if cell is Gru or projects(c) else take(&p.total, rows)
-    rows = B * p.Hs + p.threads * p.thread_gap
+    rows = B * p.Hs + p.grid.groups * p.gap
     if cell is Lstm:
         p.cs = take(&p.total, rows)
         p.m = take(&p.total, rows) if projects(c) else 0
     elif cell is Gru:
         p.hr = take(&p.total, rows)
         p.u = take(&p.total, rows)
-    p.x = take(&p.total, p.chunk * B * p.Is + p.threads * p.thread_gap)
+    p.x = take(&p.total, p.chunk * B * p.Is + p.grid.groups * p.gap)
     for n in range(PRODUCTS):
         p.codes[n] = p.total
         if in_integers(c.narrow) and (n == 1 or projects(c)):
-            take(&p.total, (B if p.by_rows else p.threads * B) * p.As[n] + p.threads * p.thread_gap)
-    p.z = take(&p.total, p.threads * p.thread_gap)
+            take(&p.total, p.grid.members * codes_of_member(&p, n))
+    p.z = take(&p.total, p.grid.groups * p.gap)
     if p.chunk > 1 or not p.packs_all:
         take(&p.total, p.z_panels * p.chunk * B * LINES * p.L)
     p.slots = take(&p.total, size_of_slots(B, p.L))
     return p
 
 
+cdef inline Forward plan_forward(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
+    Py_ssize_t threads
+) noexcept nogil:
+    """With the grid of the least cost on at most so many threads."""
+    return forward_of(c, T, B, I, H, itemsize, packed, grid_forward(c, T, B, I, H, itemsize, packed, threads))
+
+
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
     """Whether h is stored in whole rows after a step, not line by line: while a thread writes a line of one row after
     the other, its cache fetches that of the rows that come next, and these may be another thread's."""
-    return p.thread_gap > 0 and p.steps.marks is NULL
+    return p.gap > 0 and p.grid.members == 1 and p.steps.marks is NULL
 
 
-cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
-    """Say where rows end or start anew, for a pass of so many parts."""
-    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
+cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work) noexcept nogil:
+    """Say where rows end or start anew."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -188,19 +272,15 @@ cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     p.peep = second + p.w[1].size * p.w[1].count * itemsize
 
 
-cdef inline Part part_of(const Forward *p, Py_ssize_t number, Py_ssize_t parts) noexcept nogil:
+cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
     cdef Part part
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     cdef int n
-    part.number, part.shift, part.b0, part.b1 = number, number * p.thread_gap, 0, p.B
+    part.member, part.shift = number % members, group * p.gap
+    part.b0, part.b1 = share(p.B, group, groups), share(p.B, group + 1, groups)
     for n in range(PRODUCTS):
-        part.j0[n], part.j1[n] = 0, p.w[n].count
-    if parts == 1:
-        return part
-    if p.by_rows:
-        part.b0, part.b1 = share(p.B, number, parts), share(p.B, number + 1, parts)
-    else:
-        for n in range(PRODUCTS):
-            part.j0[n], part.j1[n] = share(p.w[n].count, number, parts), share(p.w[n].count, number + 1, parts)
+        part.j0[n] = share(p.w[n].count, part.member, members)
+        part.j1[n] = share(p.w[n].count, part.member + 1, members)
     return part
 
 
@@ -218,6 +298,14 @@ cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b
     return end
 
 
+cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexcept nogil:
+    """The same for all groups alike."""
+    cdef Py_ssize_t end = p.steps.T, group, groups = p.grid.groups
+    for group in range(1 if p.steps.slots is NULL else groups):
+        end = min(end, end_of_chunk(p, k, share(p.B, group, groups), share(p.B, group + 1, groups)))
+    return end
+
+
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
     """Where h is before the step processed as number k, and after number k - 1."""
     return rows + (p.h_odd if k % 2 else p.h)
@@ -228,9 +316,14 @@ cdef inline real *x_of(const Forward *p, real *work, const Part *part) noexcept 
     return work + part.shift + p.x + p.chunk * part.b0 * p.Is
 
 
+cdef inline Py_ssize_t codes_of_member(const Forward *p, int n) noexcept nogil:
+    """Reals of scratch for rows of codes of all rows of h that product n reads: each member of a group has its own."""
+    return p.B * p.As[n] + p.grid.groups * p.gap
+
+
 cdef inline real *codes_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
-    """Where a part has rows of codes of all rows of h that product n reads, the first one that of slot 0."""
-    return work + part.shift + p.codes[n] + (0 if p.by_rows else part.number * p.B * p.As[n])
+    """Where a part has its rows of codes, the first one that of slot 0."""
+    return work + part.shift + p.codes[n] + part.member * codes_of_member(p, n)
 
 
 cdef inline real *z_of(const Forward *p, real *work, const Part *part, int n) noexcept nogil:
@@ -255,9 +348,8 @@ cdef struct Backward:
     Py_ssize_t[MATRICES] h_panels  # of the transposed weights: those for h or m
     Py_ssize_t x_panels  # and those for x
     Py_ssize_t[MATRICES] panel  # reals of one
-    Py_ssize_t threads  # that are of use
+    Grid grid
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
-    bint by_rows  # parts are of the batch, not of the hidden units
     bint fetches  # as in Panels
     bint adds  # x_grad is added to what is there
     bint transposed  # as in the cell
@@ -272,13 +364,12 @@ cdef struct Backward:
 
 
 cdef inline Backward backward_of(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
-    Py_ssize_t threads
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights, Grid grid
 ) noexcept nogil:
     """The plan of a backward pass; with `weights` it computes gradients of the weights and biases too."""
     cdef Backward p
-    cdef Py_ssize_t gates = gates_of(c), block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0, N
-    cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), weights_in_all = gates * H * I + recurrent
+    cdef Py_ssize_t block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0, N
+    cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), parts = parts_of(&grid)
     cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
@@ -292,13 +383,9 @@ cdef inline Backward backward_of(
     p.Ns = stride_of(columns_of(c) * H + (P if projects(c) else 0), p.L)
     p.h_panels[0], p.h_panels[1] = plain_panels(p.JP), plain_panels(p.J)
     p.x_panels = plain_panels((I + p.L - 1) // p.L)
-    p.packs_all = projects(c) or packs_all(T, B, weights_in_all * itemsize, threads)
-    if p.packs_all:
-        p.by_rows = splits_rows(B, recurrent * itemsize, threads)
-    else:
-        p.by_rows = cell is Gru and B >= ROWS_ALONE * threads
-    p.threads = backward_threads(4.0 * B * weights_in_all, T, p.by_rows, threads)
-    p.fetches = outgrow_l2(recurrent * itemsize, 1 if p.by_rows else p.threads)
+    p.grid = grid
+    p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
+    p.fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
     p.total = 0
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
@@ -312,7 +399,7 @@ cdef inline Backward backward_of(
         p.w_h[n] = take(&p.total, p.h_panels[n] * p.panel[n])
     for n in range(matrices_of(c)):
         p.w_x[n] = take(&p.total, p.x_panels * p.panel[n] if p.x_rows[n] > 0 else 0)
-    p.total = max(p.total, threads * own)
+    p.total = max(p.total, parts * own)
     p.d_h = take(&p.total, B * p.Ps)
     if cell is Lstm:
         p.d_cs = take(&p.total, B * p.Hs)
@@ -324,20 +411,44 @@ cdef inline Backward backward_of(
         p.x_tiles = take(&p.total, tiles_of(N if c.transposed else I) * p.tile_gap)
         p.h_tiles = take(&p.total, tiles_of(N if c.transposed else max(P, H)) * p.tile_gap)
         p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
-        N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else threads
+        N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else parts
         p.panels = take(&p.total, block * PLAIN * p.L * N)
     p.slots = take(&p.total, size_of_slots(B, p.L))
     return p
 
 
-cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work, Py_ssize_t parts) noexcept nogil:
-    """As `take_marks`."""
-    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), parts if p.by_rows else 1)
-
-
-cdef inline Backward cell_grad_plan(
-    Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Py_ssize_t threads
+cdef inline Backward plan_backward(
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    Py_ssize_t threads
 ) noexcept nogil:
+    """Likewise."""
+    return backward_of(c, T, B, I, H, itemsize, weights, grid_backward(c, T, B, I, H, itemsize, weights, threads))
+
+
+cdef struct Share:  # of a part in a step
+    Py_ssize_t b0, b1  # slots of batch rows
+    Py_ssize_t j0, j1  # panels
+
+
+cdef inline Share share_of(const Backward *p, Py_ssize_t number, Py_ssize_t panels) noexcept nogil:
+    """Of so many panels."""
+    cdef Share part
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
+    part.b0, part.b1 = share(p.B, group, groups), share(p.B, group + 1, groups)
+    part.j0, part.j1 = share(panels, number % members, members), share(panels, number % members + 1, members)
+    return part
+
+
+cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work) noexcept nogil:
+    """As `take_marks`."""
+    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
+
+
+cdef inline Grid grid_of_cell_grad(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
+    return grid_of(1 if B * H < 1 << 13 else min(threads, B), 1)
+
+
+cdef inline Backward cell_grad_plan(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Grid grid) noexcept nogil:
     """The plan of `LSTMBlockCellGrad`, which has no product; the rows of d are those of dicfo."""
     cdef Backward p
     p.steps = steps_of(1, B)
@@ -346,7 +457,7 @@ cdef inline Backward cell_grad_plan(
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H
-    p.threads = 1 if B * H < 1 << 13 else threads
+    p.grid = grid
     p.total = 0
     p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
     p.d = take(&p.total, B * p.Ns)

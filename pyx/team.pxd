@@ -1,14 +1,18 @@
 """The team of threads of a call: how work is shared out, and where threads wait for each other.
 
+A team may consist of groups of equally many threads, neighbours by their numbers.  Those of a group meet at barriers of
+their own, so groups do not wait for each other.  If the runtime starts fewer threads than asked for, all meet at each.
+
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
 Linux may wake a thread on the CPU of the one that wakes it, though others are idle: in a virtual machine it takes a CPU
 that has been idle for a while for an occupied one.  Both then share a CPU for tens of milliseconds.  So a thread that
 wakes up on the CPU of another one of its team leaves it.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
-much faster it would have been alone.  Without OpenMP there is one thread.
+much faster half as many threads would have been.  Without OpenMP there is one thread.
 """
 cdef extern from *:
     """
+    #include <stddef.h>
     #include <string.h>
     #include <time.h>
     #ifdef _OPENMP
@@ -35,20 +39,31 @@ cdef extern from *:
         LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
         LINE = 64,
         CPUS = 1024,  /* whose numbers are looked at */
+        GROUPS = 64,  /* of several threads, at most */
         BITS = 8 * sizeof(unsigned long)
     };
 
-    typedef struct {
+    typedef struct {  /* a place where threads meet */
         int arrived __attribute__((aligned(LINE)));  /* threads that wait at the present barrier */
         int barrier __attribute__((aligned(LINE)));  /* number of barriers that all have passed */
         int asleep;
+    } Meeting;
+
+    typedef struct {
+        Meeting all;
         /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
         long long begun, begun_cpu, looked;
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
         unsigned long taken[CPUS / BITS];            /* CPUs on which a thread of the team has begun, a bit for each */
+        int groups, members;
+        Meeting group[GROUPS];
     } Team;
 
-    static inline void clear_team(Team *team) { memset(team, 0, sizeof *team); }
+    static inline void clear_team(Team *team, int groups, int members) {
+        memset(team, 0, offsetof(Team, group) + (members > 1 ? groups : 0) * sizeof(Meeting));
+        team->groups = groups;
+        team->members = members;
+    }
     static inline long long nanoseconds_of(clockid_t clock) {
         struct timespec now;
         clock_gettime(clock, &now);
@@ -107,36 +122,36 @@ cdef extern from *:
     static inline void take_cpu(Team *team) { }
     #endif
 
-    static __attribute__((noinline, cold)) void sleep_until_passed(Team *team, int barrier) {
-        if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
+    static __attribute__((noinline, cold)) void sleep_until_passed(Meeting *at, int barrier) {
+        if (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) != barrier)
             return;
         #ifdef __linux__
-        __atomic_add_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
-        while (__atomic_load_n(&team->barrier, __ATOMIC_SEQ_CST) == barrier)
-            syscall(SYS_futex, &team->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
-        __atomic_sub_fetch(&team->asleep, 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&at->asleep, 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&at->barrier, __ATOMIC_SEQ_CST) == barrier)
+            syscall(SYS_futex, &at->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
+        __atomic_sub_fetch(&at->asleep, 1, __ATOMIC_SEQ_CST);
         #else
         const struct timespec nap = {0, 20000};
-        while (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) == barrier)
+        while (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) == barrier)
             nanosleep(&nap, NULL);
         #endif
     }
 
-    static __attribute__((noinline)) void barrier(Team *team) {
-        const int barrier = __atomic_load_n(&team->barrier, __ATOMIC_RELAXED);
+    static __attribute__((noinline)) void wait_at(Team *team, Meeting *at, int threads) {
+        const int barrier = __atomic_load_n(&at->barrier, __ATOMIC_RELAXED);
         const int calling = number_in_team() == 0;
         long long since = 0;
-        if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team_size()) {
-            __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
-            __atomic_store_n(&team->barrier, barrier + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_add_fetch(&at->arrived, 1, __ATOMIC_ACQ_REL) == threads) {
+            __atomic_store_n(&at->arrived, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&at->barrier, barrier + 1, __ATOMIC_SEQ_CST);
             #ifdef __linux__
-            if (__atomic_load_n(&team->asleep, __ATOMIC_SEQ_CST) > 0)
-                syscall(SYS_futex, &team->barrier, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+            if (__atomic_load_n(&at->asleep, __ATOMIC_SEQ_CST) > 0)
+                syscall(SYS_futex, &at->barrier, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
             #endif
             return;
         }
         for (int k = 0; k < LOOKS; k++) {
-            if (__atomic_load_n(&team->barrier, __ATOMIC_ACQUIRE) != barrier)
+            if (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) != barrier)
                 break;
             if (k == SOON && calling)
                 since = nanoseconds();
@@ -144,13 +159,24 @@ cdef extern from *:
         }
         if (since > 0)
             team->looked += nanoseconds() - since;
-        sleep_until_passed(team, barrier);
+        sleep_until_passed(at, barrier);
+    }
+
+    static inline void barrier(Team *team) { wait_at(team, &team->all, team_size()); }
+
+    static inline void group_barrier(Team *team) {
+        if (team->groups > 1 && team_size() == team->groups * team->members)
+            wait_at(team, &team->group[number_in_team() / team->members], team->members);
+        else
+            barrier(team);
     }
     """
     ctypedef struct Team:
         long long begun, begun_cpu, looked
         unsigned long control
-    void clear_team(Team *team) noexcept nogil
+    enum:
+        GROUPS
+    void clear_team(Team *team, int groups, int members) noexcept nogil
     int number_in_team() noexcept nogil
     void take_cpu(Team *team) noexcept nogil  # one that no other thread of the team has begun on
     long long nanoseconds() noexcept nogil
@@ -158,15 +184,12 @@ cdef extern from *:
     unsigned long control_of_thread() noexcept nogil
     void control_thread(unsigned long control) noexcept nogil
     void barrier(Team *team) noexcept nogil  # each thread of the team waits for all; one alone does not wait
+    void group_barrier(Team *team) noexcept nogil  # each thread waits for those of its group
 
 
-cdef enum:
-    WAKING = 1000000  # floating-point operations that one thread does while others wake up: some 10 microseconds
-
-
-cdef inline void gather(Team *team) noexcept nogil:
-    """Called by the calling thread before the others begin."""
-    clear_team(team)
+cdef inline void gather(Team *team, Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
+    """Called by the calling thread before the others begin: so many groups of so many threads."""
+    clear_team(team, groups, members)
     team.begun, team.begun_cpu = nanoseconds(), cpu_nanoseconds()
     team.control = control_of_thread()
     take_cpu(team)
@@ -179,10 +202,10 @@ cdef inline void join(Team *team) noexcept nogil:
         take_cpu(team)
 
 
-cdef inline long long lost(const Team *team, Py_ssize_t parts) noexcept nogil:
-    """Called by the calling thread at the end: how many nanoseconds the team took longer than this thread would have
-    needed alone on a CPU of its own.  Uses CPU time, because the threads may have shared a CPU."""
-    return nanoseconds() - team.begun - parts * (cpu_nanoseconds() - team.begun_cpu - team.looked)
+cdef inline long long lost(const Team *team) noexcept nogil:
+    """Called by the calling thread at the end: how many nanoseconds the team took longer than half as many threads
+    would have needed, each on a CPU of its own.  Uses CPU time, because the threads may have shared a CPU."""
+    return nanoseconds() - team.begun - 2 * (cpu_nanoseconds() - team.begun_cpu - team.looked)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:

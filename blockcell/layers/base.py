@@ -37,9 +37,11 @@ from .shared import (
     CellWeights,
     Directions,
     GivenState,
+    Grid,
     GRUState,
     LSTMState,
     NoState,
+    Plan,
     RNNState,
     S_co,
     SharedWeights,
@@ -479,6 +481,53 @@ class Layer(ABC, Generic[S_co]):
         reset = None if reset is None else np.ascontiguousarray(reset[:end])
         return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
 
+    def plan(self, T: SupportsIndex, B: SupportsIndex, num_threads: SupportsIndex | None = None) -> dict[str, Plan]:
+        """How many threads a call would take, and what each of them would do.
+
+        The plan with the least predicted cost is made: of arithmetic, of reading weights, of waking threads and of
+        waiting for each other.  `groups` of threads share the batch rows and do not wait for each other; the `members`
+        of a group share the hidden units and meet in every step.  A small call has one thread.
+
+        Parameters
+        ----------
+        T, B : int
+            Steps and batch rows of the call, at least 1.
+        num_threads : int, optional
+            At most so many; those of `blockcell.set_num_threads` unless given.
+
+        Returns
+        -------
+        dict of str to Plan
+            For each layer with weights, by the prefix of their names without its dot ("" for a layer that has no
+            parts), a tuple ``(forward, backward)`` of ``(groups, members)``.
+
+        Raises
+        ------
+        TypeError
+            A number is not an integer.
+        ValueError
+            A number is less than 1.
+
+        Examples
+        --------
+        >>> from blockcell import LSTM
+        >>> LSTM.init(256, 256, seed=0).plan(20, 1, num_threads=1)
+        {'': Plan(forward=Grid(groups=1, members=1), backward=Grid(groups=1, members=1))}
+        """
+        reader, sizes = ArgumentReader(f"{type(self).__name__}.plan"), []
+        for name, value in (("T", T), ("B", B)):
+            sizes.append(reader.integer(name, value))
+            if sizes[-1] < 1:
+                raise ValueError(f"{reader.caller}: {name} must be at least 1, got {value}")
+        threads, plans = reader.thread_number(num_threads), {}
+        for prefix, cell in self._cells().items():
+            grids = []
+            for work in ("layer", "layer_grad"):
+                _, count, members = cell._work(work, sizes[0], sizes[1], threads)
+                grids.append(Grid(count // members, members))
+            plans[prefix.rstrip(".")] = Plan(*grids)
+        return plans
+
     @abstractmethod
     def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Any:
         """Run the layer step by step; the stream keeps the state in between."""
@@ -665,7 +714,7 @@ class Single(Layer[S_co]):
         return array
 
     def _pack(self, arrays: dict[str, Array]) -> CellWeights:
-        size, _ = self._work("pack", 1, 1, 1)
+        size, _, _ = self._work("pack", 1, 1, 1)
         packed = np.empty(size, np.uint8)
         if self.hidden_size:
             self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
@@ -693,7 +742,7 @@ class Single(Layer[S_co]):
         stored = self._stored(reader, prefix, arrays, storage)
         number = 1 + [*WEIGHT_STORAGES].index(storage) + ROUNDINGS.index(activations)
         work = _kernels.WORK[f"{self._kernel}_narrow"]
-        size, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
+        size, _, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, {name.removeprefix(prefix): each for name, each in stored.items()}, False)
         keeps = keeps_widened(number, self._work("pack", 1, 1, 1)[0])
@@ -701,7 +750,7 @@ class Single(Layer[S_co]):
 
     def _widened(self, narrow: CellWeights, threads: int) -> CellWeights:
         """The same as float32 packs them."""
-        size, _ = self._work("pack", 1, 1, 1)
+        size, _, _ = self._work("pack", 1, 1, 1)
         wide = CellWeights(narrow.arrays, np.empty(size, np.uint8), 0, narrow)
         if self.hidden_size:
             sizes = self.input_size, self.hidden_size
@@ -801,15 +850,16 @@ class Single(Layer[S_co]):
             )
         return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
 
-    def _work(self, name: str, T: int, B: int, threads: int, narrow: int = 0) -> tuple[int, int]:
-        """The bytes of scratch that a kernel needs, and how many of the threads it uses."""
+    def _work(self, name: str, T: int, B: int, threads: int, narrow: int = 0) -> tuple[int, int, int]:
+        """The bytes of scratch that a kernel needs, how many of the threads it uses, and how many of these share the
+        hidden units of a row."""
         itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
         if narrow > len(WEIGHT_STORAGES):  # then it is that of a number in a row of a product, of int8 or int16
             itemsize = narrow - len(WEIGHT_STORAGES)
         sizes = T, B, self.input_size, self.hidden_size
         return _kernels.WORK[f"{self._kernel}_{name}"](*sizes, itemsize, threads, *self._form)
 
-    def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int]:
+    def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
         """What runs T steps, or differentiates them; its plan, and what `_work` returns."""
         options = (narrow, *self._forward_options()) if name == "layer" else self._gradient_options()
         sizes = T, B, self.input_size, self.hidden_size

@@ -76,6 +76,25 @@ class CellWeights(NamedTuple):
     """The weights in fewer bytes that `packed` was widened from."""
 
 
+class Grid(NamedTuple):
+    """How threads share the work of a pass: `groups` share the batch rows, the `members` of each its hidden units."""
+
+    groups: int
+    members: int
+
+    @property
+    def threads(self) -> int:
+        """How many there are in all."""
+        return self.groups * self.members
+
+
+class Plan(NamedTuple):
+    """The threads of a layer's two passes."""
+
+    forward: Grid
+    backward: Grid
+
+
 class SharedWeights:
     """The weights of all cells of a layer, by cell.
 

@@ -321,12 +321,12 @@ MORE_WEIGHTS = [
     Tensor("offset", "H", "bias"),
     Tensor("diagonal", "H", "peephole"),
 ]
-MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "work", "num_threads", "use_peephole"]
-MORE_NAMES += ["cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
+MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "work", "threads", "members"]
+MORE_NAMES += ["use_peephole", "cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
 
 
 def bind_more(names, function):
-    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: lambda *sizes: (64, 1)})
+    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: lambda *sizes: (64, 1, 1)})
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():
@@ -347,7 +347,7 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     assert not {tensor.name for tensor in MORE.outputs} - seen.keys() and seen["work"].size == 64
     values = {name: value for name, value in seen.items() if not isinstance(value, np.ndarray)}
     expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
-    assert values == expected | {"phase": 7.0, "num_threads": 1, "ready": 1}
+    assert values == expected | {"phase": 7.0, "threads": 1, "members": 1, "ready": 1}
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
         bind_more(MORE_NAMES, kernel).run(inputs, None, 1, ("no", 1.0, 3.0, False, False))
 

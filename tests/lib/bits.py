@@ -14,9 +14,25 @@ from blockcell import _cpu
 
 address_in = ctypes.pythonapi.PyCapsule_GetPointer
 address_in.restype, address_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-# Where the kernels read the sizes of the caches.
-CACHE_SIZES = (ctypes.c_ssize_t * 3).from_address(address_in(_cpu.CACHE_SIZES, b"blockcell._cpu.CACHE_SIZES"))
-CACHES = [(*CACHE_SIZES,), (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]  # this CPU's, and others
+
+
+class Machine(ctypes.Structure):
+    """As in pyx/machine.pxd: what plans ask."""
+
+    _fields_ = (
+        ("caches", 3 * ctypes.c_ssize_t),
+        *((name, ctypes.c_ssize_t) for name in ("groups", "members", "only")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("waking", "waking_each", "meeting", "meeting_each", "exchange", "speed")
+        ),
+        ("reading", 3 * ctypes.c_double),
+        ("alone", ctypes.c_double),
+    )
+
+
+MACHINE = Machine.from_address(address_in(_cpu.MACHINE, b"blockcell._cpu.MACHINE"))
+CACHES = [(*MACHINE.caches,), (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]  # this CPU's, and others
 
 
 def bits(value: Any) -> Any:
@@ -61,12 +77,27 @@ def on_threads(n: int) -> Iterator[None]:
 @contextmanager
 def with_caches(*sizes: int) -> Iterator[None]:
     """As on a CPU with caches of so many bytes, of the first, second and third level. An op must be bound in here."""
-    before = [*CACHE_SIZES]
-    CACHE_SIZES[:] = sizes
+    before = [*MACHINE.caches]
+    MACHINE.caches[:] = sizes
     try:
         yield
     finally:
-        CACHE_SIZES[:] = before
+        MACHINE.caches[:] = before
+
+
+# Of groups and members; the first one is that of the least cost.
+GRIDS = [(0, 0), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (1, 5), (5, 1), (3, 5), (8, 8)]
+
+
+@contextmanager
+def with_grid(groups: int, members: int) -> Iterator[None]:
+    """All work is divided among so many groups of so many threads, as far as it can be.  Likewise."""
+    before = MACHINE.groups, MACHINE.members
+    MACHINE.groups, MACHINE.members = groups, members
+    try:
+        yield
+    finally:
+        MACHINE.groups, MACHINE.members = before
 
 
 def zeros(layer: Any, batch: int) -> Any:

@@ -53,7 +53,9 @@ longer = np.lib.stride_tricks.as_strided
 kernels = importlib.import_module("blockcell._activations_{level}")
 {call}
 """
-BARRIER = re.compile(r"^( +)(barrier\(&team\).*)$", re.MULTILINE)  # those between which a call's threads do something
+BARRIER = re.compile(
+    r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE
+)  # those between which a call's threads do something
 # The last one of each driver, after which nothing follows: in a file's function, how many.
 SPARE = {
     "_lstm.pyx cell_grads": 1,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import CACHE_SIZES, CACHES, leaves, like, on_threads, same, with_caches, zeros
+from bits import CACHES, GRIDS, MACHINE, leaves, like, on_threads, same, with_caches, zeros
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
@@ -311,6 +311,7 @@ class Streams(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
+        MACHINE.groups, MACHINE.members = GRIDS[0]
         self.undo.close()
 
     @invariant()
@@ -463,9 +464,10 @@ class Streams(RuleBasedStateMachine):
         self.stream.refresh()
         self.model.refresh(self.layer)
 
-    @rule(threads=st.sampled_from(THREADS))
-    def set_num_threads(self, threads):
+    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
+    def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
+        MACHINE.groups, MACHINE.members = grid
 
     @precondition(lambda self: self.model.activations != FLOAT)
     @rule(way=WAYS)
@@ -620,6 +622,7 @@ class Layers(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
+        MACHINE.groups, MACHINE.members = GRIDS[0]
 
     @invariant()
     def the_weights_are_those_of_the_model(self):
@@ -713,9 +716,10 @@ class Layers(RuleBasedStateMachine):
         self.model = copy.copy(self.model)
         old.set_weights(**{name: np.zeros_like(array) for name, array in old.weights.items()})
 
-    @rule(threads=st.sampled_from(THREADS))
-    def set_num_threads(self, threads):
+    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
+    def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
+        MACHINE.groups, MACHINE.members = grid
 
     @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, training=st.booleans())
     def bad_call(self, bad, seed, training):
@@ -757,8 +761,9 @@ class PackedLayers(RuleBasedStateMachine):
         level=st.sampled_from(_kernels.available_levels()),
         caches=caches,
         threads=st.sampled_from(THREADS),
+        grid=st.sampled_from(GRIDS),
     )
-    def begin(self, data, inputs, hidden, form, storage, way, level, caches, threads):
+    def begin(self, data, inputs, hidden, form, storage, way, level, caches, threads, grid):
         self.undo = contextlib.ExitStack()
         self.undo.enter_context(with_caches(*caches))
         self.undo.enter_context(with_products_of(way))
@@ -766,6 +771,7 @@ class PackedLayers(RuleBasedStateMachine):
         for name, loaded in zip(("KERNELS", "WORK"), _kernels.load(level), strict=True):
             patch.setattr(_kernels, name, loaded)
         blockcell.set_num_threads(threads)
+        MACHINE.groups, MACHINE.members = grid
         drawn = {
             "cell": lambda: cells(inputs, hidden, np.float32),
             "reverse": lambda: cells(inputs, hidden, np.float32, reverse=True),
@@ -779,6 +785,7 @@ class PackedLayers(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
+        MACHINE.groups, MACHINE.members = GRIDS[0]
         self.undo.close()
 
     @invariant()
@@ -847,11 +854,12 @@ class PackedLayers(RuleBasedStateMachine):
         stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
         stream.state = model.state = self.states(seed, stream.batch)
 
-    @rule(threads=st.sampled_from(THREADS), caches=caches, way=WAYS)
-    def go_on_elsewhere(self, threads, caches, way):
+    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS), caches=caches, way=WAYS)
+    def go_on_elsewhere(self, threads, grid, caches, way):
         """In another process, with the same CPU level."""
         blockcell.set_num_threads(threads)
-        CACHE_SIZES[:] = caches
+        MACHINE.groups, MACHINE.members = grid
+        MACHINE.caches[:] = caches
         _integer.use(way)
         self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
 
@@ -896,6 +904,7 @@ class ManySessions(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
+        MACHINE.groups, MACHINE.members = GRIDS[0]
 
     @invariant()
     def as_many_as_are_open(self):
@@ -1043,9 +1052,10 @@ class ManySessions(RuleBasedStateMachine):
             results = sessions.step(limit)
         self.check(results, expected)
 
-    @rule(threads=st.sampled_from(THREADS))
-    def set_num_threads(self, threads):
+    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
+    def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
+        MACHINE.groups, MACHINE.members = grid
 
     @rule(
         place=places, seed=SEEDS, bad=st.sampled_from(["rank", "column", "dtype", "text", "closed", "limit", "state"])

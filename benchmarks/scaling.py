@@ -1,0 +1,317 @@
+"""How fast calls would be on 1 to 64 cores: parts of plans measured one by one on one core, and waiting by a model.
+
+    python benchmarks/scaling.py [--kinds LSTM] [--tasks inference] [--cells 64 256] [--batches 16] [--csv FILE]
+    python benchmarks/scaling.py --vary                      # plans that are wrong by a factor of three about costs
+    python benchmarks/scaling.py --check                     # predictions for two threads beside two threads
+    python benchmarks/scaling.py --picture docs/benchmarks/scaling.png
+
+Measured: the first part of a grid, which is never smaller than another one, through all phases of a call.  It runs
+alone, again and again, on one core; so its weights are in that core's second-level cache if its share of them fits, and
+the third one is all its own.  Simulated: that all parts run side by side, though cores may share memory and a clock;
+the start of the team and the lines that cores read of each other, as plans assume them; and the barriers, which take
+
+    0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
+
+A table has speed-ups over one core, for either barrier: of the present plan; of the plan up to version 0.1, which
+divides rows or hidden units, among one thread or all; of each product divided by itself, as onnxruntime divides it; and
+of the best of all grids.  "Falls" are cases in which more cores make a call slower by more than 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import ctypes
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/lib"))
+
+import numpy as np
+from bits import MACHINE, Machine, with_grid
+
+import blockcell
+from blockcell import GRU, LSTM, _team
+
+T = 20
+COSTS = Machine.from_buffer_copy(MACHINE)  # as plans assume them
+LAYERS: dict[str, Callable[[int], Any]] = {
+    "LSTM": lambda H: LSTM.init(H, H, seed=1),
+    "GRU": lambda H: GRU.init(H, H, seed=1),
+}
+GATES, PRODUCTS, LINES = {"LSTM": 4, "GRU": 3}, {"LSTM": 1, "GRU": 2}, {"LSTM": 1, "GRU": 2}  # LINES: in a panel
+TASKS = {"inference": ("inference",), "training": ("forward", "backward")}
+CELLS, BATCHES, CORES = (64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (4, 8, 16, 32, 64)
+BARRIERS = ((0.2, 0.05), (0.5, 0.15))  # microseconds, and for each thread
+BUDGET = 0.02  # seconds for each part
+PICTURED = ((64, 16), (128, 64), (256, 16), (512, 64), (1024, 256))  # H, B
+
+
+class Grid(NamedTuple):
+    groups: int
+    members: int
+
+
+class Pass(NamedTuple):
+    """Inference, or one half of training."""
+
+    kind: str
+    work: str
+    H: int
+    B: int
+
+
+@cache
+def made(kind: str, H: int, B: int) -> tuple[Any, Any]:
+    return LAYERS[kind](H), np.random.default_rng(0).uniform(-1, 1, (T, B, H)).astype(np.float32)
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """The median of the faster half of the calls within the budget: what disturbs them makes them slower."""
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + BUDGET
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(sorted(times)[: (len(times) + 1) // 2])
+
+
+def timed(of: Pass, grid: Grid, only: int = -1) -> float:
+    """Microseconds of a call with this grid; of one part alone, or of all, on as many threads."""
+    layer, x = made(of.kind, of.H, of.B)
+    layer = copy.copy(layer)  # has no plan yet
+    MACHINE.only = only
+    with with_grid(*grid):
+        if of.work == "inference":
+            found = microseconds(lambda: layer(x))
+        elif of.work == "forward":
+            found = microseconds(lambda: layer.forward(x))
+        else:
+            y, _, tape = layer.forward(x)
+            found = microseconds(lambda: layer.backward(tape, y))
+    MACHINE.only = -1
+    return found
+
+
+@cache
+def part(of: Pass, grid: Grid) -> float:
+    """Microseconds of the largest part alone, without waiting."""
+    return timed(of, grid, -1 if grid == (1, 1) else 0)
+
+
+def waiting(of: Pass, grid: Grid, barrier: tuple[float, float], start: bool = True) -> float:
+    """Microseconds at all barriers, for lines of other cores, and for the start of the team."""
+    threads, products = grid.groups * grid.members, PRODUCTS[of.kind]
+    if threads == 1:
+        return 0
+
+    def at(n: int) -> float:
+        return barrier[0] + barrier[1] * n if n > 1 else 0
+
+    lines, others = of.H / 16, (threads - 1) / threads
+    rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
+    found = T * products * (at(grid.members) + COSTS.exchange / 1000 * rows * lines * members)
+    if start:
+        found += (COSTS.waking + COSTS.waking_each * threads) / 1000
+    if of.work == "backward":
+        found += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
+        return found + COSTS.exchange / 1000 * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
+    chunk = max(1, min(T, 96 // (of.B // grid.groups)))
+    return found + math.ceil(T / chunk) * at(grid.members) + at(threads)
+
+
+def predicted(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
+    return part(of, grid) + waiting(of, grid, barrier)
+
+
+def panels(of: Pass) -> int:
+    lines = 4 if of.work == "backward" else LINES[of.kind]
+    return math.ceil(of.H / (16 * lines))
+
+
+def planned(of: Pass, threads: int) -> Grid:
+    """The grid of the present plan."""
+    layer, _ = made(of.kind, of.H, of.B)
+    _, count, members = layer._work("layer_grad" if of.work == "backward" else "layer", T, of.B, threads)
+    return Grid(count // members, members)
+
+
+def planned_before(of: Pass, threads: int) -> Grid:
+    """That of versions up to 0.1."""
+    L1, L2, _ = MACHINE.caches
+    recurrent, back = 4 * GATES[of.kind] * of.H**2, of.work == "backward"
+    step = (4.0 if back else 2.0) * of.B * GATES[of.kind] * 2 * of.H**2
+    rows = 16 if recurrent > L2 else 4 if recurrent > 2 * L1 else 2
+    if step * T < 1e6 or (of.B < rows * threads and step < (3e5 if back else 2e5)):
+        return Grid(1, 1)
+    return Grid(threads, 1) if of.B >= rows * threads else Grid(1, threads if back else min(threads, panels(of)))
+
+
+def grids(of: Pass, cores: int) -> Iterator[Grid]:
+    """Those of 1, 2, 3, 4, 6, 8, 12 ... groups, and as many members."""
+    counts = sorted({count << shift for count in (1, 3) for shift in range(7)})
+    for groups, members in itertools.product(counts, counts):
+        if groups * members <= cores and groups <= of.B and members <= panels(of):
+            yield Grid(groups, members)
+
+
+def best(of: Pass, cores: int, barrier: tuple[float, float]) -> float:
+    return min(predicted(of, grid, barrier) for grid in grids(of, cores))
+
+
+def products_divided(of: Pass, cores: int, barrier: tuple[float, float]) -> float:
+    """Each product by itself, in equal parts, and a barrier before and after it; what is between, on one core."""
+    flops = 2 * T * of.B * GATES[of.kind] * 2 * of.H**2 * (2 if of.work == "backward" else 1)
+    alone = part(of, Grid(1, 1))
+    product = min(alone, flops / (1000 * COSTS.speed))
+    wait = 2 * T * PRODUCTS[of.kind] * (barrier[0] + barrier[1] * cores)
+    return min(alone, alone - product + product / cores + wait)
+
+
+def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
+    return [Pass(kind, work, H, B) for work in TASKS[task]]
+
+
+def speedups(of: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
+    alone = sum(part(one, Grid(1, 1)) for one in of)
+    ways = {
+        "plan": lambda one: predicted(one, planned(one, cores), barrier),
+        "before": lambda one: predicted(one, planned_before(one, cores), barrier),
+        "products": lambda one: products_divided(one, cores, barrier),
+        "best": lambda one: best(one, cores, barrier),
+    }
+    return {name: alone / sum(map(way, of)) for name, way in ways.items()}
+
+
+def table(options: argparse.Namespace) -> None:
+    rows: list[dict[str, Any]] = []
+    falls = 0
+    print("| kind | task | H | B | cores | grid | plan | before | products | best | share of best |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for kind, task, H, B in itertools.product(options.kinds, options.tasks, options.cells, options.batches):
+        of, last = passes(kind, task, H, B), [1.0, 1.0]
+        for cores in options.cores:
+            found = [speedups(of, cores, barrier) for barrier in BARRIERS]
+            chosen = " ".join("{}x{}".format(*planned(one, cores)) for one in of)
+            for k, one in enumerate(found):
+                falls += one["plan"] < 0.95 * last[k]
+                last[k] = max(last[k], one["plan"])
+                rows.append({"kind": kind, "task": task, "H": H, "B": B, "cores": cores, "grid": chosen,
+                             "barrier": k, **{name: round(value, 2) for name, value in one.items()}})  # fmt: skip
+            cells = [", ".join(f"{one[name]:.1f}" for one in found) for name in found[0]]
+            share = ", ".join(f"{one['plan'] / one['best']:.2f}" for one in found)
+            print(f"| {kind} | {task} | {H} | {B} | {cores} | {chosen} | {' | '.join(cells)} | {share} |", flush=True)
+    shares = [row["plan"] / row["best"] for row in rows]
+    gains = [row["plan"] / row["before"] for row in rows]
+    print(
+        f"\n{len(rows)} cases: share of the best {statistics.mean(shares):.2f} in the mean, {min(shares):.2f} at least;"
+        f" {statistics.mean(gains):.2f} times the plan before, {min(gains):.2f} at least; falls: {falls}"
+    )
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys())
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def vary(options: argparse.Namespace) -> None:
+    """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
+    groups = "waking waking_each", "meeting meeting_each", "exchange", "speed", "reading", "alone"
+    of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
+    print("| what | factor | share of the best: mean | lowest | where |\n|---|---|---|---|---|")
+    for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
+        ctypes.pointer(MACHINE)[0] = COSTS
+        for name in group.split():
+            value = getattr(COSTS, name)
+            setattr(MACHINE, name, value * factor if isinstance(value, float) else (*[v * factor for v in value],))
+        shares = {}
+        for (*sizes, cores), barrier in itertools.product(of, BARRIERS):
+            found = speedups(passes(*sizes), cores, barrier)
+            shares[found["plan"] / found["best"]] = (*sizes, cores)
+        lowest = min(shares)
+        where = " ".join(map(str, shares[lowest]))
+        mean = statistics.mean(shares)
+        print(f"| {group or 'as assumed'} | {factor:.2f} | {mean:.2f} | {lowest:.2f} | {where} |", flush=True)
+    ctypes.pointer(MACHINE)[0] = COSTS
+
+
+def check(options: argparse.Namespace) -> None:
+    """Two threads as predicted and as measured, with the waiting that plans assume."""
+    barrier = COSTS.meeting / 1000, COSTS.meeting_each / 1000
+    blockcell.set_num_threads(2)
+    errors = []
+    print("| kind | work | H | B | grid | one core, us | predicted | measured | ratio |")
+    print("|" + 9 * "---|")
+    for kind, task, H, B in itertools.product(options.kinds, options.tasks, options.cells, options.batches):
+        for of in passes(kind, task, H, B):
+            for grid in (Grid(1, 2), Grid(2, 1)):
+                if of.B < grid.groups:
+                    continue
+                expected, found = predicted(of, grid, barrier), timed(of, grid)
+                errors.append(abs(expected / found - 1))
+                print(f"| {kind} | {of.work} | {H} | {B} | {grid.groups}x{grid.members} | {part(of, Grid(1, 1)):.0f} |"
+                      f" {expected:.0f} | {found:.0f} | {expected / found:.2f} |", flush=True)  # fmt: skip
+    print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
+
+
+def picture(path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(PICTURED), figsize=(3 * len(PICTURED), 3.2), sharey=True)
+    counts = (1, 2, *CORES)
+    for axis, (H, B) in zip(axes, PICTURED, strict=True):
+        of = passes("LSTM", "inference", H, B)
+        lines = [{"plan": 1.0, "before": 1.0, "products": 1.0, "best": 1.0}]
+        lines += [speedups(of, cores, BARRIERS[0]) for cores in counts[1:]]
+        for name, style in (("best", "k:"), ("plan", "C0-o"), ("before", "C1-s"), ("products", "C2-^")):
+            axis.plot(counts, [line[name] for line in lines], style, markersize=4, label=name)
+        axis.set(title=f"LSTM, H = {H}, B = {B}", xlabel="cores", xscale="log", yscale="log")
+        axis.set_xticks(counts, map(str, counts))
+        axis.set_yticks(counts, map(str, counts))
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("speed-up, simulated")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
+    parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
+    parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="B")
+    parser.add_argument("--cores", type=int, nargs="+", default=CORES)
+    parser.add_argument("--vary", action="store_true", help="share of the best with other costs in the plan")
+    parser.add_argument("--check", action="store_true", help="compare with two threads")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--picture", metavar="FILE", help="speed-up by cores for five shapes, as a PNG")
+    options = parser.parse_args()
+    _team.adapt(False)
+    blockcell.set_num_threads(64)
+    if options.picture:
+        picture(options.picture)
+    elif options.check:
+        check(options)
+    elif options.vary:
+        vary(options)
+    else:
+        table(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The grid of a call: how many threads take part, and how they share its rows and its hidden units.
+
+A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
+Groups do not wait for each other; the members of one meet in every step.  `cheapest` takes the grid for which the
+largest part would be finished first, by what its arithmetic, the weights that it reads, its barriers and the start of
+the team cost: predictions in nanoseconds, from the few figures that `_cpu.pyx` and plan.pxd give.
+"""
+from integer cimport in_integers
+from machine cimport L1, L2, L3, machine
+from narrow cimport INT8_INT8
+from team cimport GROUPS
+from tile cimport FEWEST, ROWS, TILES
+
+cdef extern from *:
+    """
+    enum { SHORT_VECTORS = VECTOR_BYTES < 32 };
+    """
+    bint SHORT_VECTORS
+
+
+cdef struct Grid:
+    Py_ssize_t groups, members
+    Py_ssize_t first, end  # the parts that are run: all, except where one alone is measured
+
+
+cdef inline Py_ssize_t threads_of(const Grid *g) noexcept nogil:
+    """How many threads run it."""
+    return g.end - g.first
+
+
+cdef inline Py_ssize_t parts_of(const Grid *g) noexcept nogil:
+    return g.groups * g.members
+
+
+cdef inline Grid grid_of(Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
+    cdef Grid g
+    g.groups, g.members, g.first, g.end = groups, members, 0, groups * members
+    return g
+
+
+cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
+    """Make do with fewer threads than planned: groups of fewer, or fewer groups of one."""
+    if ready < threads_of(g):
+        g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
+
+
+# --------------------------------------------------------------------------------------------------------------- costs
+cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide, in panels of `width` lines
+    Py_ssize_t T, B, L  # L: numbers in a line
+    int products  # of a step, each of which needs the results of the one before
+    Py_ssize_t[2] lines, width, panels
+    Py_ssize_t[2] K  # rows of weights that are multiplied with states
+    Py_ssize_t[2] ahead  # and those that are multiplied with x, for several steps at once
+    double line_bytes  # of a line of weights, as it is read
+    double speed  # operations in a nanosecond
+    double cell  # nanoseconds of a line of units of one row, beside the products of a step
+    Py_ssize_t units  # such lines
+    double shared  # nanoseconds of one thread for what all threads share alike, once in a pass
+    double columns  # and for what they share by `pieces` lines of columns
+    Py_ssize_t pieces
+    double divided, undivided  # lines that others have written, of which each thread reads its part, or all
+    Py_ssize_t meetings  # barriers of all threads
+
+
+cdef inline double speed_of(int narrow, Py_ssize_t itemsize) noexcept nogil:
+    """Operations in a nanosecond; products in integers have more in a vector."""
+    cdef double speed = machine.speed / 2 if SHORT_VECTORS else machine.speed
+    if in_integers(narrow):
+        return speed * (3 if narrow == INT8_INT8 else 1.7)
+    return speed * 4 / itemsize
+
+
+cdef inline double starting(Py_ssize_t threads) noexcept nogil:
+    """What it costs to wake so many threads, and to wait for all of them at the end."""
+    return machine.waking + machine.waking_each * threads if threads > 1 else 0
+
+
+cdef inline double meeting(Py_ssize_t threads) noexcept nogil:
+    return machine.meeting + machine.meeting_each * threads if threads > 1 else 0
+
+
+cdef inline Py_ssize_t each(Py_ssize_t n, Py_ssize_t parts) noexcept nogil:
+    """What the largest of so many parts has."""
+    return (n + parts - 1) // parts
+
+
+cdef inline double reading(double nbytes, double again) noexcept nogil:
+    """To read so many bytes, again and again, of weights that have as many bytes in all."""
+    if nbytes <= machine.caches[L1] / 2:
+        return 0
+    return again / machine.reading[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
+
+
+cdef inline Py_ssize_t lines_of(const Work *w, int n, Py_ssize_t members) noexcept nogil:
+    """Lines of columns of product n that the largest part has."""
+    return min(w.lines[n], each(w.panels[n], members) * w.width[n])
+
+
+cdef inline double of_product(const Work *w, int n, Py_ssize_t rows, Py_ssize_t members, double nbytes) noexcept nogil:
+    """Product n of a step for so many rows, one member's part; in each step it reads so many bytes of weights."""
+    cdef Py_ssize_t lines = lines_of(w, n, members)
+    cdef double slow = 1 if rows >= FEWEST else 1 + 0.45 * (FEWEST - rows) / rows, computing, again
+    computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.ahead[n]) / w.speed
+    again = each(rows, TILES * ROWS) * w.K[n] * lines * w.line_bytes
+    return max(computing, reading(nbytes, again))
+
+
+cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
+    """Of the largest part of this grid, with all waiting."""
+    cdef Py_ssize_t threads = groups * members, rows = each(w.B, groups)
+    cdef double nbytes = 0, step = rows * each(w.units, members) * w.cell, others = (threads - 1.0) / threads
+    cdef int n
+    for n in range(w.products):
+        nbytes += w.K[n] * lines_of(w, n, members) * w.line_bytes
+    for n in range(w.products):
+        step += of_product(w, n, rows, members, nbytes)
+        if members > 1:
+            step += meeting(members) + machine.exchange * rows * (w.K[n] // w.L) * (members - 1.0) / members
+    return (w.T * step + w.shared / threads + w.columns * each(w.pieces, threads) / w.pieces
+            + w.meetings * meeting(threads) + starting(threads)
+            + machine.exchange * others * (w.divided / threads + w.undivided))
+
+
+cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:
+    """The grid with the least cost on at most so many threads.  With `whole_rows` rows are not divided, with
+    `whole_units` hidden units are not."""
+    cdef Py_ssize_t groups = 1, most, rows, members, panels = 1
+    cdef double alone = cost_of(w, 1, 1), least = alone, cost
+    cdef Grid best = grid_of(1, 1)
+    if machine.groups > 0:
+        return forced(w, whole_rows, whole_units)
+    if alone < machine.alone or threads <= 1:
+        return best
+    threads = min(threads, <Py_ssize_t> (alone / 1000) + 1)  # none for less than a microsecond
+    if not whole_units:
+        panels = max(w.panels[0], w.panels[1])
+    most = 1 if whole_rows else min(threads, w.B)
+    while groups <= most:
+        members = min(threads // groups, panels)
+        while members > 0:
+            members = each(panels, each(panels, members))  # as few as have parts as small
+            if members == 1 or groups <= GROUPS:
+                cost = cost_of(w, groups, members)
+                if cost < least:
+                    least, best = cost, grid_of(groups, members)
+            members = members // 2
+        rows = each(w.B, groups)
+        if rows == 1:
+            break
+        groups = max(each(w.B, rows - 1), groups + groups // 8)  # a few of those whose parts are smaller
+    return best
+
+
+cdef inline Grid forced(const Work *w, bint whole_rows, bint whole_units) noexcept nogil:
+    """The grid that the machine asks for, as far as there are rows and hidden units."""
+    cdef Py_ssize_t panels = max(w.panels[0], w.panels[1])
+    cdef Grid g = grid_of(1 if whole_rows else min(machine.groups, w.B),
+                          1 if whole_units else min(machine.members, panels))
+    if machine.only >= 0:
+        g.first, g.end = min(machine.only, parts_of(&g) - 1), min(machine.only, parts_of(&g) - 1) + 1
+    return g

@@ -1,0 +1,43 @@
+"""What plans ask about the machine: the sizes of its caches, and what work and threads cost on it.
+
+`_cpu.pyx` fills it in, and every kernel module gets its address when it is loaded.  Tests and benchmarks/scaling.py
+write other values there, before a plan is made.
+"""
+
+cdef extern from *:
+    """
+    typedef struct {
+        Py_ssize_t caches[3];                 /* bytes of the data cache of each level */
+        Py_ssize_t groups, members;           /* the grid of all plans; 0: that of the least cost */
+        Py_ssize_t only;                      /* the part that alone is run, to measure it; -1: all parts are */
+        /* What the grid of the least cost is found by: nanoseconds, and operations and bytes in one. */
+        double waking, waking_each;           /* to start a team, and more for each of its threads */
+        double meeting, meeting_each;         /* likewise for a barrier */
+        double exchange;                      /* of a line that another core has written */
+        double speed;                         /* operations of a core, in vectors of 32 bytes or more */
+        double reading[3];                    /* bytes that it reads from its second and third cache, and from memory */
+        double alone;                         /* one thread's work, up to which no other one is woken */
+    } Machine;
+    static const Machine *machine;
+    """
+    ctypedef struct Machine:
+        Py_ssize_t caches[3]
+        Py_ssize_t groups, members, only
+        double waking, waking_each, meeting, meeting_each, exchange, speed, alone
+        double reading[3]
+    const Machine *machine
+
+cdef enum:
+    L1, L2, L3
+
+
+cdef inline void use_machine(const Machine *one) noexcept:
+    global machine
+    machine = one
+
+
+cdef inline bint outgrow_l2(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
+    """Whether a thread that reads its part of so many bytes of weights again and again should fetch them ahead.  Its
+    second-level cache decides: how far away the third one is no CPU tells, and a large one may be nearly as far as
+    memory."""
+    return weights > parts * machine.caches[L2]
