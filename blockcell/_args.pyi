@@ -16,7 +16,7 @@ class Call:
         self,
         op: Op,
         kernels: tuple[Kernel, ...],
-        work: Callable[..., tuple[int, int]],
+        work: Callable[..., tuple[int, int, int]],
         places: dict[str, int],
         reader: ArgumentReader,
         converter: Converter,

@@ -11,7 +11,7 @@ def ready(planned: int) -> int: ...
 def report(lost: int) -> None: ...
 def compute(
     kernel: Callable[..., int],
-    work: Callable[..., tuple[int, int]],
+    work: Callable[..., tuple[int, int, int]],
     sizes: tuple[int, ...],
     threads: int,
     arguments: tuple[Any, ...],

@@ -84,7 +84,7 @@ for _level, _usual in enumerate((32 << 10, 1 << 20, 32 << 20)):
     this_machine.caches[_level] = this_machine.caches[_level] or _usual
 this_machine.only = -1
 this_machine.waking, this_machine.waking_each = 6000, 150
-this_machine.meeting, this_machine.meeting_each, this_machine.exchange = 250, 80, 15
+this_machine.meeting, this_machine.meeting_each, this_machine.exchange = 500, 150, 15
 this_machine.speed, this_machine.alone = 105, 12000
 this_machine.reading[0], this_machine.reading[1], this_machine.reading[2] = 100, 30, 8
 MACHINE = PyCapsule_New(&this_machine, "blockcell._cpu.MACHINE", NULL)  # for the kernels

@@ -135,7 +135,7 @@ cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bi
     if not whole_units:
         panels = max(w.panels[0], w.panels[1])
     most = 1 if whole_rows else min(threads, w.B)
-    while groups <= most:
+    while True:
         members = min(threads // groups, panels)
         while members > 0:
             members = each(panels, each(panels, members))  # as few as have parts as small
@@ -145,10 +145,9 @@ cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bi
                     least, best = cost, grid_of(groups, members)
             members = members // 2
         rows = each(w.B, groups)
-        if rows == 1:
-            break
-        groups = max(each(w.B, rows - 1), groups + groups // 8)  # a few of those whose parts are smaller
-    return best
+        if groups >= most or rows == 1:
+            return best
+        groups = min(most, max(each(w.B, rows - 1), groups + groups // 8))  # some of those whose parts are smaller
 
 
 cdef inline Grid forced(const Work *w, bint whole_rows, bint whole_units) noexcept nogil:

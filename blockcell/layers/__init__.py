@@ -21,7 +21,7 @@ from .containers import Bidirectional, Stack, StackStream
 from .dense import Dense
 from .lstm_gru import GRU, LSTM, RNN
 from .packed import Packed
-from .shared import GRUState, LSTMState, RNNState
+from .shared import Grid, GRUState, LSTMState, Plan, RNNState
 from .storage import StorageError
 
 __all__ = [
@@ -31,9 +31,11 @@ __all__ = [
     "Bidirectional",
     "Dense",
     "GRUState",
+    "Grid",
     "LSTMState",
     "Layer",
     "Packed",
+    "Plan",
     "RNNState",
     "Stack",
     "StackStream",
@@ -43,5 +45,5 @@ __all__ = [
 ]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
-for _class in (GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, Packed, RNNState, Stack):
+for _class in (GRU, LSTM, RNN, Bidirectional, Dense, Grid, GRUState, LSTMState, Packed, Plan, RNNState, Stack):
     _class.__module__ = __name__
