@@ -5,41 +5,40 @@ import operator
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import SupportsIndex
 
 from . import _cpu, _team
 
 
-def _quota(root: Path = Path("/")) -> float:
+def _quota(root: str = "/") -> float:
     """How many CPUs' time control groups, those of a container say, leave this process: infinity without a limit."""
     limits = [math.inf]
-    mount = root / "sys/fs/cgroup"
-    for line in _words(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
+    for line in _words(root, "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
         if controllers == "":  # version 2
-            folder, names = mount, ["cpu.max"]
+            mount, names = "sys/fs/cgroup", ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            folder, names = mount / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            mount, names = f"sys/fs/cgroup/{controllers}", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
-        group = folder / path.strip("/")  # a container may not see it, but its own one, which is `folder` then
-        for each in (group, *(parent for parent in group.parents if parent.is_relative_to(folder))):
-            numbers = [word for name in names for word in _words(each / name)]
+        folders = [folder for folder in group.split("/") if folder]
+        for n in range(len(folders) + 1):  # a container may not see its group, but only those of its own, in `mount`
+            numbers = [word for name in names for word in _words(root, mount, *folders[:n], name)]
             if len(numbers) == 2 and numbers[0].isdigit() and int(numbers[1]) > 0:  # no limit: "max", or -1
                 limits.append(int(numbers[0]) / int(numbers[1]))
     return min(limits)
 
 
-def _words(path: Path) -> list[str]:
-    """None where there is no such file."""
+def _words(*path: str) -> list[str]:
+    """Those of a file; none where there is no such file."""
     try:
-        return path.read_text().split()
+        with open(os.path.join(*path)) as file:
+            return file.read().split()
     except (OSError, ValueError):
         return []
 
 
-def _threads_of_this_process(root: Path = Path("/")) -> int:
+def _threads_of_this_process(root: str = "/") -> int:
     """OMP_NUM_THREADS, or else the CPUs that this process may use, and no more than its quota, rounded up."""
     try:
         asked = int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])  # a list is for nested teams; we have none

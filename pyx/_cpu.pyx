@@ -83,9 +83,17 @@ read_cache_sizes()
 for _level, _usual in enumerate((32 << 10, 1 << 20, 32 << 20)):
     this_machine.caches[_level] = this_machine.caches[_level] or _usual
 this_machine.only = -1
-this_machine.waking, this_machine.waking_each = 6000, 150
-this_machine.meeting, this_machine.meeting_each, this_machine.exchange = 500, 150, 15
-this_machine.speed, this_machine.alone = 105, 12000
+# From calls of layers on one core and two (Zen 4, AVX-512); what counts is how large they are beside each other, and
+# plans bear factors of three (benchmarks/scaling.py --vary).  Products of four rows and more:
+this_machine.speed = 105
+# Such products are as fast from the second cache, so that gives at least 54; the third one gave as much to one core,
+# and memory 25, but others read from these, too.
 this_machine.reading[0], this_machine.reading[1], this_machine.reading[2] = 100, 30, 8
+# Two threads with half of the rows each, H = 32, took 5 us more than one with half of the rows.  Two cores met in 0.3
+# us, or in 1 us while the host kept them far apart; for each further thread the line of the barrier moves on.
+this_machine.waking, this_machine.waking_each = 6000, 150
+this_machine.meeting, this_machine.meeting_each = 500, 150
+this_machine.exchange = 15  # many lines in a row, which caches fetch ahead; a single one takes 40 or more
+this_machine.alone = 12000  # as much again as waking
 MACHINE = PyCapsule_New(&this_machine, "blockcell._cpu.MACHINE", NULL)  # for the kernels
 CACHES = {"L1": this_machine.caches[0], "L2": this_machine.caches[1], "L3": this_machine.caches[2]}

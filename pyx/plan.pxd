@@ -81,14 +81,14 @@ cdef inline Py_ssize_t rows_apart(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t th
 
 cdef inline Grid grid_of_step(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
     """The grid of a single step whose weights, of so many bytes, are not packed."""
-    cdef Grid rows = cheapest(w, rows_apart(w.B, nbytes, threads), False, True)
-    cdef Grid units = cheapest(w, threads, True, False)
+    cdef Grid units = cheapest(w, threads, True, False), rows
+    if rows_apart(w.B, nbytes, threads) == 0:
+        return units
+    rows = cheapest(w, rows_apart(w.B, nbytes, threads), False, True)
     return rows if cost_of(w, rows.groups, 1) < cost_of(w, 1, units.members) else units
 
 
-cdef inline bint packs_before(
-    const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes
-) noexcept nogil:
+cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
     """Whether all weights, of so many bytes, are packed before the steps: a single one whose hidden units are divided
     packs block by block."""
     return T > 1 or (grid.members == 1 and rows_apart(B, nbytes, 1) > 0)
@@ -112,7 +112,7 @@ cdef inline Grid grid_forward(
         w.panels[n] = each(w.lines[n], w.width[n])
     w.line_bytes = 64 if c.narrow == WIDE else w.L * bytes_of(c.narrow)
     w.speed = speed_of(c.narrow, itemsize)
-    w.cell = (30.0 if cell is Lstm else 9.0 if cell is Rnn else 20.0)
+    w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
     w.columns, w.pieces, w.divided, w.undivided = 0, 1, 0, 0
     w.shared = 0 if packed else PACKING * weights / w.speed
     w.meetings = 1 if packed else 2
@@ -136,7 +136,7 @@ cdef inline Grid grid_backward(
     w.width[0] = w.width[1] = PLAIN
     w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(WIDE, itemsize)
-    w.cell = (50.0 if cell is Lstm else 20.0 if cell is Rnn else 45.0)
+    w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
     w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
     w.meetings = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)

@@ -8,7 +8,7 @@ from functools import cache, wraps
 
 import numpy as np
 import pytest
-from bits import CACHES, with_caches
+from bits import CACHES, GRIDS, with_caches, with_grid
 from cases import arguments, golden
 from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, run, same_bits, sizes_of
 
@@ -234,8 +234,8 @@ def test_scratch_is_enough(name, steps):
         assert (memory[-guard:] == 0xAB).all()
         return lost
 
-    for caches in CACHES:
-        with with_caches(*caches):
+    for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
+        with with_caches(*caches), with_grid(*grid):
             call = bind(op, {op.kernel: (guarded,) * 3}, work).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
