@@ -38,6 +38,27 @@ cdef extern from *:
                         ((Py_ssize_t) (b >> 22) + 1) * ((b >> 12 & 1023) + 1) * ((b & 4095) + 1) * ((Py_ssize_t) c + 1);
             }
         }
+    #elif defined(__linux__)
+        #include <stdio.h>
+        static int has_entry(int cache, const char *name, const char *format, void *value) {
+            char path[80];
+            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", cache, name);
+            FILE *file = fopen(path, "r");
+            int found = file && fscanf(file, format, value) == 1;
+            if (file)
+                fclose(file);
+            return found;
+        }
+        static void read_cache_sizes(void) {  /* nothing where the firmware is silent */
+            char type;
+            int level, kibibytes;
+            for (int k = 0; has_entry(k, "level", "%d", &level); k++)
+                if (level >= 1 && level <= 3 && has_entry(k, "type", "%c", &type) && type != 'I'
+                    && has_entry(k, "size", "%dK", &kibibytes))
+                    cache_sizes[level - 1] = (Py_ssize_t) kibibytes << 10;
+            if (cache_sizes[2] == 0)
+                cache_sizes[2] = cache_sizes[1];  /* the last one, as of a Cortex-A72 */
+        }
     #else
         static void read_cache_sizes(void) {}
     #endif

@@ -21,6 +21,17 @@ cdef extern from *:
     #else
     #define X86 0
     #endif
+    #if defined(__aarch64__) && (defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 11)
+    #define ARM 1
+    #include <arm_neon.h>
+    #if defined(__linux__)
+    #include <sys/auxv.h>
+    #elif defined(__APPLE__)
+    #include <sys/sysctl.h>
+    #endif
+    #else
+    #define ARM 0
+    #endif
 
     /* sums [rows][4 lines of 16] := rows of codes, `stride` bytes apart, times a panel [quads][lines][16][4] */
     #define SUMS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \\
@@ -41,19 +52,19 @@ cdef extern from *:
 
     INLINED_ANYWHERE void add_sums(
         float *restrict z, const int32_t *restrict sums, int parts, const char *restrict heads, ptrdiff_t apart,
-        const float *restrict scales
+        const float *restrict scales, const int corrected
     ) {
         const Head *high = head_of(heads, apart, 0), *low = head_of(heads, apart, parts - 1);
         for (int u = 0; u < LINE; u++) {
-            float value = (float) (sums[u] + high->correction);
+            float value = (float) (sums[u] + (corrected ? 0 : high->correction));
             if (parts > 1)
-                value = 256.0f * value + (float) (sums[ROW + u] + low->correction);
+                value = 256.0f * value + (float) (sums[ROW + u] + (corrected ? 0 : low->correction));
             z[u] += high->scale * scales[u] * value;
         }
     }
 
-    /* A product that first gives sums, as a product that adds to z. */
-    #define THROUGH_SUMS(PRODUCT) \\
+    /* A product that first gives sums, as a product that adds to z; signed codes of weights need no correction. */
+    #define THROUGH_SUMS(PRODUCT, CORRECTED) \\
         int32_t all[GROUP * ROW]; \\
         for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * apart) { \\
             m = rows < GROUP ? rows : GROUP; \\
@@ -61,7 +72,8 @@ cdef extern from *:
             for (ptrdiff_t r = 0; r < m; r += parts, z += ROW) \\
                 for (ptrdiff_t g = 0; g < lines; g++) \\
                     add_sums( \\
-                        z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE); \\
+                        z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE, \\
+                        CORRECTED); \\
         }
 
     /* ------------------------------------------------------------------------------------------------ any CPU */
@@ -78,7 +90,7 @@ cdef extern from *:
                 memcpy(sums + r * ROW + g * LINE, acc, sizeof acc);
             }
     }
-    static void product_c(ARGUMENTS) { THROUGH_SUMS(sums_c) }
+    static void product_c(ARGUMENTS) { THROUGH_SUMS(sums_c, 0) }
 
     /* ------------------------------------------------------------ AMX, and stand-ins for its instructions in C
        Tiles 0 to 3 are the sums of up to 16 rows and a line each; 4 has codes of the rows, 5 to 7 those of a line, 16
@@ -144,7 +156,7 @@ cdef extern from *:
     #define STORE(tile, memory, stride_) copy_tile(&tiles, tile, (char *) (memory), stride_, 1)
     #define MULTIPLY(sums_, rows_, columns_) multiply_tiles(&tiles, sums_, rows_, columns_)
     static void sums_by_tiles_in_c(SUMS) { Tiles tiles; SUMS_BY_TILES }
-    static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c) }
+    static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c, 0) }
     #undef SHAPE
     #undef CLEAR
     #undef LOAD
@@ -187,7 +199,7 @@ cdef extern from *:
             for (ptrdiff_t g = 0; g < lines; g++)
                 tile_avx2(1, sums + g * LINE, panel + g * LINE_BYTES, lines * LINE_BYTES, a, stride, quads);
     }
-    static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) { THROUGH_SUMS(sums_avx2) }
+    static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) { THROUGH_SUMS(sums_avx2, 0) }
 
     /* ------------------------------------------------------------ AVX-VNNI: R rows by N half lines, 16 registers */
     #define VNNI256 "avx2,avxvnni"
@@ -230,7 +242,7 @@ cdef extern from *:
                 tile_vnni256(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
         }
     }
-    static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) { THROUGH_SUMS(sums_vnni256) }
+    static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) { THROUGH_SUMS(sums_vnni256, 0) }
 
     /* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
        registers */
@@ -324,7 +336,7 @@ cdef extern from *:
             product_vnni512(z, scales, panel, lines, heads, apart, a, stride, rows, parts, quads);
             return;
         }
-        THROUGH_SUMS(sums_amx)
+        THROUGH_SUMS(sums_amx, 0)
         _tile_release();
     }
 
@@ -348,6 +360,147 @@ cdef extern from *:
     }
     static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
     #endif
+    #if ARM
+    /* Tiles are R rows by N vectors, of four columns each.  The codes of weights less 128 are signed, as NEON and SDOT
+       want both factors. */
+    #define INLINED(TARGET) static inline __attribute__((always_inline, target(TARGET)))
+    #define TILE_ARM(NAME, TARGET) \\
+        INLINED(TARGET) void NAME(const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \\
+                                  ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads)
+    #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
+    INLINED_ANYWHERE int8x16_t signed_codes(const uint8_t *w) {
+        return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w), vdupq_n_u8(0x80)));
+    }
+    INLINED_ANYWHERE int8x16_t quad_everywhere(const int8_t *a) {
+        int32_t x;
+        memcpy(&x, a, 4);
+        return vreinterpretq_s8_s32(vdupq_n_s32(x));
+    }
+
+    /* NEON: products of 16 bits, two of which add up to less than 2^15; two sums for each unit until the end */
+    #define NEON "+simd"
+    TILE_ARM(tile_neon, NEON) {
+        int32x4_t acc[2][4][2];
+        ptrdiff_t q = 0;
+        FOR_TILE acc[r][v][0] = acc[r][v][1] = vdupq_n_s32(0);
+        for (; q + 2 <= quads; q += 2, panel += 2 * step, a += 8)
+            for (int v = 0; v < N; v++) {
+                const int8x16_t w = signed_codes(panel + 16 * v), next = signed_codes(panel + step + 16 * v);
+                for (int r = 0; r < R; r++) {
+                    const int8x16_t x = quad_everywhere(a + r * stride), y = quad_everywhere(a + r * stride + 4);
+                    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
+                    acc[r][v][0] = vpadalq_s16(acc[r][v][0], vmlal_s8(low, vget_low_s8(next), vget_low_s8(y)));
+                    acc[r][v][1] = vpadalq_s16(acc[r][v][1], vmlal_high_s8(high, next, y));
+                }
+            }
+        if (q < quads)
+            FOR_TILE {
+                const int8x16_t w = signed_codes(panel + 16 * v), x = quad_everywhere(a + r * stride);
+                acc[r][v][0] = vpadalq_s16(acc[r][v][0], vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+                acc[r][v][1] = vpadalq_s16(acc[r][v][1], vmull_high_s8(w, x));
+            }
+        FOR_TILE vst1q_s32(sums + r * ROW + 4 * v, vpaddq_s32(acc[r][v][0], acc[r][v][1]));
+    }
+
+    /* SDOT, or with I8MM USDOT, for which codes of weights stay as they are: four quads of a row in a register */
+    #if defined(__clang__)
+    #define SDOT "+dotprod"
+    #define I8MM "+dotprod+i8mm"
+    #else
+    #define SDOT "arch=armv8.2-a+dotprod"
+    #define I8MM "arch=armv8.2-a+dotprod+i8mm"
+    #endif
+    #define DOT_QUAD(K, WEIGHTS, MULTIPLY) \\
+        for (int v = 0; v < N; v++) \\
+            w[v] = WEIGHTS(panel + K * step + 16 * v); \\
+        FOR_TILE acc[r][v] = MULTIPLY(acc[r][v], w[v], x[r], K);
+    #define DOT_TILE(WEIGHT, WEIGHTS, MULTIPLY) \\
+        int32x4_t acc[8][16]; \\
+        int8x16_t x[8]; \\
+        WEIGHT w[16]; \\
+        ptrdiff_t q = 0; \\
+        FOR_TILE acc[r][v] = vdupq_n_s32(0); \\
+        for (; q + 4 <= quads; q += 4, panel += 4 * step, a += 16) { \\
+            for (int r = 0; r < R; r++) \\
+                x[r] = vld1q_s8(a + r * stride); \\
+            DOT_QUAD(0, WEIGHTS, MULTIPLY) DOT_QUAD(1, WEIGHTS, MULTIPLY) \\
+            DOT_QUAD(2, WEIGHTS, MULTIPLY) DOT_QUAD(3, WEIGHTS, MULTIPLY) \\
+        } \\
+        for (; q < quads; q++, panel += step, a += 4) { \\
+            for (int r = 0; r < R; r++) \\
+                x[r] = quad_everywhere(a + r * stride); \\
+            DOT_QUAD(0, WEIGHTS, MULTIPLY) \\
+        } \\
+        FOR_TILE vst1q_s32(sums + r * ROW + 4 * v, acc[r][v]);
+    TILE_ARM(tile_sdot, SDOT) { DOT_TILE(int8x16_t, signed_codes, vdotq_laneq_s32) }
+    TILE_ARM(tile_usdot, I8MM) { DOT_TILE(uint8x16_t, vld1q_u8, vusdotq_laneq_s32) }
+
+    /* USMMLA: two quads of a pair of rows times those of two columns */
+    TILE_ARM(tile_usmmla, I8MM) {
+        int32x4_t acc[4][4];
+        for (int r = 0; r < R; r += 2)
+            for (int v = 0; v < 2 * N; v++)
+                acc[r / 2][v] = vdupq_n_s32(0);
+        for (ptrdiff_t q = 0; q < quads; q += 2, panel += 2 * step, a += 8) {
+            uint8x16_t w[4];
+            for (int v = 0; v < N; v++) {
+                /* Behind the last quad there are codes of 0 in the rows, and in the panel nothing that may be read. */
+                const uint8_t *second = panel + (q + 1 < quads ? step : 0) + 16 * v;
+                const uint32x4_t one = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * v));
+                const uint32x4_t other = vreinterpretq_u32_u8(vld1q_u8(second));
+                w[2 * v] = vreinterpretq_u8_u32(vzip1q_u32(one, other));
+                w[2 * v + 1] = vreinterpretq_u8_u32(vzip2q_u32(one, other));
+            }
+            for (int r = 0; r < R; r += 2) {
+                const int8x16_t x = vcombine_s8(vld1_s8(a + r * stride), vld1_s8(a + (r + 1) * stride));
+                for (int v = 0; v < 2 * N; v++)
+                    acc[r / 2][v] = vusmmlaq_s32(acc[r / 2][v], w[v], x);
+            }
+        }
+        for (int r = 0; r < R; r += 2)
+            for (int v = 0; v < N; v++) {
+                const int32x4_t one = acc[r / 2][2 * v], other = acc[r / 2][2 * v + 1];
+                vst1q_s32(sums + r * ROW + 4 * v, vuzp1q_s32(one, other));
+                vst1q_s32(sums + (r + 1) * ROW + 4 * v, vuzp2q_s32(one, other));
+            }
+    }
+
+    #define TILES_ARM(TILE, R, N) \\
+        for (; rows >= R; rows -= R, sums += R * ROW, a += R * stride) { \\
+            ptrdiff_t v = 0; \\
+            for (; v + N <= 4 * lines; v += N) \\
+                TILE(R, N, sums + 4 * v, panel + 16 * v, lines * LINE_BYTES, a, stride, quads); \\
+            for (; N > 4 && v < 4 * lines; v += 4) \\
+                TILE(R, 4, sums + 4 * v, panel + 16 * v, lines * LINE_BYTES, a, stride, quads); \\
+        }
+    INLINED(NEON) void sums_neon(SUMS) { TILES_ARM(tile_neon, 2, 4) TILES_ARM(tile_neon, 1, 4) }
+    INLINED(SDOT) void sums_sdot(SUMS) {
+        TILES_ARM(tile_sdot, 8, 2) TILES_ARM(tile_sdot, 4, 4) TILES_ARM(tile_sdot, 2, 8) TILES_ARM(tile_sdot, 1, 16)
+    }
+    INLINED(I8MM) void sums_i8mm(SUMS) {
+        TILES_ARM(tile_usmmla, 8, 2) TILES_ARM(tile_usdot, 4, 4)
+        TILES_ARM(tile_usdot, 2, 8) TILES_ARM(tile_usdot, 1, 16)
+    }
+    static __attribute__((target(NEON))) void product_neon(ARGUMENTS) { THROUGH_SUMS(sums_neon, 1) }
+    static __attribute__((target(SDOT))) void product_sdot(ARGUMENTS) { THROUGH_SUMS(sums_sdot, 1) }
+    static __attribute__((target(I8MM))) void product_i8mm(ARGUMENTS) { THROUGH_SUMS(sums_i8mm, 0) }
+
+    #if defined(__linux__)
+    static int has_sdot(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+    static int has_i8mm(void) { return has_sdot() && getauxval(AT_HWCAP2) >> 13 & 1; }
+    #elif defined(__APPLE__)
+    static int has(const char *feature) {
+        int value = 0;
+        size_t size = sizeof value;
+        return sysctlbyname(feature, &value, &size, NULL, 0) == 0 && value;
+    }
+    static int has_sdot(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+    static int has_i8mm(void) { return has_sdot() && has("hw.optional.arm.FEAT_I8MM"); }
+    #else
+    static int has_sdot(void) { return 0; }
+    static int has_i8mm(void) { return 0; }
+    #endif
+    #endif
     static int always(void) { return 1; }
 
     typedef struct { const char *name; Product product; int (*runs)(void); } Way;
@@ -357,6 +510,11 @@ cdef extern from *:
         {"avx512_vnni", product_vnni512, has_vnni512},
         {"avx_vnni", product_vnni256, has_vnni256},
         {"avx2", product_avx2, has_avx2},
+        #endif
+        #if ARM
+        {"i8mm", product_i8mm, has_i8mm},
+        {"sdot", product_sdot, has_sdot},
+        {"neon", product_neon, always},
         #endif
         {"c", product_c, always},
         {"amx in c", product_tiles_in_c, always},

@@ -1,7 +1,7 @@
 """IEEE half precision as storage: to float exactly, from float rounded to nearest, ties to even.
 
 Bit operations, so that loops over them become vector instructions at every CPU level, or for whole lines what CPUs from
-v3 on have for it.  Neither depends on how the processor treats subnormals.
+v3 on and those of aarch64 have for it.  Neither depends on how the processor treats subnormals.
 """
 from libc.stdint cimport INT32_MIN, int32_t, uint16_t
 
@@ -36,6 +36,23 @@ cdef extern from *:
         const __m256i nan = _mm256_or_si256(_mm256_and_si256(h, sign), _mm256_set1_epi16(0x7e00));
         const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_andnot_si256(sign, h), infinity);
         _mm256_storeu_si256((__m256i *) dst, _mm256_blendv_epi8(h, nan, is_nan));
+    }
+    #elif defined(__aarch64__)
+    #include <arm_neon.h>
+    enum { CONVERTS = 1 };
+    static inline void line_to_float(float *dst, const uint16_t *src) {
+        for (int l = 0; l < 16; l += 4)
+            vst1q_f32(dst + l, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(src + l))));
+    }
+    static inline void line_to_half(uint16_t *dst, const float *src) {
+        const uint16x8_t sign = vdupq_n_u16(0x8000);
+        for (int l = 0; l < 16; l += 8) {
+            const float16x4_t low = vcvt_f16_f32(vld1q_f32(src + l)), high = vcvt_f16_f32(vld1q_f32(src + l + 4));
+            const uint16x8_t h = vcombine_u16(vreinterpret_u16_f16(low), vreinterpret_u16_f16(high));
+            /* NaNs lose what they carry. */
+            const uint16x8_t nan = vorrq_u16(vandq_u16(h, sign), vdupq_n_u16(0x7e00));
+            vst1q_u16(dst + l, vbslq_u16(vcgtq_u16(vbicq_u16(h, sign), vdupq_n_u16(0x7c00)), nan, h));
+        }
     }
     #else
     enum { CONVERTS = 0 };

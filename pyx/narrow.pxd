@@ -8,8 +8,8 @@ from libc.stdint cimport int8_t, uint16_t, uint32_t
 
 from half cimport float_of_bits, half
 from tile cimport (
-    ACC, BLOCK, LF, LINES, LINE_BYTES, ONCE, ONCE3, ROWS, VECTORS, ZEROF, called, for_reading, inlined, load_line,
-    packed_at, packed_step, product_of_block, tile_height, vecf
+    ACC, BLOCK, FILLS, LF, LINES, LINE_BYTES, ONCE, ONCE3, ROWS, VECTORS, ZEROF, called, for_reading, inlined,
+    load_line, packed_at, packed_step, product_of_block, tile_height, vecf
 )
 
 cdef extern from *:
@@ -37,16 +37,29 @@ cdef extern from *:
                                             : _mm256_slli_epi32(pairs, 16));
     #endif
     }
-    /* gcc would keep all scales of a tile in registers and then some of its sums in memory. */
-    static inline const float *reread(const float *p) { __asm__ volatile("" : "+r"(p)); return p; }
+    #elif defined(__aarch64__)
+    #include <arm_neon.h>
+    enum { WIDENS = 1 };
+    static inline vecf widened(const char *line, int v, int narrow) {
+        if (narrow == INT8) {
+            const int8x8_t half_line = vld1_s8((const int8_t *) line + v / 2 * 8);  /* which two vectors share */
+            const int16x8_t codes = vmovl_s8(half_line);
+            return (vecf) vcvtq_f32_s32(vmovl_s16(v % 2 ? vget_high_s16(codes) : vget_low_s16(codes)));
+        }
+        if (narrow == FLOAT16)
+            return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
+        const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *) line + v % 2 * 16));
+        return (vecf) (v / 2 ? vandq_u32(pairs, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(pairs, 16));
+    }
     #else
-    static inline const float *reread(const float *p) { return p; }
     enum { WIDENS = 0 };
     static inline vecf widened(const char *line, int v, int narrow) {
         (void) line; (void) v; (void) narrow;
         return ZEROF;
     }
     #endif
+    /* gcc would keep all scales of a tile in registers and then some of its sums in memory. */
+    static inline const float *reread(const float *p) { __asm__ volatile("" : "+r"(p)); return p; }
     """
     enum:
         WIDE  # 0
@@ -172,6 +185,16 @@ cdef inline inlined narrow_lines(
     if VECTORS == 1:
         if lines == 3: narrow_tile(narrow, rows, 1, 0, 3, 3, out, 0, a, rs, p, 0, K, scales, NULL)
         else: narrow_tile(narrow, rows, 1, 0, LINES, LINES, out, 0, a, rs, p, 0, K, scales, NULL)
+    elif FILLS:  # two lines of up to three rows, one of more
+        if most == 4:
+            narrow_tile(narrow, rows, 1, 0, 8, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+            if lines == 3: narrow_tile(narrow, rows, 1, 8, 4, lines, out, 0, a, rs, p, 0, K, scales, more)
+            else: narrow_tile(narrow, rows, 1, 8, 8, lines, out, 0, a, rs, p, 0, K, scales, more)
+        else:
+            narrow_tile(narrow, rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, K, scales, ahead)
+            narrow_tile(narrow, rows, 1, 4, 4, lines, out, 0, a, rs, p, 0, K, scales, more)
+            narrow_tile(narrow, rows, 1, 8, 4, lines, out, 0, a, rs, p, 0, K, scales, NULL)
+            if lines > 3: narrow_tile(narrow, rows, 1, 12, 4, lines, out, 0, a, rs, p, 0, K, scales, NULL)
     elif most == 4:
         narrow_tile(narrow, rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, K, scales, ahead)
         if lines == 3: narrow_tile(narrow, rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, K, scales, more)
@@ -204,7 +227,7 @@ cdef inline inlined narrow_rows(
     elif rows == 3: narrow_lines(narrow, 3, 4, lines, out, a, rs, p, K, scales)
     elif rows == 4: narrow_lines(narrow, 4, 3, lines, out, a, rs, p, K, scales)
     elif rows == 5: narrow_lines(narrow, 5, 2, lines, out, a, rs, p, K, scales)
-    else: narrow_lines(narrow, 6, 2, lines, out, a, rs, p, K, scales)
+    else: narrow_lines(narrow, ROWS, 2, lines, out, a, rs, p, K, scales)
 
 
 cdef inline called narrow_tiles(

@@ -27,13 +27,13 @@ cdef extern from *:
     #include <immintrin.h>
     #endif
     #if defined(__AVX512F__)
-    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4 };  /* 32 registers: 6 x 4 accumulators, 4 of the panel */
+    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4, FILLS = 0 };  /* 32 registers: 6 x 4 accumulators, 4 of the panel */
     #elif defined(__AVX2__)
-    enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1 };   /* 16 registers: 6 x 2 */
+    enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1, FILLS = 0 };   /* 16 registers: 6 x 2 */
     #elif defined(__aarch64__)
-    enum { VECTOR_BYTES = 16, ROWS = 6, SUB = 1 };   /* 32 registers: 6 x 4 */
+    enum { VECTOR_BYTES = 16, ROWS = 5, SUB = 1, FILLS = 1 };   /* 32 registers: 5 x 4, as 6 x 4 leave too few */
     #else
-    enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1 };   /* 16 registers: 3 x 4 */
+    enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1, FILLS = 0 };   /* 16 registers: 3 x 4 */
     #endif
     enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
            ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
@@ -95,6 +95,15 @@ cdef extern from *:
     #define for_reading(address) __builtin_prefetch(address, 0, 2)
     static const vecf ZEROF;
     static const vecd ZEROD;
+    /* A factor of several vectors.  gcc for aarch64 would load some into all lanes of a register, which takes as long
+       as a multiplication, though there it can multiply by one lane. */
+    #if defined(__aarch64__) && !defined(__clang__)
+    static inline float factor(float x) { __asm__("" : "+w"(x)); return x; }
+    static inline double factor_of_doubles(double x) { __asm__("" : "+w"(x)); return x; }
+    #else
+    #define factor(x) (x)
+    #define factor_of_doubles(x) (x)
+    #endif
     /* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
     #if defined(__GNUC__)
     #pragma GCC diagnostic ignored "-Wattributes"  /* Cython declares every function of a .pxd inline */
@@ -107,6 +116,8 @@ cdef extern from *:
     """
     void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
     void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
+    float factor(float x) noexcept nogil
+    double factor_of_doubles(double x) noexcept nogil
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
@@ -124,6 +135,7 @@ cdef extern from *:
     enum:
         ROWS  # rows of the tile
         SUB  # lines that the tile takes at once: one, or all of a panel
+        FILLS  # whether lines are four vectors, and a few rows take several of them
         LF  # floats in a line
         LD  # doubles in a line
         LINE_BYTES
@@ -384,9 +396,9 @@ cdef inline inlined tile(
             for v in range(nv):
                 at = ((first + v) // sub * K + k) * sub + (first + v) % sub
                 if vec is vecf:
-                    acc[m * nv + v] = acc[m * nv + v] + p[at] * (<const float *> a)[m * rs + k * ks]
+                    acc[m * nv + v] = acc[m * nv + v] + p[at] * factor((<const float *> a)[m * rs + k * ks])
                 else:
-                    acc[m * nv + v] = acc[m * nv + v] + p[at] * (<const double *> a)[m * rs + k * ks]
+                    acc[m * nv + v] = acc[m * nv + v] + p[at] * factor_of_doubles((<const double *> a)[m * rs + k * ks])
         k += 1
         if k == K:
             break
@@ -399,8 +411,9 @@ cdef inline inlined tiles(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """One sub-panel after the other.  Where a line is two vectors, as at v3, these are too few chains for a few rows,
-    which take up to 8 vectors, 4 or 3 at once."""
+    """One sub-panel after the other.  For a few rows these are too few chains: at v3, where a line is two vectors, such
+    rows take up to 8 vectors, 4 or 3 at once.  On aarch64, where a line is four, a single row takes all lines, and two
+    or three rows take 8 vectors or 6: the registers that their sums leave hold the factors."""
     cdef Py_ssize_t g = 0, sub = SUB * VECTORS, most = ACC // rows if VECTORS == 2 else sub
     if most >= 8 and lines == 4:
         tile(rows, 0, 8, sub, out, a, rs, ks, p, K, ahead)
@@ -412,6 +425,19 @@ cdef inline inlined tiles(
         tile(rows, 0, 3, sub, out, a, rs, ks, p, K, ahead)
         tile(rows, 3, 3, sub, out, a, rs, ks, p, K, ahead + step)
         g = 3
+    if FILLS:
+        if rows == 1 and lines == 4:
+            tile(rows, 0, 16, sub, out, a, rs, ks, p, K, ahead)
+            return
+        if rows == 1 and lines == 3:
+            tile(rows, 0, 12, sub, out, a, rs, ks, p, K, ahead)
+            return
+        if rows <= 3 and lines == 3 or rows == 3 and lines == 4:
+            tile(rows, 0, 6, sub, out, a, rs, ks, p, K, ahead)
+            tile(rows, 6, 6, sub, out, a, rs, ks, p, K, ahead + step)
+            g = 3
+        if rows <= 2:
+            most = 2 * sub
     while most >= 2 * sub and g + 2 * SUB <= lines:
         tile(rows, 0, 2 * sub, sub, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
         g += 2 * SUB
@@ -453,7 +479,7 @@ cdef inline called tile_rows(
     elif ROWS > 3:
         if rows == 4: tiles(4, lines, out, a, rs, ks, p, K, ahead, step)
         elif rows == 5: tiles(5, lines, out, a, rs, ks, p, K, ahead, step)
-        else: tiles(6, lines, out, a, rs, ks, p, K, ahead, step)
+        else: tiles(ROWS, lines, out, a, rs, ks, p, K, ahead, step)
 
 
 cdef inline inlined chains_of_one(

@@ -282,7 +282,8 @@ ALL_HALVES = np.arange(2**16, dtype=np.uint16)
 @at_every_level
 def test_from_half(level):
     values = call(level, "from_half", ALL_HALVES, np.float32)
-    expected = ALL_HALVES.view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # some CPUs say so of signaling NaNs
+        expected = ALL_HALVES.view(np.float16).astype(np.float32)
     nan = np.isnan(expected)
     np.testing.assert_array_equal(bits(values)[~nan], bits(expected)[~nan])
     np.testing.assert_array_equal(np.isnan(values), nan)
@@ -295,7 +296,8 @@ def to_half(level, x):
 @at_every_level
 def test_to_half(level):
     """All halves, the floats on and next to the middle of two halves, and every 1021st float."""
-    halves = ALL_HALVES.view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        halves = ALL_HALVES.view(np.float16).astype(np.float32)
     lower = np.arange(0x7C00, dtype=np.uint16)
     upper = (lower + 1).view(np.float16).astype(np.float64)
     upper[-1] = 65536  # what would follow the largest half
