@@ -16,12 +16,12 @@ from blockcell import Bidirectional, Dense, Scorer, Stack, scorer
 
 
 def ends(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
-    """The final h of the topmost layer."""
+    """The final h of the topmost layer; a Dense runs in no direction, and has the last step."""
     if isinstance(layer, Stack):
         return ends(layer.layers[-1], state[-1], y)
     if isinstance(layer, Bidirectional):
         n = layer.fw.output_size
-        return np.concatenate([ends(layer.fw, state[0], y[:, :n]), ends(layer.bw, state[1], y[::-1, n:])])
+        return np.concatenate([ends(layer.fw, state[0], y[:, :n]), ends(layer.bw, state[1], y[:, n:])])
     return y[-1] if isinstance(layer, Dense) else state.h[0]
 
 
