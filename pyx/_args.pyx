@@ -271,8 +271,6 @@ cdef class Call:
                 frame.arguments[<int> self.attribute_places[k]] = attributes[k]
             if self.sequence:
                 frame.arguments[self.steps_place] = sizes[0]
-            frame.arguments[self.threads_place] = frame.planned
-            frame.arguments[self.members_place] = frame.members
             run_kernel(frame.planned, call_kernel, <void *> frame)
         finally:
             frame.let_go()
@@ -306,6 +304,7 @@ cdef class Call:
                 sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads
             )
             memcpy(frame.asked, asked, sizeof(asked))
+            frame.arguments[self.threads_place], frame.arguments[self.members_place] = frame.planned, frame.members
         return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
 
     cdef bint fits(self, int k, ndarray array, const npy_intp *sizes) noexcept:

@@ -210,4 +210,4 @@ cdef inline long long lost(const Team *team) noexcept nogil:
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
     """Where a part of n things begins; it ends where the next part begins.  No part is larger than the first."""
-    return (n * part + parts - 1) // parts
+    return n * part if parts == 1 else (n * part + parts - 1) // parts  # a small call feels each division
