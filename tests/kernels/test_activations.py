@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -259,10 +260,12 @@ def test_slopes_are_derivatives(activation):
 @in_both_types
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_the_usual_ones_are_the_same(name, dtype, level):
-    """An LSTM with relu for tanh has the sigmoid of any other."""
+    """An LSTM with relu for tanh has the sigmoid of any other, but for the sign of a NaN on aarch64."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         x = float32_sample().astype(dtype)
-    assert np.array_equal(bits(named_call(level, "activate", x, name)), bits(call(level, name, x)))
+    by_name, usual = named_call(level, "activate", x, name), call(level, name, x)
+    nan = np.isnan(x) & (platform.machine() == "aarch64")
+    assert np.array_equal(bits(by_name)[~nan], bits(usual)[~nan]) and np.isnan([by_name[nan], usual[nan]]).all()
 
 
 @named
