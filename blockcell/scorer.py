@@ -55,8 +55,8 @@ class Scorer:
         What the result for a sequence of t steps is. H is the last dimension of y.
 
         - "last": y at the last step, (H,); where a part of y runs backwards, as the second half of a `Bidirectional`,
-          that is the first step, where this part has seen the whole sequence. If a `Dense` with `last` stands at the
-          end, its y.
+          that is the first step, where this part has seen the whole sequence; a `Dense` runs in no direction, so
+          there it is the last step. If a `Dense` with `last` stands at the end, its y.
         - "all": y at all steps, (t, H).
         - "mean": the sum of y over the steps, added up from zero in their order, divided by t, (H,). Both are done in
           float32, of a float64 layer in float64, and the result is rounded to the layer's dtype.
