@@ -22,27 +22,22 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
-import ctypes
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/lib"))
-
 import numpy as np
-from bits import MACHINE, Machine, with_grid
 
 import blockcell
-from blockcell import GRU, LSTM, _team
+from blockcell import GRU, LSTM, _cpu, _team
+from blockcell.layers import Grid
 
 T = 20
-COSTS = Machine.from_buffer_copy(MACHINE)  # as plans assume them
+COSTS = _cpu.machine()  # as plans assume them
 LAYERS: dict[str, Callable[[int], Any]] = {
     "LSTM": lambda H: LSTM.init(H, H, seed=1),
     "GRU": lambda H: GRU.init(H, H, seed=1),
@@ -54,11 +49,6 @@ BARRIERS = ((0.2, 0.05), (0.5, 0.15))  # microseconds, and for each thread
 BUDGET = 0.02  # seconds for each part
 ROUNDS = 5
 PICTURED = ((64, 16), (128, 64), (256, 16), (512, 64), (1024, 256))  # H, B
-
-
-class Grid(NamedTuple):
-    groups: int
-    members: int
 
 
 class Pass(NamedTuple):
@@ -91,16 +81,15 @@ def timed(of: Pass, grid: Grid, only: int = -1) -> float:
     """Microseconds of a call with this grid; of one part alone, or of all, on as many threads."""
     layer, x = made(of.kind, of.H, of.B)
     layer = copy.copy(layer)  # has no plan yet
-    MACHINE.only = only
-    with with_grid(*grid):
-        if of.work == "inference":
-            found = microseconds(lambda: layer(x))
-        elif of.work == "forward":
-            found = microseconds(lambda: layer.forward(x))
-        else:
-            y, _, tape = layer.forward(x)
-            found = microseconds(lambda: layer.backward(tape, y))
-    MACHINE.only = -1
+    _cpu.use_machine(groups=grid.groups, members=grid.members, only=only)
+    if of.work == "inference":
+        found = microseconds(lambda: layer(x))
+    elif of.work == "forward":
+        found = microseconds(lambda: layer.forward(x))
+    else:
+        y, _, tape = layer.forward(x)
+        found = microseconds(lambda: layer.backward(tape, y))
+    _cpu.use_machine(groups=0, members=0, only=-1)
     return found
 
 
@@ -121,12 +110,12 @@ def waiting(of: Pass, grid: Grid, barrier: tuple[float, float], start: bool = Tr
 
     lines, others = of.H / 16, (threads - 1) / threads
     rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
-    found = T * products * (at(grid.members) + COSTS.exchange / 1000 * rows * lines * members)
+    found = T * products * (at(grid.members) + COSTS["exchange"] / 1000 * rows * lines * members)
     if start:
-        found += (COSTS.waking + COSTS.waking_each * threads) / 1000
+        found += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
     if of.work == "backward":
         found += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
-        return found + COSTS.exchange / 1000 * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
+        return found + COSTS["exchange"] / 1000 * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
     chunk = max(1, min(T, 96 // (of.B // grid.groups)))
     return found + math.ceil(T / chunk) * at(grid.members) + at(threads)
 
@@ -143,13 +132,13 @@ def panels(of: Pass) -> int:
 def planned(of: Pass, threads: int) -> Grid:
     """The grid of the present plan."""
     layer, _ = made(of.kind, of.H, of.B)
-    _, count, members = layer._work("layer_grad" if of.work == "backward" else "layer", T, of.B, threads)
-    return Grid(count // members, members)
+    plan = layer.plan(T, of.B, threads)[""]
+    return plan.backward if of.work == "backward" else plan.forward
 
 
 def planned_before(of: Pass, threads: int) -> Grid:
     """That of versions up to 0.1."""
-    L1, L2, _ = MACHINE.caches
+    L1, L2, _ = COSTS["caches"]
     recurrent, back = 4 * GATES[of.kind] * of.H**2, of.work == "backward"
     step = (4.0 if back else 2.0) * of.B * GATES[of.kind] * 2 * of.H**2
     rows = 16 if recurrent > L2 else 4 if recurrent > 2 * L1 else 2
@@ -174,7 +163,7 @@ def products_divided(of: Pass, cores: int, barrier: tuple[float, float]) -> floa
     """Each product by itself, in equal parts, and a barrier before and after it; what is between, on one core."""
     flops = 2 * T * of.B * GATES[of.kind] * 2 * of.H**2 * (2 if of.work == "backward" else 1)
     alone = part(of, Grid(1, 1))
-    product = min(alone, flops / (1000 * COSTS.speed))
+    product = min(alone, flops / (1000 * COSTS["speed"]))
     wait = 2 * T * PRODUCTS[of.kind] * (barrier[0] + barrier[1] * cores)
     return min(alone, alone - product + product / cores + wait)
 
@@ -239,10 +228,8 @@ def vary(options: argparse.Namespace) -> None:
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     print("| what | factor | share of the best: mean | lowest | where |\n|---|---|---|---|---|")
     for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
-        ctypes.pointer(MACHINE)[0] = COSTS
-        for name in group.split():
-            value = getattr(COSTS, name)
-            setattr(MACHINE, name, value * factor if isinstance(value, float) else (*[v * factor for v in value],))
+        changed = {name: np.multiply(COSTS[name], factor) for name in group.split()}
+        _cpu.use_machine(**COSTS | changed)
         shares = {}
         for (*sizes, cores), barrier in itertools.product(of, BARRIERS):
             found = speedups(passes(*sizes), cores, barrier)
@@ -251,13 +238,13 @@ def vary(options: argparse.Namespace) -> None:
         where = " ".join(map(str, shares[lowest]))
         mean = statistics.mean(shares)
         print(f"| {group or 'as assumed'} | {factor:.2f} | {mean:.2f} | {lowest:.2f} | {where} |", flush=True)
-    ctypes.pointer(MACHINE)[0] = COSTS
+    _cpu.use_machine(**COSTS)
 
 
 def check(options: argparse.Namespace) -> None:
     """Calls on two threads as predicted, with the waiting that plans assume, and as measured: the fastest of some
     rounds, because a host may keep two virtual cores far apart for seconds at a time."""
-    barrier = COSTS.meeting / 1000, COSTS.meeting_each / 1000
+    barrier = COSTS["meeting"] / 1000, COSTS["meeting_each"] / 1000
     sizes = itertools.product(options.kinds, options.tasks, options.cells, options.batches)
     points = [(of, planned(of, 2)) for size in sizes for of in passes(*size) if planned(of, 2) != (1, 1)]
     blockcell.set_num_threads(2)

@@ -1,3 +1,5 @@
+from typing import Any
+
 OPENMP: bool
 COMPILER: str
 FLAGS: str
@@ -7,4 +9,6 @@ LEVELS: tuple[str, ...]
 CACHES: dict[str, int]
 MACHINE: object
 
+def machine() -> dict[str, Any]: ...
+def use_machine(**changes: Any) -> None: ...
 def supported_levels() -> tuple[str, ...]: ...

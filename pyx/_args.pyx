@@ -121,7 +121,7 @@ cdef class Frame:
     cdef list views  # the memoryviews among them: of the table's tensors, None if not read, then of scratch
     cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
     cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
-    cdef int planned, members  # of those threads
+    cdef int planned
 
     def __init__(self, kernel, int number, list arguments, list places, int ready_place):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
@@ -300,11 +300,10 @@ cdef class Call:
     cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
         cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if memcmp(asked, frame.asked, sizeof(asked)) != 0:
-            frame.work, frame.planned, frame.members = self.work(
-                sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads
-            )
+            frame.work, planned, members = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            frame.planned = planned
+            frame.arguments[self.threads_place], frame.arguments[self.members_place] = planned, members
             memcpy(frame.asked, asked, sizeof(asked))
-            frame.arguments[self.threads_place], frame.arguments[self.members_place] = frame.planned, frame.members
         return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
 
     cdef bint fits(self, int k, ndarray array, const npy_intp *sizes) noexcept:

@@ -55,9 +55,9 @@ cdef extern from *:
             for (int k = 0; has_entry(k, "level", "%d", &level); k++)
                 if (level >= 1 && level <= 3 && has_entry(k, "type", "%c", &type) && type != 'I'
                     && has_entry(k, "size", "%dK", &kibibytes))
-                    cache_sizes[level - 1] = (Py_ssize_t) kibibytes << 10;
-            if (cache_sizes[2] == 0)
-                cache_sizes[2] = cache_sizes[1];  /* the last one, as of a Cortex-A72 */
+                    this_machine.caches[level - 1] = (Py_ssize_t) kibibytes << 10;
+            if (this_machine.caches[2] == 0)
+                this_machine.caches[2] = this_machine.caches[1];  /* the last one, as of a Cortex-A72 */
         }
     #else
         static void read_cache_sizes(void) {}
@@ -118,3 +118,16 @@ this_machine.exchange = 15  # many lines in a row, which caches fetch ahead; a s
 this_machine.alone = 12000  # as much again as waking
 MACHINE = PyCapsule_New(&this_machine, "blockcell._cpu.MACHINE", NULL)  # for the kernels
 CACHES = {"L1": this_machine.caches[0], "L2": this_machine.caches[1], "L3": this_machine.caches[2]}
+
+
+def machine():
+    """What plans ask about the machine, by the names of machine.pxd."""
+    return this_machine
+
+
+def use_machine(**changes):
+    """Plans that are made from now on are told this."""
+    global this_machine
+    found = machine()
+    assert changes.keys() <= found.keys()
+    this_machine = found | changes

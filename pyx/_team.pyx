@@ -130,11 +130,11 @@ def set(int wanted, int possible):
 def ready(int planned):
     """How many of the planned threads there are now."""
     global running
-    cdef int able
+    cdef int able, limited = now(limit)
     running = 1
     planned = min(planned, now(most))
-    becomes_long(rests_since, nanoseconds() if planned > now(limit) else 0)
-    planned = min(planned, now(limit))
+    becomes_long(rests_since, nanoseconds() if planned > limited else 0)
+    planned = min(planned, limited)
     if planned <= 1:
         return 1
     if planned > started:

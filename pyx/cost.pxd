@@ -154,9 +154,9 @@ cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bi
 
 cdef inline Grid forced(const Work *w, bint whole_rows, bint whole_units) noexcept nogil:
     """The grid that the machine asks for, as far as there are rows and hidden units."""
-    cdef Py_ssize_t panels = max(w.panels[0], w.panels[1])
-    cdef Grid g = grid_of(1 if whole_rows else min(machine.groups, w.B),
-                          1 if whole_units else min(machine.members, panels))
+    cdef Py_ssize_t members = 1 if whole_units else min(machine.members, max(w.panels[0], w.panels[1]))
+    cdef Py_ssize_t groups = 1 if whole_rows else min(machine.groups, w.B)
+    cdef Grid g = grid_of(groups if members == 1 else min(groups, <Py_ssize_t> GROUPS), members)
     if machine.only >= 0:
         g.first, g.end = min(machine.only, parts_of(&g) - 1), min(machine.only, parts_of(&g) - 1) + 1
     return g

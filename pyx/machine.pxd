@@ -1,7 +1,7 @@
 """What plans ask about the machine: the sizes of its caches, and what work and threads cost on it.
 
 `_cpu.pyx` fills it in, and every kernel module gets its address when it is loaded.  Tests and benchmarks/scaling.py
-write other values there, before a plan is made.
+have it changed, before a plan is made.
 """
 
 cdef extern from *:

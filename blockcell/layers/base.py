@@ -518,7 +518,7 @@ class Layer(ABC, Generic[S_co]):
         for name, value in (("T", T), ("B", B)):
             sizes.append(reader.integer(name, value))
             if sizes[-1] < 1:
-                raise ValueError(f"{reader.caller}: {name} must be at least 1, got {value}")
+                raise ValueError(f"{reader.caller}: {name} is {value}; expected at least 1")
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, cell in self._cells().items():
             grids = []

@@ -82,11 +82,6 @@ class Grid(NamedTuple):
     groups: int
     members: int
 
-    @property
-    def threads(self) -> int:
-        """How many there are in all."""
-        return self.groups * self.members
-
 
 class Plan(NamedTuple):
     """The threads of a layer's two passes."""

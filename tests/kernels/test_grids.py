@@ -6,13 +6,13 @@ import os
 
 import numpy as np
 import pytest
-from bits import GRIDS, MACHINE, same, with_grid
+from bits import GRIDS, same, with_grid, with_machine
 from cases import arguments
 from fresh import printed
 from kernel_cases import DTYPES, LEVELS, run, same_bits, sizes_of
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Dense, _cpu, _kernels, _team
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _kernels, _team
 from blockcell._bind import bind
 from blockcell._threads import _quota, _threads_of_this_process
 from blockcell.optable import OPS
@@ -132,28 +132,50 @@ def test_the_runtime_may_start_fewer_threads_than_it_is_asked_for(limit):
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan
-def planned(layer, T, B, threads, work="layer"):
-    _, count, members = layer._work(work, T, B, threads)
-    return count // members, members
+def planned(layer, T, B, threads):
+    return layer.plan(T, B, threads)[""].forward
 
 
-@pytest.mark.parametrize("work", ["layer", "layer_grad"])
-@pytest.mark.parametrize("H", [1, 16, 40, 256, 1024])
+@pytest.mark.parametrize("H", [0, 1, 16, 40, 256, 1024])
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
-def test_a_plan_has_no_more_parts_than_there_are(kind, H, work):
+def test_a_plan_has_no_more_parts_than_there_are(kind, H):
     layer = kind.init(8, H, seed=0)
     for T, B, threads in itertools.product((1, 2, 50), (1, 3, 64, 500), (1, 2, 3, 5, 8, 16, 48, 64, 100)):
-        groups, members = planned(layer, T, B, threads, work)
-        assert 1 <= groups <= B, (T, B, threads)
-        assert 1 <= members <= max(1, -(-H // 16)), (T, B, threads)
-        assert groups * members <= threads
+        for groups, members in layer.plan(T, B, threads)[""]:
+            assert 1 <= groups <= B, (T, B, threads)
+            assert 1 <= members <= max(1, -(-H // 16)), (T, B, threads)
+            assert groups * members <= threads
+
+
+def test_plan_has_an_entry_for_each_layer_that_has_weights(set_num_threads):
+    cell, head = LSTM.init(256, 256, seed=0), Dense.init(512, 3, seed=0)
+    stack = Stack([Bidirectional(cell, cell), head])
+    plans = stack.plan(20, 4, 16)
+    assert [*plans] == ["0.fw", "0.bw", "1"] == [*dict.fromkeys(k.rpartition(".")[0] for k in stack.weights)]
+    assert plans["0.fw"] == plans["0.bw"] == cell.plan(20, 4, 16)[""]
+    assert plans["1"] == head.plan(20, 4, 16)[""]
+    set_num_threads(16)
+    assert stack.plan(20, 4) == plans != stack.plan(20, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((0, 1), ValueError, "LSTM.plan: T is 0; expected at least 1"),
+        ((1, -2), ValueError, "LSTM.plan: B is -2; expected at least 1"),
+        ((1.5, 1), TypeError, "LSTM.plan: T "),
+        ((1, 1, 0), ValueError, "num_threads must be at least 1, got 0"),
+    ],
+)
+def test_plan_refuses(sizes, error, message):
+    with pytest.raises(error, match=message):
+        LSTM.init(3, 4, seed=0).plan(*sizes)
 
 
 def test_a_small_call_has_one_thread():
     """Waking another one takes longer."""
     for T, B, H in ((1, 1, 64), (1, 16, 32), (20, 1, 32)):
-        for work in ("layer", "layer_grad"):
-            assert planned(LSTM.init(H, H, seed=0), T, B, 64, work) == (1, 1), (T, B, H)
+        assert LSTM.init(H, H, seed=0).plan(T, B, 64) == {"": ((1, 1), (1, 1))}, (T, B, H)
 
 
 def test_many_cores_share_rows_and_units():
@@ -165,12 +187,12 @@ def test_many_cores_share_rows_and_units():
     assert groups == 1 and members >= 24
 
 
-def test_no_call_waits_for_more_threads_than_pay(monkeypatch):
+def test_no_call_waits_for_more_threads_than_pay():
     """Where barriers take longer, groups have fewer members."""
     layer = LSTM.init(128, 128, seed=0)
-    _, cheap = planned(layer, 20, 1, 64)
-    monkeypatch.setattr(MACHINE, "meeting", 100 * MACHINE.meeting)
-    assert planned(layer, 20, 1, 64)[1] < cheap
+    cheap = planned(layer, 20, 1, 64)
+    with with_machine(meeting=100 * _cpu.machine()["meeting"]):
+        assert planned(layer, 20, 1, 64).members < cheap.members
 
 
 # ------------------------------------------------------------------------------------------------------ after losses

@@ -8,7 +8,7 @@ from functools import cache, wraps
 
 import numpy as np
 import pytest
-from bits import CACHES, GRIDS, with_caches, with_grid
+from bits import CACHES, GRIDS, with_machine
 from cases import arguments, golden
 from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, run, same_bits, sizes_of
 
@@ -138,7 +138,7 @@ def test_caches(name, dtype, level):
         args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
         expected = run(name, args, level, num_threads=1)
         for caches in CACHES[1:]:
-            with with_caches(*caches):
+            with with_machine(caches=caches):
                 call = bind(OPS[name], *_kernels.load(level)).run
                 for threads in (1, 2):
                     results = run(name, args, num_threads=threads, call=call)
@@ -235,7 +235,7 @@ def test_scratch_is_enough(name, steps):
         return lost
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
-        with with_caches(*caches), with_grid(*grid):
+        with with_machine(caches=caches, groups=grid[0], members=grid[1]):
             call = bind(op, {op.kernel: (guarded,) * 3}, work).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,27 +11,10 @@ import numpy as np
 import blockcell
 from blockcell import _cpu
 
-address_in = ctypes.pythonapi.PyCapsule_GetPointer
-address_in.restype, address_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
-
-class Machine(ctypes.Structure):
-    """As in pyx/machine.pxd: what plans ask."""
-
-    _fields_ = (
-        ("caches", 3 * ctypes.c_ssize_t),
-        *((name, ctypes.c_ssize_t) for name in ("groups", "members", "only")),
-        *(
-            (name, ctypes.c_double)
-            for name in ("waking", "waking_each", "meeting", "meeting_each", "exchange", "speed")
-        ),
-        ("reading", 3 * ctypes.c_double),
-        ("alone", ctypes.c_double),
-    )
-
-
-MACHINE = Machine.from_address(address_in(_cpu.MACHINE, b"blockcell._cpu.MACHINE"))
-CACHES = [(*MACHINE.caches,), (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]  # this CPU's, and others
+# This CPU's, and others.
+CACHES = [_cpu.machine()["caches"], (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]
+# Of groups and members; the first one is that of the least cost.
+GRIDS = [(0, 0), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (1, 5), (5, 1), (3, 5), (8, 8)]
 
 
 def bits(value: Any) -> Any:
@@ -75,29 +57,23 @@ def on_threads(n: int) -> Iterator[None]:
 
 
 @contextmanager
-def with_caches(*sizes: int) -> Iterator[None]:
-    """As on a CPU with caches of so many bytes, of the first, second and third level. An op must be bound in here."""
-    before = [*MACHINE.caches]
-    MACHINE.caches[:] = sizes
+def with_machine(**changes: Any) -> Iterator[None]:
+    """Plans that are made in here are told this about the machine (pyx/machine.pxd); an op must be bound in here."""
+    before = _cpu.machine()
+    _cpu.use_machine(**changes)
     try:
         yield
     finally:
-        MACHINE.caches[:] = before
+        _cpu.use_machine(**before)
 
 
-# Of groups and members; the first one is that of the least cost.
-GRIDS = [(0, 0), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (1, 5), (5, 1), (3, 5), (8, 8)]
+def use_grid(groups: int, members: int) -> None:
+    """From now on all work is divided among so many groups of so many threads, as far as it can be."""
+    _cpu.use_machine(groups=groups, members=members)
 
 
-@contextmanager
-def with_grid(groups: int, members: int) -> Iterator[None]:
-    """All work is divided among so many groups of so many threads, as far as it can be.  Likewise."""
-    before = MACHINE.groups, MACHINE.members
-    MACHINE.groups, MACHINE.members = groups, members
-    try:
-        yield
-    finally:
-        MACHINE.groups, MACHINE.members = before
+def with_grid(groups: int, members: int) -> AbstractContextManager[None]:
+    return with_machine(groups=groups, members=members)
 
 
 def zeros(layer: Any, batch: int) -> Any:

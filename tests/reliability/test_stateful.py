@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import CACHES, GRIDS, MACHINE, leaves, like, on_threads, same, with_caches, zeros
+from bits import CACHES, GRIDS, leaves, like, on_threads, same, use_grid, with_machine, zeros
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 from scoring import alone
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, _kernels
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _integer, _kernels
 from blockcell.activations import PARAMETERS
 from blockcell.optable import ACTIVATIONS, ROUNDINGS, WEIGHT_STORAGES
 
@@ -311,7 +311,7 @@ class Streams(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
-        MACHINE.groups, MACHINE.members = GRIDS[0]
+        use_grid(*GRIDS[0])
         self.undo.close()
 
     @invariant()
@@ -467,7 +467,7 @@ class Streams(RuleBasedStateMachine):
     @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
     def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
-        MACHINE.groups, MACHINE.members = grid
+        use_grid(*grid)
 
     @precondition(lambda self: self.model.activations != FLOAT)
     @rule(way=WAYS)
@@ -622,7 +622,7 @@ class Layers(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
-        MACHINE.groups, MACHINE.members = GRIDS[0]
+        use_grid(*GRIDS[0])
 
     @invariant()
     def the_weights_are_those_of_the_model(self):
@@ -719,7 +719,7 @@ class Layers(RuleBasedStateMachine):
     @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
     def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
-        MACHINE.groups, MACHINE.members = grid
+        use_grid(*grid)
 
     @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, training=st.booleans())
     def bad_call(self, bad, seed, training):
@@ -765,13 +765,13 @@ class PackedLayers(RuleBasedStateMachine):
     )
     def begin(self, data, inputs, hidden, form, storage, way, level, caches, threads, grid):
         self.undo = contextlib.ExitStack()
-        self.undo.enter_context(with_caches(*caches))
+        self.undo.enter_context(with_machine(caches=caches))
         self.undo.enter_context(with_products_of(way))
         patch = self.undo.enter_context(pytest.MonkeyPatch.context())
         for name, loaded in zip(("KERNELS", "WORK"), _kernels.load(level), strict=True):
             patch.setattr(_kernels, name, loaded)
         blockcell.set_num_threads(threads)
-        MACHINE.groups, MACHINE.members = grid
+        use_grid(*grid)
         drawn = {
             "cell": lambda: cells(inputs, hidden, np.float32),
             "reverse": lambda: cells(inputs, hidden, np.float32, reverse=True),
@@ -785,7 +785,7 @@ class PackedLayers(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
-        MACHINE.groups, MACHINE.members = GRIDS[0]
+        use_grid(*GRIDS[0])
         self.undo.close()
 
     @invariant()
@@ -858,8 +858,8 @@ class PackedLayers(RuleBasedStateMachine):
     def go_on_elsewhere(self, threads, grid, caches, way):
         """In another process, with the same CPU level."""
         blockcell.set_num_threads(threads)
-        MACHINE.groups, MACHINE.members = grid
-        MACHINE.caches[:] = caches
+        use_grid(*grid)
+        _cpu.use_machine(caches=caches)
         _integer.use(way)
         self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
 
@@ -904,7 +904,7 @@ class ManySessions(RuleBasedStateMachine):
 
     def teardown(self):
         blockcell.set_num_threads(None)
-        MACHINE.groups, MACHINE.members = GRIDS[0]
+        use_grid(*GRIDS[0])
 
     @invariant()
     def as_many_as_are_open(self):
@@ -1055,7 +1055,7 @@ class ManySessions(RuleBasedStateMachine):
     @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
     def set_num_threads(self, threads, grid=GRIDS[0]):
         blockcell.set_num_threads(threads)
-        MACHINE.groups, MACHINE.members = grid
+        use_grid(*grid)
 
     @rule(
         place=places, seed=SEEDS, bad=st.sampled_from(["rank", "column", "dtype", "text", "closed", "limit", "state"])
