@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from math import factorial, log
 from os import PathLike
 from typing import Any
@@ -41,12 +42,15 @@ OPTIMIZERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {  # function, text
     "momentum": ("MomentumUpdate", optimizers.MOMENTUM, ("velocity",)),
     "adam": ("AdamUpdate", optimizers.ADAM, ("m", "v")),
 }
-SETTINGS: Mapping[str, Mapping[str, float]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9},
-    "adam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    name: {
+        key: argument.default
+        for key, argument in signature(getattr(blockcell.optim, name)).parameters.items()
+        if argument.kind is argument.KEYWORD_ONLY and argument.default is not argument.empty
+    }
+    for name in OPTIMIZERS
 }
-"""The optimizers' arguments but the learning rate, and their defaults, as in `blockcell.optim`."""
+"""What the optimizers take if nobody says otherwise, by the names of `blockcell.optim`."""
 
 
 def training_step(
@@ -206,7 +210,7 @@ def _name_of(caller: str, argument: str, value: Any, module: Any, known: Collect
 
 
 def _settings(caller: str, optimizer: str, given: Mapping[str, Any]) -> dict[str, float]:
-    defaults = SETTINGS[optimizer]
+    defaults = {name: value for name, value in DEFAULTS[optimizer].items() if name != "learning_rate"}
     if unknown := [name for name in given if name not in defaults]:
         known = f"expected {', '.join(defaults)}" if defaults else "it has no settings"
         mend = "; learning_rate is an input of the model" if "learning_rate" in unknown else ""

@@ -21,7 +21,7 @@ from .call import LayerCall, Shapes, Tree, Types, compare_types
 from .export import check_places
 from .runtime import NEW, Kept, Placed, Running, why_no_dtype
 from .session import check_provider, facts_of, foreign, loaded, warn_of_slow
-from .training import LOSSES, OPTIMIZERS
+from .training import DEFAULTS, LOSSES, OPTIMIZERS
 
 
 class TrainingSession:
@@ -104,8 +104,9 @@ class TrainingSession:
     def __call__(self, **arguments: Any) -> Any:
         """Take a step.
 
-        Takes x, target and learning_rate, which adam has a default for, 0.001, and those of lengths, reset, mask and
-        state that the model was made with, which may be left out: all steps of all rows count, and states are zero.
+        Takes x, target and learning_rate, which may be left out where the function of `blockcell.optim` has a default,
+        and those of lengths, reset, mask and state that the model was made with, which may be left out, too: all steps
+        of all rows count, and states are zero.
 
         Returns
         -------
@@ -181,6 +182,7 @@ class StepCall(LayerCall):
         self.weight_names = self._weights = [name for name in names if name in self._shapes]
         kept = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
         self._is_adam = optimizer == "adam"
+        self._rate = DEFAULTS[optimizer].get("learning_rate")
         self.memory_names = ["step"] * self._is_adam + kept
         with_state = not self._stateless and any(name.endswith("_prev") for name in self._inputs)
         about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
@@ -211,8 +213,8 @@ class StepCall(LayerCall):
         return int(shape[-1]) if by_class else 0
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
-        if self._is_adam and arguments.get("learning_rate") is None:
-            arguments = {**arguments, "learning_rate": 0.001}
+        if self._rate is not None and arguments.get("learning_rate") is None:
+            arguments = {**arguments, "learning_rate": self._rate}
         found = super().feeds(arguments)
         if not 0 <= found["learning_rate"] < np.inf:
             value = short(arguments["learning_rate"])

@@ -20,7 +20,6 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, loss, optim
-from onnx_export.training import SETTINGS
 
 LIMIT = 1e-12  # in float64, of the largest entry or of 1, after any number of steps here
 
@@ -446,14 +445,12 @@ def test_the_file_is_the_model(tmp_path):
     }  # fmt: skip
 
 
-def test_defaults_are_those_of_optim():
-    import inspect
-
-    for name, defaults in SETTINGS.items():
-        signature = inspect.signature(getattr(optim, name)).parameters
-        right = {key: one.default for key, one in signature.items() if one.kind == one.KEYWORD_ONLY}
-        right.pop("learning_rate")
-        assert dict(defaults) == right
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_defaults_are_those_of_optim(optimizer):
+    training = Training(LAYERS["LSTM"]("float64"), LOSSES[1], optimizer)
+    check(training, training.model(), 3)
+    facts = {entry.key: entry.value for entry in training.model().metadata_props}
+    assert json.loads(facts["blockcell.training"]).keys() == {"loss", "optimizer", "max_norm", *OPTIMIZERS[optimizer]}
 
 
 @pytest.mark.parametrize(
