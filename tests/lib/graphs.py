@@ -50,6 +50,20 @@ def on_onnxruntime(model, args):
     return session.run(None, feeds(model, args))
 
 
+def named(model, results):
+    """The results by the names of the model's outputs."""
+    return dict(zip((value.name for value in model.graph.output), map(np.asarray, results), strict=True))
+
+
+def types(model):
+    """The elements' type and the sizes, or the letters for them, of each input and output, by name."""
+    values = {value.name: value.type.tensor_type for value in (*model.graph.input, *model.graph.output)}
+    return {
+        name: (kind.elem_type, [dim.dim_param or dim.dim_value for dim in kind.shape.dim])
+        for name, kind in values.items()
+    }
+
+
 def on_reference(model, args):
     if ONNX < (1, 22) and b"Scan" in model.SerializeToString():
         pytest.skip("onnx.reference lets a Scan's body read values from outside since onnx 1.22")

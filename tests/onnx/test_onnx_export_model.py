@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
-from graphs import NATIVE, PEEPHOLES
+from graphs import NATIVE, PEEPHOLES, types
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
@@ -33,13 +33,7 @@ def test_names():
     assert [value.name for value in model.graph.input] == inputs
     assert [value.name for value in model.graph.output] == outputs
     assert list(layer.weights) == weights and not model.graph.initializer
-    shapes = {
-        value.name: (
-            value.type.tensor_type.elem_type,
-            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
-        )
-        for value in (*model.graph.input, *model.graph.output)
-    }
+    shapes = types(model)
     kind = onnx.TensorProto
     assert shapes["x"] == shapes["d_x"] == (kind.FLOAT, ["T", "B", 3])
     assert shapes["y"] == shapes["d_y"] == (kind.FLOAT, ["T", "B", 3])

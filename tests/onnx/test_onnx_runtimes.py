@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cases import arguments
 from export_cases import LAYERS, B, T
-from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
+from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, named, poisoned
 from runtimes import RUNTIMES
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
@@ -92,6 +92,14 @@ def documented(document=DOCUMENT):
     return versions, {row[0]: dict(zip(RUNTIMES, row[1:], strict=True)) for row in lines[2:]}
 
 
+def documented_of(runtime, document=DOCUMENT):
+    """The table's rows, if the runtime that is installed is the one that the table is about."""
+    versions, rows = documented(document)
+    if version(runtime) != versions[runtime]:
+        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    return rows
+
+
 def row(op, form):
     """The row of the table that an op's form belongs to: ops for which runtimes do the same share one."""
     if not OPS[op].sequence:
@@ -106,9 +114,7 @@ def row(op, form):
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("op", OPS)
 def test_table(op, runtime, tmp_path):
-    versions, rows = documented()
-    if version(runtime) != versions[runtime]:
-        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    rows = documented_of(runtime)
     for form in forms(op):
         found = verdict(op, form, runtime, tmp_path / "model.onnx")
         message = f"{form}: {found}; PYTHONPATH=tests/lib python tests/onnx/test_onnx_runtimes.py writes the table anew"
@@ -144,8 +150,7 @@ def step_verdict(form, runtime, path):
                     results = RUNTIMES[runtime](model, training.feeds(batch, weights, None), path)
                 except Exception:
                     return "no"
-                names = [value.name for value in model.graph.output]
-                off = errors({name: np.asarray(a) for name, a in zip(names, results, strict=True)}, expected)
+                off = errors(named(model, results), expected)
                 found.append("yes" if max(off.values()) <= 24 * EPS[np.dtype(np.float32)] else "wrong")
     return max(found, key=["yes", "wrong"].index)
 
@@ -153,9 +158,7 @@ def step_verdict(form, runtime, path):
 @pytest.mark.parametrize("form", STEPS)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_table_of_training_steps(runtime, form, tmp_path):
-    versions, rows = documented(TRAINING)
-    if version(runtime) != versions[runtime]:
-        pytest.skip(f"the table is about {runtime} {versions[runtime]}, {version(runtime) or 'none'} is installed")
+    rows = documented_of(runtime, TRAINING)
     assert rows[form][runtime] == step_verdict(form, runtime, tmp_path / "model.onnx")
     assert "yes" in {row[runtime] for row in rows.values()} and [*rows] == [*STEPS]
 

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from cases import rng
 from export_cases import LAYERS, LOOPS, B, T, dense, drawn, gru, lstm
-from graphs import EPS, checked, feeds, on_onnxruntime, on_reference
+from graphs import EPS, checked, feeds, named, on_onnxruntime, on_reference, types
 from onnx.reference import ReferenceEvaluator
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
@@ -42,7 +42,7 @@ def on_the_reference(model):
 
 def check(training, model, steps, start=started, limit=LIMIT):
     """Both train on their own, from the same weights on the same batches; all outputs of all steps agree."""
-    run, names = start(model), [value.name for value in model.graph.output]
+    run = start(model)
     ours = theirs = training.layer.weights
     our_memory = their_memory = None
     state = our_state = training.state
@@ -51,7 +51,7 @@ def check(training, model, steps, start=started, limit=LIMIT):
         expected = training.step(batch, ours, our_memory, our_state)
         given = training.feeds(batch, theirs, their_memory, state)
         assert {value.name for value in model.graph.input} == given.keys()
-        found = dict(zip(names, run(feeds(model, given)), strict=True))
+        found = named(model, run(feeds(model, given)))
         off = errors(found, expected)
         worst = max(off, key=off.get)
         assert off[worst] <= limit, f"step {number}: {worst} is off by {off[worst]:.2e}"
@@ -69,13 +69,22 @@ def parted(training, after):
 
 
 # ------------------------------------------------------------------------------------------------------------- results
+def masked(layer, criterion, optimizer):
+    return Training(layer, criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+
+
 @pytest.mark.meet(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("criterion", LOSSES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_ten_steps(name, criterion, optimizer):
-    training = Training(LAYERS[name]("float64"), criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    training = masked(LAYERS[name]("float64"), criterion, optimizer)
     check(training, training.model(), 10)
+
+
+def check_a_hundred(name, criterion, optimizer, start=started):
+    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
+    check(training, training.model(), 100, start)
 
 
 LONG = [("LSTM", "mean_squared_error"), ("Classifier", "softmax_cross_entropy"), ("Bidirectional", LOSSES[0])]
@@ -84,8 +93,7 @@ LONG = [("LSTM", "mean_squared_error"), ("Classifier", "softmax_cross_entropy"),
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("name", "criterion"), LONG)
 def test_a_hundred_steps(name, criterion, optimizer):
-    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
-    check(training, training.model(), 100)
+    check_a_hundred(name, criterion, optimizer)
 
 
 @pytest.mark.slow
@@ -93,16 +101,14 @@ def test_a_hundred_steps(name, criterion, optimizer):
 @pytest.mark.parametrize("criterion", LOSSES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_hundred_steps_of_all(name, criterion, optimizer):
-    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
-    check(training, training.model(), 100)
+    check_a_hundred(name, criterion, optimizer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("name", "criterion"), LONG)
 def test_a_hundred_steps_on_the_reference(name, criterion, optimizer):
-    training = Training(LAYERS[name]("float64"), criterion, optimizer, rate=0.01, max_norm=1.0, **OPTIMIZERS[optimizer])
-    check(training, training.model(), 100, on_the_reference)
+    check_a_hundred(name, criterion, optimizer, on_the_reference)
 
 
 @pytest.mark.meet(1)
@@ -110,7 +116,7 @@ def test_a_hundred_steps_on_the_reference(name, criterion, optimizer):
 @pytest.mark.parametrize("criterion", LOSSES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_on_the_reference(name, criterion, optimizer):
-    training = Training(LAYERS[name]("float64"), criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    training = masked(LAYERS[name]("float64"), criterion, optimizer)
     for functions in (True, False):
         check(training, training.model(functions=functions), 1 if functions else 3, on_the_reference)
 
@@ -174,11 +180,10 @@ def test_other_dtypes(name, criterion, optimizer, dtype):
     """One step, against float64 of the same numbers. In float16 everything between layers and the weights is rounded,
     and what the optimizer keeps is float32."""
     layer = LAYERS[name](dtype)
-    training = Training(layer, criterion, optimizer, max_norm=0.5, mask=True, **OPTIMIZERS[optimizer])
+    training = masked(layer, criterion, optimizer)
     batch, model = training.batch(0), training.model()
     expected = training.step(batch, layer.weights, None)
-    given = feeds(model, training.feeds(batch, layer.weights, None))
-    found = dict(zip((value.name for value in model.graph.output), on_onnxruntime(model, given), strict=True))
+    found = named(model, on_onnxruntime(model, training.feeds(batch, layer.weights, None)))
     off = errors(found, expected)
     assert max(off.values()) <= 24 * EPS[np.dtype(dtype)], off
     for key, array in found.items():
@@ -246,9 +251,8 @@ def check_random(seed):
     model = training.model(**form)
     batch, weights = training.batch(0), training.layer.weights
     expected = training.step(batch, weights, None, training.state)
-    names = [value.name for value in model.graph.output]
-    given = feeds(model, training.feeds(batch, weights, None, training.state))
-    off = errors(dict(zip(names, on_onnxruntime(model, given), strict=True)), expected)
+    given = training.feeds(batch, weights, None, training.state)
+    off = errors(named(model, on_onnxruntime(model, given)), expected)
     assert max(off.values()) <= LIMIT, off
 
 
@@ -271,7 +275,7 @@ def of_logits(logits, label, run):
     model = onnx_export.training_step(layer, None, loss="softmax_cross_entropy", optimizer="sgd", lengths=False)
     given = {**layer.weights, "x": np.ones((1, 1, 1), dtype), "target": np.array([[label]])}
     given["learning_rate"] = np.ones((), dtype)
-    found = dict(zip((v.name for v in model.graph.output), run(checked(model), given), strict=True))
+    found = named(model, run(checked(model), given))
     return found["loss"], -found["new_w"][0]
 
 
@@ -307,8 +311,7 @@ def test_nothing_counts(name, criterion):
     model, batch = training.model(), training.batch(0)
     batch["mask"][...] = False
     batch["target"] = np.full_like(batch["target"], -1 if criterion.startswith("s") else np.nan)
-    given = feeds(model, training.feeds(batch, training.weights, None))
-    found = dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, given), strict=True))
+    found = named(model, on_onnxruntime(model, training.feeds(batch, training.weights, None)))
     assert found["loss"] == found["norm"] == 0
     for key, weight in training.weights.items():
         np.testing.assert_array_equal(found[f"new_{key}"], weight)
@@ -322,7 +325,7 @@ def of_gradient(grad, **options):
     given = {**layer.weights, "x": np.ones((1, 1, 1), dtype), "target": -grad.reshape(1, 1, 1) / dtype.type(2)}
     given |= {"learning_rate": np.ones((), dtype), "step": np.array(0)}
     given |= {f"{slot}.{name}": np.zeros_like(array) for slot in "mv" for name, array in layer.weights.items()}
-    return dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, feeds(model, given)), strict=True))
+    return named(model, on_onnxruntime(model, given))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -352,13 +355,13 @@ def test_adam_after_any_number_of_steps(betas, dtype):
     model = onnx_export.training_step(
         layer, None, loss="mean_squared_error", optimizer="adam", lengths=False, **settings
     )
-    names, run = [value.name for value in model.graph.output], started(model)
+    run = started(model)
     for before in (0, 1, 2, 3, 9, 50, 249, 250, 1000, 24_999, 10**6):
         memory = {"step": np.array(before), "m.w": [[0.03]], "v.w": [[0.002]], "m.b": [0.01], "v.b": [0.5]}
         memory = {key: np.asarray(value, None if key == "step" else dtype) for key, value in memory.items()}
         given = {**layer.weights, **memory, "x": np.ones((1, 1, 1), dtype), "target": np.full((1, 1, 1), 0.9, dtype)}
         given["learning_rate"] = np.array(0.1, dtype)
-        found = dict(zip(names, run(given), strict=True))
+        found = named(model, run(given))
         d_y = loss.mean_squared_error(given["x"], given["target"])[1]
         grads = {"w": d_y.reshape(1, 1), "b": d_y.reshape(1)}
         weights, after = optim.adam(layer.weights, grads, memory, learning_rate=0.1, **settings)
@@ -393,13 +396,7 @@ def test_names():
     outputs = ["loss", "norm", "y", *states, *(f"new_{name}" for name in [*weights, *memory])]
     assert [value.name for value in model.graph.output] == outputs
     assert not model.graph.initializer
-    shapes = {
-        value.name: (
-            value.type.tensor_type.elem_type,
-            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
-        )
-        for value in (*model.graph.input, *model.graph.output)
-    }
+    shapes = types(model)
     kind = onnx.TensorProto
     assert shapes["x"] == (kind.FLOAT16, ["T", "B", 3]) and shapes["y"] == (kind.FLOAT16, ["B", 4])
     assert shapes["target"] == (kind.INT64, ["B"]) and shapes["mask"] == (kind.BOOL, ["B"])
@@ -504,6 +501,5 @@ def test_sizes_of_zero(inputs, cells, batch):
     training = Training(layer, criterion, "adam", sizes=(2, batch), max_norm=1.0, mask=True)
     model, data = training.model(), training.batch(0)
     expected = training.step(data, layer.weights, None)
-    given = feeds(model, training.feeds(data, layer.weights, None))
-    found = dict(zip((v.name for v in model.graph.output), on_onnxruntime(model, given), strict=True))
+    found = named(model, on_onnxruntime(model, training.feeds(data, layer.weights, None)))
     assert max(errors(found, expected).values()) <= LIMIT
