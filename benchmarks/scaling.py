@@ -99,7 +99,7 @@ def part(of: Pass, grid: Grid) -> float:
     return timed(of, grid, -1 if grid == (1, 1) else 0)
 
 
-def waiting(of: Pass, grid: Grid, barrier: tuple[float, float], start: bool = True) -> float:
+def waiting(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
     """Microseconds at all barriers, for lines of other cores, and for the start of the team."""
     threads, products = grid.groups * grid.members, PRODUCTS[of.kind]
     if threads == 1:
@@ -111,8 +111,7 @@ def waiting(of: Pass, grid: Grid, barrier: tuple[float, float], start: bool = Tr
     lines, others = of.H / 16, (threads - 1) / threads
     rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
     found = T * products * (at(grid.members) + COSTS["exchange"] / 1000 * rows * lines * members)
-    if start:
-        found += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
+    found += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
     if of.work == "backward":
         found += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
         return found + COSTS["exchange"] / 1000 * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
