@@ -294,11 +294,15 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=CORES)
     parser.add_argument("--vary", action="store_true", help="share of the best with other costs in the plan")
     parser.add_argument("--check", action="store_true", help="compare with two threads")
+    parser.add_argument("--barriers-alone", action="store_true", help="as if all other waiting took no time")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--picture", metavar="FILE", help="speed-up by cores for five shapes, as a PNG")
     options = parser.parse_args()
     _team.adapt(False)
     blockcell.set_num_threads(64)
+    if options.barriers_alone:
+        COSTS.update(waking=0, waking_each=0, exchange=0)
+        _cpu.use_machine(**COSTS)
     if options.picture:
         picture(options.picture)
     elif options.check:
