@@ -5,12 +5,16 @@ BUILT := .venv/built
 # What the demo needs is less than that, and part of it.
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
-.PHONY: demo docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
+.PHONY: demo page docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
 .PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
 .PHONY: gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
+
+# One that reads digits and learns them in a browser; fetches onnxruntime-web with npm to build/npm.
+page: $(DEMO)
+	$(BIN)/python examples/browser/build.py
 
 test: $(BUILT)
 	$(BIN)/pytest
