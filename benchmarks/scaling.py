@@ -110,11 +110,13 @@ def waiting(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
 
     lines, others = of.H / 16, (threads - 1) / threads
     rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
-    found = T * products * (at(grid.members) + COSTS["exchange"] / 1000 * rows * lines * members)
+    exchange = COSTS["exchange"] / 1000
+    found = T * products * (at(grid.members) + exchange / 2 * rows * lines * members)
     found += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
     if of.work == "backward":
         found += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
-        return found + COSTS["exchange"] / 1000 * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
+        found += exchange / 2 * GATES[of.kind] * of.H * lines / grid.members * (grid.groups - 1) / grid.groups
+        return found + exchange * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
     chunk = max(1, min(T, 96 // (of.B // grid.groups)))
     return found + math.ceil(T / chunk) * at(grid.members) + at(threads)
 

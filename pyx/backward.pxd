@@ -12,7 +12,7 @@ from cython.parallel cimport parallel, prange
 
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport parts_of, threads_of, use_threads
+from cost cimport packer, parts_of, threads_of, use_threads
 from gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
     pack_transposed, plain_panels, tiles_of, weight_grad_rows
@@ -81,17 +81,15 @@ cdef inline void pack_w(
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the panels of w.T."""
-    cdef Py_ssize_t panels, k, j
+    """One part of the panels of w.T; where there are few, not the same part packs those for h and those for x."""
+    cdef Py_ssize_t first = packer(&p.grid, number), last = parts - 1 - first, panels, j
     cdef int n
     for n in range(matrices_of(c)):
-        panels = p.h_panels[n] + (p.x_panels if p.x_rows[n] > 0 else 0)
-        for k in range(share(panels, number, parts), share(panels, number + 1, parts)):
-            j = k - p.h_panels[n]
-            if j < 0:
-                pack_w(p, inputs, work + p.w_h[n] + k * p.panel[n], n, False, k)
-            else:
-                pack_w(p, inputs, work + p.w_x[n] + j * p.panel[n], n, True, j)
+        for j in range(share(p.h_panels[n], first, parts), share(p.h_panels[n], first + 1, parts)):
+            pack_w(p, inputs, work + p.w_h[n] + j * p.panel[n], n, False, j)
+        panels = p.x_panels if p.x_rows[n] > 0 else 0
+        for j in range(share(panels, last, parts), share(panels, last + 1, parts)):
+            pack_w(p, inputs, work + p.w_x[n] + j * p.panel[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step

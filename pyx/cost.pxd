@@ -38,6 +38,11 @@ cdef inline Grid grid_of(Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
     return g
 
 
+cdef inline Py_ssize_t packer(const Grid *g, Py_ssize_t number) noexcept nogil:
+    """Which share of the panels a part packs: panels that it multiplies with itself."""
+    return number % g.members * g.groups + number // g.members
+
+
 cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
     """Make do with fewer threads than planned: groups of fewer, or fewer groups of one."""
     if ready < threads_of(g):
@@ -56,6 +61,7 @@ cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide
     double cell  # nanoseconds of a line of units of one row, beside the products of a step
     Py_ssize_t units  # such lines
     double shared  # nanoseconds of one thread for what all threads share alike, once in a pass
+    bint packs  # whether they pack the weights, too
     double columns  # and for what they share by `pieces` lines of columns
     Py_ssize_t pieces
     double divided, undivided  # lines that others have written, of which each thread reads its part, or all
@@ -111,23 +117,26 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     """Of the largest part of this grid, with all waiting."""
     cdef Py_ssize_t threads = groups * members, rows = each(w.B, groups)
     cdef double nbytes = 0, step = rows * each(w.units, members) * w.cell, others = (threads - 1.0) / threads
+    cdef double packed = 0  # lines of weights that other groups have packed
     cdef int n
     for n in range(w.products):
         nbytes += w.K[n] * lines_of(w, n, members) * w.line_bytes
     for n in range(w.products):
         step += of_product(w, n, rows, members, nbytes)
         if members > 1:
-            step += meeting(members) + machine.exchange * rows * (w.K[n] // w.L) * (members - 1.0) / members
+            step += meeting(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
+    if w.packs:
+        packed = nbytes / 64 * (groups - 1.0) / groups
     return (w.T * step + w.shared / threads + w.columns * each(w.pieces, threads) / w.pieces
             + w.meetings * meeting(threads) + starting(threads)
-            + machine.exchange * others * (w.divided / threads + w.undivided))
+            + machine.exchange / 2 * packed + machine.exchange * others * (w.divided / threads + w.undivided))
 
 
 cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:
     """The grid with the least cost on at most so many threads.  With `whole_rows` rows are not divided, with
     `whole_units` hidden units are not."""
     cdef Py_ssize_t groups = 1, most, rows, members, panels = 1
-    cdef double alone = cost_of(w, 1, 1), least = alone, cost
+    cdef double alone = cost_of(w, 1, 1), least = 0.9 * alone, cost  # others are not woken to gain less
     cdef Grid best = grid_of(1, 1)
     if machine.groups > 0:
         return forced(w, whole_rows, whole_units)

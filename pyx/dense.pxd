@@ -142,7 +142,7 @@ cdef inline Grid grid_forward(
     w.K[0], w.ahead[0] = I, 0
     w.line_bytes = 64 if stored == WIDE else w.L * bytes_of(stored)
     w.speed, w.cell = speed_of(stored, itemsize), 10
-    w.shared, w.columns, w.pieces, w.divided, w.undivided, w.meetings = 0, 0, 1, 0, 0, 0
+    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.meetings = 0, False, 0, 1, 0, 0, 0
     return cheapest(&w, threads, False, False)
 
 

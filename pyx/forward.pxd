@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport grid_of, parts_of, threads_of, use_threads
+from cost cimport grid_of, packer, parts_of, threads_of, use_threads
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
@@ -89,12 +89,12 @@ cdef inline void pack(
     where weights are narrow."""
     cdef const Panels *w
     cdef real *panels
-    cdef Py_ssize_t j, j0, j1
+    cdef Py_ssize_t part = packer(&p.grid, number), j, j0, j1
     cdef int n
     for n in range(products_of(c)):
         w = &p.w[n]
         panels = <real *> w.base
-        j0, j1 = share(w.count, number, parts), share(w.count, number + 1, parts)
+        j0, j1 = share(w.count, part, parts), share(w.count, part + 1, parts)
         pack_bias(w, panels, <const store **> NULL if cell is Lstm and n == 1 else &inputs[BIAS + n], j0, j1)
         if p.packs_all and w.narrow == WIDE:
             pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)

@@ -88,14 +88,18 @@ cdef inline void input_grads(
     Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
-    """One part of x_grad: a few rows times one panel after the other.  Rows that end early have been dealt out to so
-    many ranges of slots; then a part has some of the steps."""
+    """One part of x_grad: a few tiles of rows times one panel after the other.  Rows that end early have been dealt out
+    to so many ranges of slots; then a part has some of the steps."""
     cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, rows = s.T * s.B, task
-    cdef Py_ssize_t tasks = (rows + most - 1) // most * count, t = part, n, b, end, r, j
+    cdef Py_ssize_t tiles = tiles_of(rows), blocks, t = part, n, b, end, r, j
+    if count == 0:
+        return
     if s.slots is NULL:
-        for task in range(share(tasks, part, parts), share(tasks, part + 1, parts)):
-            r, j = task // count * most, task % count
-            input_grad(x_grad, layout, adds, s, I, d, ldd, r, min(r + most, rows), panels + j * PLAIN * L * K, K,
+        blocks = max((tiles + TILES - 1) // TILES, min(tiles, (parts + count - 1) // count))
+        for task in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
+            n, j = task // count, task % count
+            r, end = share(tiles, n, blocks) * ROWS, min(share(tiles, n + 1, blocks) * ROWS, rows)
+            input_grad(x_grad, layout, adds, s, I, d, ldd, r, end, panels + j * PLAIN * L * K, K,
                        panels2 + j * PLAIN * L * K2, K2, j)
         return
     if not adds:

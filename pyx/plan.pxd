@@ -114,6 +114,7 @@ cdef inline Grid grid_forward(
     w.speed = speed_of(c.narrow, itemsize)
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
     w.columns, w.pieces, w.divided, w.undivided = 0, 1, 0, 0
+    w.packs = not packed
     w.shared = 0 if packed else PACKING * weights / w.speed
     w.meetings = 1 if packed else 2
     if packed or T > 1:
@@ -137,6 +138,7 @@ cdef inline Grid grid_backward(
     w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(WIDE, itemsize)
     w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
+    w.packs = True
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
     w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
     w.meetings = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)
