@@ -1,18 +1,17 @@
 """In one process with PyTorch: which OpenMP runtime's threads compute, by the order of the imports; the same results.
 
 A wheel that was repaired has a runtime of its own.  Whether its kernels use it or PyTorch's is up to the dynamic
-linker, which prefers what is there for all: PyTorch puts its own there when it is imported.
+linker, which prefers what is there for all: PyTorch puts its own there when it is imported.  If the package that is
+tested is no such wheel, a copy stands for it.
 """
 
 import platform
 import re
-from pathlib import Path
 
 import pytest
 from fresh import printed, python
-from own_runtime import LOADED, copy
+from own_runtime import LOADED, PACKAGE, REPAIRED, copy
 
-import blockcell
 from blockcell import _cpu
 
 pytestmark = [
@@ -22,7 +21,7 @@ pytestmark = [
 ]
 
 CALL = """
-import hashlib, os
+import hashlib, os, signal, threading
 import numpy as np
 
 def threads():
@@ -44,6 +43,42 @@ before = threads()
 product = torch.ones(600, 600) @ torch.ones(600, 600)
 print(threads() - before, *call(), len(loaded()), bool((product == 600).all()))
 """
+PRODUCT = """
+import hashlib
+import torch
+
+factors = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(0))
+
+def product():
+    return hashlib.sha256((factors[0] @ factors[1]).numpy().tobytes()).hexdigest()
+
+torch.set_num_threads(1)
+alone = product()
+torch.set_num_threads(2)
+"""
+TOGETHER = f"""{CALL}{PRODUCT}
+rounds = range(30)
+found = [(call()[1], product()) for _ in rounds]  # in turn
+theirs = threading.Thread(target=lambda: found.extend((None, product()) for _ in rounds))
+theirs.start()
+found.extend((call()[1], None) for _ in rounds)  # both at once
+theirs.join()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # it is stopped if it waits for threads that it does not have
+    torch.set_num_threads(1)  # as in a worker of a DataLoader; on several its own would wait
+    os._exit((call()[1], product()) != (found[0][0], alone))
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(status, *sorted({{pair[0] for pair in found}} - {{None}}), *sorted({{pair[1] for pair in found}} - {{None}}))
+"""
+
+
+def environment(own, folder):
+    """In which blockcell has a runtime of its own or the system's."""
+    pytest.importorskip("torch")
+    if REPAIRED and not own:
+        pytest.skip("this wheel has a runtime of its own")
+    return {"PYTHONSAFEPATH": "1"} | (copy(folder) if own else {"PYTHONPATH": str(PACKAGE.parent)})
 
 
 @pytest.mark.parametrize(
@@ -57,21 +92,29 @@ print(threads() - before, *call(), len(loaded()), bool((product == 600).all()))
 )
 def test_whose_threads(order, own, started, runtimes, tmp_path):
     """Ours are PyTorch's wherever that is possible: a call starts no thread where PyTorch has one already."""
-    pytest.importorskip("torch")
-    expected = printed(f"import blockcell\n{CALL}\nprint(*call())").split()
+    environ = environment(own, tmp_path)
+    expected = printed(f"import blockcell\n{CALL}\nprint(*call())", **environ).split()
     assert expected[0] == "1"
-    environment = copy(tmp_path) if own else {"PYTHONPATH": str(Path(blockcell.__file__).parents[1])}
-    found = printed(f"import {order}\n{BOTH}", PYTHONSAFEPATH="1", **environment).split()
+    found = printed(f"import {order}\n{BOTH}", **environ).split()
     assert found == ["1", str(started), expected[1], str(runtimes), "True"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("order", ["torch, blockcell", "blockcell, torch"])
+def test_neither_disturbs_the_other(order, own, tmp_path):
+    """In turn, at once from two Python threads and in a forked child, either has the bits that it has alone."""
+    environ = environment(own, tmp_path)
+    ours = printed(f"import blockcell\n{CALL}\nprint(call()[1])", **environ)
+    theirs = printed(f"{PRODUCT}\nprint(product())", **environ)
+    assert printed(f"import {order}\n{TOGETHER}", **environ).split() == ["0", ours, theirs]
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_threads_of_pytorch_sleep_soon(own, tmp_path):
     """Where blockcell.torch is what loads it; nothing is left for programs that are started later."""
-    pytest.importorskip("torch")
-    environment = copy(tmp_path) if own else {"PYTHONPATH": str(Path(blockcell.__file__).parents[1])}
+    environ = environment(own, tmp_path)
     unset = dict.fromkeys(["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
     code = "import os; import blockcell.torch; print(os.environ.get('GOMP_SPINCOUNT'))"
-    result = python(code, PYTHONSAFEPATH="1", OMP_DISPLAY_ENV="VERBOSE", **unset, **environment)
+    result = python(code, OMP_DISPLAY_ENV="VERBOSE", **unset, **environ)
     assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr) == ["1000"] * (1 + own)
     assert result.stdout.split() == ["None"]
