@@ -241,17 +241,17 @@ def vary(options: argparse.Namespace) -> None:
     """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
     groups = "waking waking_each", "meeting meeting_each", "exchange", "speed", "reading", "alone"
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
+    measure([passes(*sizes) for *sizes, _ in of], options.cores)
     print("| what | factor | share of the best: mean | lowest | where |\n|---|---|---|---|---|")
     for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
         changed = {name: np.multiply(COSTS[name], factor) for name in group.split()}
         _cpu.use_machine(**COSTS | changed)
-        shares = {}
+        shares = []
         for (*sizes, cores), barrier in itertools.product(of, BARRIERS):
             found = speedups(passes(*sizes), cores, barrier)
-            shares[found["plan"] / found["best"]] = (*sizes, cores)
-        lowest = min(shares)
-        where = " ".join(map(str, shares[lowest]))
-        mean = statistics.mean(shares)
+            shares.append((found["plan"] / found["best"], " ".join(map(str, (*sizes, cores)))))
+        lowest, where = min(shares)
+        mean = statistics.mean(share for share, _ in shares)
         print(f"| {group or 'as assumed'} | {factor:.2f} | {mean:.2f} | {lowest:.2f} | {where} |", flush=True)
     _cpu.use_machine(**COSTS)
 
