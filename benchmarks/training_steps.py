@@ -1,12 +1,16 @@
 """What a step of training costs as an ONNX model, beside blockcell's kernels and optimizers, and beside PyTorch.
 
     python benchmarks/training_steps.py [--rounds 5] [--seconds 0.3] [--only SIZE ...] [--threads 1]
+    python benchmarks/training_steps.py --profile [--only SIZE ...] [--threads 1]
     python benchmarks/training_steps.py --compare
 
 A step is forward, softmax cross-entropy, backward, clipping by the global norm, and adam, of an LSTM with I = H and a
 dense layer on its last step, in float32. Each way has a process of its own, and they are asked in turn. Prints the
 milliseconds of a step, each the median of the rounds, and how many times blockcell's that is, with quartiles; then what
 a further step of the sequence costs, from the shortest to the longest. Nothing else should run on the machine.
+
+With --profile it prints what onnxruntime's own profile says of a step of the model: how many nodes run, which share of
+them adam and its rates have, and which share of the time in nodes goes to matrix products and to sums.
 
 With --compare it trains an LSTM on scikit-learn's handwritten digits instead, a hundred steps from the same weights on
 the same batches, and prints the last loss and how many of the digits held out are right.
@@ -16,16 +20,22 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from turns import Worker, answer, seconds, spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if TYPE_CHECKING:
+    from onnx_export import TrainingSession
+
 CLASSES = 10
 SIZES = {f"{T}x{B}x{H}": (T, B, H) for B, H in ((1, 32), (16, 128), (64, 256)) for T in (10, 50, 200)}
 WAYS = ("blockcell", "ONNX", "PyTorch")
@@ -57,20 +67,28 @@ def ours(T: int, B: int, H: int, threads: int) -> Call:
 
 
 def onnx(T: int, B: int, H: int, threads: int) -> Call:
+    session = session_of(H, intra_op_num_threads=threads)
+    x, target = data(T, B, H)
+    return lambda: session(x=x, target=target, learning_rate=1e-3)
+
+
+def session_of(H: int, **settings: object) -> TrainingSession:
     from blockcell import LSTM, Dense, Stack
     from onnx_export import TrainingSession, runtime, training_step
 
     plain = runtime.Running.__init__
 
-    def limited(self, model, provider, sizes=None, settings=None, provider_options=None):  # type: ignore[no-untyped-def]
-        plain(self, model, provider, sizes, {"intra_op_num_threads": threads}, provider_options)
+    def changed(self, model, provider, sizes=None, given=None, provider_options=None):  # type: ignore[no-untyped-def]
+        plain(self, model, provider, sizes, settings, provider_options)
 
-    runtime.Running.__init__ = limited  # type: ignore[method-assign]
     net = Stack([LSTM.init(H, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
     options = {"loss": "softmax_cross_entropy", "optimizer": "adam", "max_norm": 1.0, "lengths": False}
-    session = TrainingSession(training_step(net, None, **options), net)  # type: ignore[arg-type]
-    x, target = data(T, B, H)
-    return lambda: session(x=x, target=target, learning_rate=1e-3)
+    model = training_step(net, None, **options)  # type: ignore[arg-type]
+    runtime.Running.__init__ = changed  # type: ignore[method-assign]
+    try:
+        return TrainingSession(model, net)
+    finally:
+        runtime.Running.__init__ = plain  # type: ignore[method-assign]
 
 
 def pytorch(T: int, B: int, H: int, threads: int) -> Call:
@@ -103,6 +121,29 @@ def work(way: str, threads: int) -> None:
         return seconds(made[size], budget)
 
     answer(reply)
+
+
+def profile(size: str, threads: int) -> str:
+    """What a step takes, as a line of a table."""
+    T, B, H = SIZES[size]
+    x, target = data(T, B, H)
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile"}
+        session = session_of(H, intra_op_num_threads=threads, **told)
+        for _ in range(5):
+            session(x=x, target=target, learning_rate=1e-3)
+        events = json.loads(Path(session._running[()].session.end_profiling()).read_text())
+    start = max(event["ts"] for event in events if event["name"] == "model_run")
+    ran = [event for event in events if event["name"].endswith("_kernel_time") and event["ts"] >= start]
+    nodes = [(event["args"]["op_name"], event["name"], event["dur"]) for event in ran]
+    nodes = [each for each in nodes if each[0] != "Scan"]  # whose time is that of the nodes in it, and its own
+    total = sum(time for _, _, time in nodes)
+    products, sums = (
+        sum(time for kind, _, time in nodes if kind in kinds) / total
+        for kinds in (("MatMul", "Gemm", "FusedMatMul"), ("ReduceSum", "ReduceSumSquare"))
+    )
+    adam = sum("Adam" in name for _, name, _ in nodes)
+    return f"| {T} | {B} | {H} | {len(nodes)} | {adam} | {100 * products:.0f} % | {100 * sums:.1f} % |"
 
 
 def compare(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -> None:
@@ -162,12 +203,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--only", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="SIZE")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()
     if options.compare:
         print("| dtype | | loss of step 100 | right of 360 held out |\n|---|---|---|---|")
         for dtype in ("float64", "float32"):
             compare(dtype)
+        return
+    if options.profile:
+        print("| T | B | H | nodes | of adam | time in products | time in sums |\n|---|---|---|---|---|---|---|")
+        for size in options.only:
+            print(profile(size, options.threads), flush=True)
         return
     import onnxruntime
     import torch

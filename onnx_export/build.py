@@ -149,6 +149,7 @@ class Config:
             "project": self.projected,
             "entire": not self.projected,
             "p_clip": self.projected and 0 < p_clip < np.inf,
+            "ending": self.op.sequence and any(tensor.name == "cs_grad" for tensor in self.op.inputs),
             "sigmoid": sigmoid,
             "other": not sigmoid,
             "bias": bias and not self.integers,
@@ -337,6 +338,7 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     """The nodes that compute the outputs, and the names that the outputs have in them."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
+    parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
     before, step = parser.nodes(program.before), parser.nodes(program.step)
     step = activations.expanded(step, c.activation_of, c.compute == np.float64)
     if c.integers:
@@ -445,7 +447,11 @@ def _in_text(c: Config, output: Tensor) -> str:
     """The output's name in the text, which is that of the cell's gradient to all arguments."""
     name = output.name
     if c.full_length and c.forward:
-        return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name] if c.loop == "native" else name
+        if c.loop == "native":
+            return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
+        # With o and co there, one product for all steps is cheaper than a copy of the state at each.
+        again = name == "h" and not c.projected and any(tensor.name == "co" for tensor in c.op.outputs)
+        return "h_live" if again else name
     if name == "dicfo":
         return "d_bars"
     if "r" in c.op.gates and name.endswith("_grad"):

@@ -60,6 +60,7 @@ class LayerCall:
         self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._outputs = [value.name for value in model.graph.output]
         self._stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
 
@@ -161,7 +162,9 @@ class LayerCall:
     # ----------------------------------------------------------------------------------------------------------- arrays
     def _dtype_of(self, name: str) -> np.dtype[Any]:
         """That of an input."""
-        return np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
+        if name not in self._dtypes:
+            self._dtypes[name] = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
+        return self._dtypes[name]
 
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
         caller, expected = self._reader.caller, ", ".join(self._weights)

@@ -535,15 +535,20 @@ class LayerGraph:
 
     def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str, wanted: bool) -> str:
         c = self._config(cell, prefix, "Grad")
-        if not wanted:
-            c = replace(c, op=replace(c.op, outputs=tuple(each for each in c.op.outputs if each.name != "x_grad")))
-        arguments = dict(tape.arguments)
-        d_h = self._turn(d_y) if tape.reverse else d_y
-        shape = self._concat(self._size("T"), self._size("B"), self._ints(cell.hidden_size))
-        for name, each in {"h": d_h, "cs": self._add("Expand", self._zero(), shape)}.items():
-            if self._takes_d_state and name in tape.first:  # the gradient to the state after the last step
-                each = self._add("Where", self._last(), self._add("Add", each, f"d_{prefix}{name}"), each)
-            arguments[f"{name}_grad"] = each
+        unused = ["x_grad"] * (not wanted) + ["cs_grad"] * (not self._takes_d_state)
+        inputs, outputs = (
+            tuple(each for each in each_of if each.name not in unused) for each_of in (c.op.inputs, c.op.outputs)
+        )
+        c = replace(c, op=replace(c.op, inputs=inputs, outputs=outputs))
+        arguments = {**tape.arguments, "h_grad": self._turn(d_y) if tape.reverse else d_y}
+        if self._takes_d_state:
+            shape = self._concat(self._size("T"), self._size("B"), self._ints(cell.hidden_size))
+            arguments["cs_grad"] = self._add("Expand", self._zero(), shape)
+            for name in tape.first:  # the gradient to the state after the last step
+                each = arguments[f"{name}_grad"]
+                arguments[f"{name}_grad"] = self._add(
+                    "Where", self._last(), self._add("Add", each, f"d_{prefix}{name}"), each
+                )
         found = self._call(cell, prefix, "Grad", c, arguments)
         for name in tape.first if self._takes_d_state else ():
             d_first = found[f"{name}_prev_grad"]

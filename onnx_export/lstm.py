@@ -108,7 +108,7 @@ sequence | h_before = Concat <axis = 0> (h_first, h_rest)
 """,
     step="""
 sequence | d_h = Add (h_grad, h_grad_next)
-sequence | d_cs_here = Add (cs_grad, cs_grad_next)
+ending   | d_cs_here = Add (cs_grad, cs_grad_next)
 p_clip   | h_size = Abs (h)
 p_clip   | h_inside = Less (h_size, p_high)
 p_clip   | h_passes = Where (h_inside, one, zero)

@@ -13,8 +13,9 @@ adam, with t the number of this step::
 
     m = beta1 * m + (1 - beta1) * g                                            (1)
     v = beta2 * v + (1 - beta2) * g * g                                        (2)
-    w = w - rate * m / (sqrt(v / correct2) + epsilon)                          (3)
-    rate = learning_rate / correct1, correct1 = 1 - beta1^t, correct2 = 1 - beta2^t
+    w = w - rate * m / (sqrt(v) + least)                                       (3)
+    rate = learning_rate * sqrt(correct2) / correct1, least = epsilon * sqrt(correct2)
+    correct1 = 1 - beta1^t, correct2 = 1 - beta2^t
 
 In float32, 1 - beta^t would lose its digits where beta^t is almost 1. With y = -t log(beta) it is 1 - exp(-y), and for
 y below 1/4 the series y * (1 - y/2! + y^2/3! - ... - y^5/6!), which is right to 5e-8 there.
@@ -86,17 +87,26 @@ single   | corrections = Where (is_small, series, plainly)
          | rate = Div (learning_rate, correct1)
 """
 
-NORM = """
-single   | sizes = Abs (g)
-single   | largest = ReduceMax <keepdims = 0> (sizes)
-single   | unit = Clip (largest, least, most)
+LARGEST = """
+         | sizes = Abs (g)
+         | largest = ReduceMax <keepdims = 0> (sizes)
+"""
+UNIT = """
+         | largest = ReduceMax <keepdims = 0> (every)
+         | unit = Clip (largest, least, most)
+"""
+"""Of the largest entries of all gradients."""
+
+SQUARES = """
 single   | part = Div (g, unit)
-         | squares = Mul (part, part)
-         | total = ReduceSum <keepdims = 0> (squares)
+         | squares = ReduceSumSquare <keepdims = 0> (part)
+"""
+NORM = """
+         | total = ReduceSum <keepdims = 0> (every)
          | root = Sqrt (total)
 single   | norm = Mul (root, unit)                                  # (1)
 """
-"""Of one gradient, and of the vector of all gradients' norms."""
+"""Of the sums of all gradients' squares."""
 
 CLIP_SCALE = """
          | above = Clip (norm, max_norm)

@@ -5,9 +5,10 @@ A word left of the bar is a condition: the line counts only if it holds. ``cell`
 zero, ``rounded`` a float16 sequence; ``joint`` that x and h have one product together, ``apart`` that each has its
 own; ``late`` is ``bias`` where products are in integers. Of layers, ``coupled`` means that i is 1 - f and ``single``
 that it is not, ``i_sees`` is ``peephole`` where i has one; ``project`` means a projection, ``p_clip`` one with a clip,
-and ``entire`` that there is none; ``sigmoid`` and ``other`` are kinds of recurrent activations. **If the condition does
-not hold, the line's outputs are other names of its first input.** Four names in brackets stand in the order i, ci, f, o
-and are put into the order of the op's gates; ``gates`` is H for each of these.
+and ``entire`` that there is none; ``ending`` that a sequence has gradients to its cell states from elsewhere than the
+next step; ``sigmoid`` and ``other`` are kinds of recurrent activations. **If the condition does not hold, the line's
+outputs are other names of its first input.** Four names in brackets stand in the order i, ci, f, o and are put into the
+order of the op's gates; ``gates`` is H for each of these.
 """
 
 from __future__ import annotations

@@ -325,16 +325,23 @@ class _StepGraph(LayerGraph):
         limits = np.finfo(self.compute)
         numbers = {"least": limits.tiny, "most": limits.max, "max_norm": self.max_norm}
 
-        def norm(g: str) -> str:
-            return self._run("Norm", optimizers.NORM, {"g": g}, ["norm"], [self._precision], numbers)["norm"]
+        def joined(name: str, text: str, wanted: str, **given: str) -> str:
+            """What a text gives of each gradient, as a vector."""
+            found = [self._run(name, text, {"g": g, **given}, [wanted], [self._precision], {})[wanted] for g in counted]
+            return self._concat(*(self._add("Unsqueeze", each, self._ints(0)) for each in found))
 
         wide = {name: self._computed(grad) for name, grad in grads.items()}
-        norms = [norm(wide[name]) for name, weight in self.layer.weights.items() if weight.size]
-        common = self._zero_of_compute()
-        if norms:
-            common = norm(self._concat(*(self._add("Unsqueeze", each, self._ints(0)) for each in norms)))
-        scale = self._run("ClipScale", optimizers.CLIP_SCALE, {"norm": common}, ["scale"], [], numbers)["scale"]
-        self.results["norm"] = common
+        counted = [wide[name] for name, weight in self.layer.weights.items() if weight.size]
+        norm = self._zero_of_compute()
+        if counted:
+            unit = {}
+            if self._precision == "single":
+                every = joined("Largest", optimizers.LARGEST, "largest")
+                unit = self._run("Unit", optimizers.UNIT, {"every": every}, ["unit"], [], numbers)
+            every = joined("Squares", optimizers.SQUARES, "squares", **unit)
+            norm = self._run("Norm", optimizers.NORM, {"every": every, **unit}, ["norm"], [self._precision], {})["norm"]
+        scale = self._run("ClipScale", optimizers.CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
+        self.results["norm"] = norm
         return {name: self._stored(self._add("Mul", grad, scale)) for name, grad in wide.items()}
 
     def _update(self, grads: Mapping[str, str]) -> None:

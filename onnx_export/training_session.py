@@ -19,7 +19,7 @@ from blockcell.optable import Array
 
 from .call import LayerCall, Shapes, Tree, Types, compare_types
 from .export import check_places
-from .runtime import NEW, Kept, Placed, Running, why_no_dtype
+from .runtime import NEW, Kept, Placed, Stepping, why_no_dtype
 from .session import check_provider, facts_of, foreign, loaded, warn_of_slow
 from .training import DEFAULTS, LOSSES, OPTIMIZERS
 
@@ -94,9 +94,9 @@ class TrainingSession:
         warn_of_slow(self.model.graph.name, self.model, provider)
         weights = self._call.read_weights(layer.weights)
         self._kept = Kept(weights | self._call.read_memory(optimizer_state), provider)
-        self._running: dict[tuple[tuple[str, int], ...], Running] = {}
+        self._running: dict[tuple[tuple[str, int], ...], Stepping] = {}
         if provider == "cpu":
-            self._running[()] = Running(self.model, provider)
+            self._running[()] = Stepping(self.model, provider, self._kept)
 
     def __repr__(self) -> str:
         return f"<TrainingSession of {self.model.graph.name} on {self.provider}>"
@@ -122,7 +122,7 @@ class TrainingSession:
             A rank, size or range is wrong. In any case the weights stay as they are.
         """
         feeds = self._call.feeds(arguments)
-        return self._call.step_result(self._running_for(feeds).step(feeds, self._kept))
+        return self._call.step_result(self._running_for(feeds).step(feeds))
 
     @property
     def weights(self) -> dict[str, Array]:
@@ -147,7 +147,7 @@ class TrainingSession:
             raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
         return [*self._running.values()][-1].placement()
 
-    def _running_for(self, feeds: Mapping[str, Array]) -> Running:
+    def _running_for(self, feeds: Mapping[str, Array]) -> Stepping:
         if self.provider == "cpu":
             return self._running[()]
         sizes = self._call.free_sizes(feeds)
@@ -155,7 +155,7 @@ class TrainingSession:
             raise ValueError(f"{self._call.caller}: x has no rows; expected at least one, on {self.provider!r}")
         key = tuple(sorted(sizes.items()))
         if key not in self._running:
-            self._running[key] = Running(self.model, self.provider, sizes)
+            self._running[key] = Stepping(self.model, self.provider, self._kept, sizes)
         return self._running[key]
 
 
@@ -225,12 +225,14 @@ class StepCall(LayerCall):
 
     def _check_labels(self, feeds: Mapping[str, Array]) -> None:
         target = feeds["target"]
+        wrong = (target < 0) | (target >= self._classes)
+        if not wrong.any():
+            return
         counts = feeds["mask"] if "mask" in feeds else np.ones(target.shape, np.bool_)
         if "lengths" in feeds:
             ends = feeds["lengths"]
             counts = counts & (np.arange(len(target))[:, None] < ends if target.ndim == 2 else ends > 0)
-        wrong = counts & ((target < 0) | (target >= self._classes))
-        for index in np.argwhere(wrong)[:1].tolist():
+        for index in np.argwhere(wrong & counts)[:1].tolist():
             expected = f"expected 0 to {self._classes - 1}, for {self._classes} classes"
             raise ValueError(f"{self.caller}: target{index} is {target[tuple(index)]}; {expected}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -249,17 +250,23 @@ def test_labels_that_do_not_count_may_be_anything():
 
 def test_a_failing_run_changes_nothing(monkeypatch):
     layer = classifier()
-    session = TrainingSession(model_of(layer), layer)
-    session(**batch())
-    before = session.weights, session.optimizer_state
+    session, steady = (TrainingSession(model_of(layer), layer) for _ in range(2))
+    running = session._running[()]
 
     def fail(*_):
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(session._running[()], "session", type("", (), {"io_binding": fail})())
-    with pytest.raises(RuntimeError, match="no more"):
-        session(**batch())
-    assert same(before, (session.weights, session.optimizer_state))
+    for failing in ("io_binding", "run_with_iobinding", "run_with_iobinding"):
+        before = session.weights, session.optimizer_state
+        attributes = {name: getattr(running.session, name) for name in ("io_binding", "run_with_iobinding")}
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "session", SimpleNamespace(**attributes | {failing: fail}))
+            with pytest.raises(RuntimeError, match="no more"):
+                session(**batch())
+        assert same(before, (session.weights, session.optimizer_state))
+        for data in (batch(), {"x": np.full((2, 3, I), 0.1), "target": [0, 1, 2]}, batch()):  # an odd number
+            assert same(session(**data), steady(**data))
+        assert same(session.weights, steady.weights)
 
 
 def test_other_layers_and_models(tmp_path):
