@@ -6,7 +6,7 @@ BUILT := .venv/built
 DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo page docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
-.PHONY: test-engines test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
+.PHONY: test-engines test-page test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
 .PHONY: gpu-check lint clean
 
 demo: $(DEMO)
@@ -14,7 +14,7 @@ demo: $(DEMO)
 
 # One that reads digits and learns them in a browser; fetches onnxruntime-web with npm to build/npm.
 page: $(DEMO)
-	$(BIN)/python examples/browser/build.py
+	$(BIN)/python examples/browser/make_page.py
 
 test: $(BUILT)
 	$(BIN)/pytest
@@ -25,12 +25,13 @@ docs: $(BUILT)
 	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 	@echo 'The site begins at build/site/index.html'
 
-# Those of the site: examples, with espeak-ng, and measurements that are in docs/benchmarks.
+# Those of the site: examples, with espeak-ng, and measurements that are in docs/benchmarks; the page, as `make test-page`.
 pictures: $(BUILT)
 	$(BIN)/blockcell demo --output docs/images/demo.png
 	$(BIN)/python examples/keyword.py docs/images/keyword.png
 	$(BIN)/python examples/sunspots.py docs/images/sunspots.png
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python tests/lib/browser.py docs/images
 
 # The combinations of parameters that `make test` leaves out.
 test-more: $(BUILT)
@@ -78,6 +79,10 @@ test-peers: $(BUILT)
 # With Ray, Dask and Spark, of `pip install -e '.[engines]'`, and a Java.
 test-engines: $(BUILT)
 	$(BIN)/pytest -m engines
+
+# The page of `make page` in the system's Chromium or Chrome, with `pip install -e '.[browser]'`.
+test-page: $(BUILT)
+	$(BIN)/pytest -m browser
 
 test-packages:
 	$(PYTHON) tests/lib/packages.py

@@ -27,13 +27,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from turns import Worker, answer, seconds, spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from blockcell import Stack
     from onnx_export import TrainingSession
 
 CLASSES = 10
@@ -146,12 +149,25 @@ def profile(size: str, threads: int) -> str:
     return f"| {T} | {B} | {H} | {len(nodes)} | {adam} | {100 * products:.0f} % | {100 * sums:.1f} % |"
 
 
-def compare(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -> None:
-    from onnx.reference import ReferenceEvaluator
+class Task(NamedTuple):
+    """What `compare` trains, and on what."""
+
+    net: Stack
+    x: np.ndarray
+    labels: np.ndarray
+    picked: list[np.ndarray]
+    """Which digits each step takes."""
+    test: np.ndarray
+    """Which digits are held out."""
+    model: ModelProto
+    rate: float
+
+
+def task(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -> Task:
     from sklearn.datasets import load_digits
 
-    from blockcell import LSTM, Dense, Stack, loss, optim
-    from onnx_export import TrainingSession, training_step
+    from blockcell import LSTM, Dense, Stack
+    from onnx_export import training_step
 
     net = Stack([LSTM.init(8, 32, seed=1, dtype=dtype), Dense.init(32, CLASSES, seed=2, last=True, dtype=dtype)])
     images, labels = load_digits(return_X_y=True)
@@ -161,7 +177,16 @@ def compare(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -
     picked = [np.random.default_rng(k).choice(train, rows, replace=False) for k in range(steps)]
     options = {"loss": "softmax_cross_entropy", "optimizer": "adam", "max_norm": 1.0, "lengths": False}
     model = training_step(net, None, **options)  # type: ignore[arg-type]
-    rate = 0.01
+    return Task(net, x, labels, picked, test, model, rate=0.01)
+
+
+def compare(dtype: str) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    from blockcell import loss, optim
+    from onnx_export import TrainingSession
+
+    net, x, labels, picked, test, model, rate = task(dtype)
 
     def by_layers() -> tuple[float, dict[str, np.ndarray]]:
         layer, weights, memory = copy.copy(net), net.weights, None

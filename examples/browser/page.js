@@ -8,7 +8,7 @@ import { BeliefPlot, Curve, percent } from "./plots.js";
 import { checkSame, read, write } from "./safetensors.js";
 
 // For a drawing that was named: steps, and in each drawings, the newest always, and other digits, lest it forgets them.
-const LESSON = { steps: 10, drawings: 8, others: 24, rate: 0.003 };
+const LESSON = { steps: 10, drawings: 8, others: 24, rate: 0.005 };
 const PRACTICE = { steps: 100, digits: 32, rate: 0.01, look: 10 }; // every so many steps at how many are right
 const READABLE = 10_000; // milliseconds that a message stays
 
@@ -28,8 +28,8 @@ function say(text) {
 const saved = async (name) => read(await (await fetched(name)).arrayBuffer());
 
 const belief = new BeliefPlot(part("belief"));
-const loss = new Curve(part("loss"), "Loss, cross-entropy", {});
-const accuracy = new Curve(part("accuracy"), "Right of the digits held out", { unit: " %", least: 100 });
+const loss = new Curve(part("loss"), "Loss, cross-entropy", [0, 1]);
+const accuracy = new Curve(part("accuracy"), "Right of the digits held out", [96, 100], " %");
 const pad = new Pad(part("pad"), look);
 
 /** @type {Network} */

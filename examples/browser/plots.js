@@ -127,17 +127,18 @@ export class Curve {
   #points = [];
   #title;
   #unit;
-  #least;
+  #range;
 
   /**
    * @param {HTMLElement} host
    * @param {string} title
-   * @param {{ unit?: string, least?: number }} options  what follows a value; what the axis has in any case
+   * @param {[number, number]} range  what the axis has in any case
+   * @param {string} unit  what follows a value
    */
-  constructor(host, title, { unit = "", least = 0 }) {
+  constructor(host, title, range, unit = "") {
     this.#title = title;
+    this.#range = range;
     this.#unit = unit;
-    this.#least = least;
     this.#svg = picture(host, (_, width) => {
       this.#size = { width, height: 200 };
       this.#draw();
@@ -164,7 +165,7 @@ export class Curve {
     const { width, height } = this.#size;
     const [left, right, top, bottom] = [48, width - 12, 30, height - 40];
     const ys = points.map(({ y }) => y);
-    const [low, high, step] = rounded(Math.min(this.#least, ...ys), Math.max(this.#least, ...ys));
+    const [low, high, step] = rounded(Math.min(...this.#range, ...ys), Math.max(...this.#range, ...ys));
     const most = Math.max(20, latest?.x ?? 0);
     const across = (x) => left + ((right - left) * x) / most;
     const up = (y) => bottom - ((bottom - top) * (y - low)) / (high - low);
@@ -188,8 +189,8 @@ export class Curve {
 
 /** Round limits of an axis around these values, and the distance of its marks. */
 function rounded(low, high) {
-  const rough = Math.max(high - low, 1e-3) / 4;
+  const rough = (high - low) / 4;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough);
-  return [step * Math.floor(low / step), step * Math.max(Math.ceil(high / step), Math.floor(low / step) + 1), step];
+  return [step * Math.floor(low / step), step * Math.ceil(high / step), step];
 }

@@ -1,6 +1,6 @@
 """Builds the page that reads handwritten digits and learns them: `make page`, or
 
-    python examples/browser/build.py [FOLDER]
+    python examples/browser/make_page.py [FOLDER]
 
 Needs the extras demo and onnx, and npm, which fetches onnxruntime-web once.  The folder, build/page by default, then
 has all that the page needs; it works without a network.
