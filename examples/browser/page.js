@@ -237,7 +237,7 @@ try {
   part("held-out").textContent = `the ${heldOut.length}`;
   network = await Network.open("wasm", await saved("trained.safetensors"));
   await begin();
-  say("Ready. Draw a digit, and then say what it is.");
+  say("Ready. Draw a digit.");
   busy = false;
 } catch (error) {
   say(`It cannot start: ${error.message}`);
