@@ -7,7 +7,7 @@ DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
 
 .PHONY: demo page docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
 .PHONY: test-engines test-page test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
-.PHONY: gpu-check lint clean
+.PHONY: wheels gpu-check lint clean
 
 demo: $(DEMO)
 	$(BIN)/blockcell demo
@@ -86,6 +86,10 @@ test-page: $(BUILT)
 
 test-packages:
 	$(PYTHON) tests/lib/packages.py
+
+# Those that this machine can make, into build/wheels.
+wheels: .venv/tools
+	$(BIN)/python tests/lib/wheels.py
 
 # On GPUs that compute on the CPU, if they are installed; fetches onnxruntime's packages for WebGPU to build/webgpu.
 test-webgpu: $(BUILT)

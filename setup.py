@@ -40,6 +40,7 @@ MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library
 MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"-L{BREW}/opt/libomp/lib", "-lomp"]
 OPENMP = MAC_OPENMP if MAC else (["-fopenmp"], ["-fopenmp"])  # to compile, to link
+NO_SYMBOLS = ["-Wl,-x"] if MAC else ["-Wl,-s"]  # of functions inside: for profilers in a checkout, not in wheels
 PROBE = "int main(void) { return 0; }"
 OPENMP_PROBE = """
 #include <omp.h>
@@ -117,6 +118,7 @@ class BuildExt(build_ext):
         self.parallel = self.parallel or os.cpu_count()
         # An editable install would compile in a new temporary folder, so everything, every time.
         self.build_temp = "build/temp"
+        self.link_flags = [] if self.inplace else NO_SYMBOLS
         if self.inplace:
             self.build_lib = "build/inplace"
         else:
@@ -141,7 +143,7 @@ class BuildExt(build_ext):
             level_flags = LEVELS[extension.level] if HAS_LEVELS else []
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
             # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
-            extension.extra_link_args = [] if plain else link_flags
+            extension.extra_link_args = self.link_flags + ([] if plain else link_flags)
             if extension.stem in ("_integer", "_training"):
                 extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
             if extension.stem in ("_args", "_layers", "_stream", "_training"):

@@ -79,24 +79,33 @@ def fetch_packages() -> None:
     run(sys.executable, "-m", "pip", "install", *options, *(f"--platform={tag}" for tag in TAGS), *PYPI)
 
 
-def write_python() -> None:
-    """A command that behaves as Python for aarch64, also for programs that it runs itself, by `sys.executable`."""
-    PYTHON.write_text(
+def fetch() -> None:
+    """What is not there yet."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not SYSTEM.exists():
+        fetch_system()
+    if not PACKAGES.exists():
+        fetch_packages()
+
+
+def write_python(command: Path, package: Path) -> None:
+    """One that behaves as Python for aarch64, also for programs that it runs itself, by `sys.executable`."""
+    command.write_text(
         f"#!/bin/sh\n"
-        f"export PYTHONPATH={CHECKOUT}:{PACKAGES}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-        f'exec qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM} -0 {PYTHON} {SYSTEM}/usr/bin/python{VERSION} "$@"\n'
+        f"export PYTHONPATH={package}:{PACKAGES}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        f'exec qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM} -0 {command} {SYSTEM}/usr/bin/python{VERSION} "$@"\n'
     )
-    PYTHON.chmod(0o755)
+    command.chmod(0o755)
 
 
-def build() -> None:
-    """A copy of the checkout, in place; what an earlier build has left there is used."""
-    CHECKOUT.mkdir(exist_ok=True)
-    for old in CHECKOUT.iterdir():
+def build(checkout: Path, *command: str) -> None:
+    """Run this command of setup.py in a copy of the checkout; what an earlier build has left there is used."""
+    checkout.mkdir(exist_ok=True)
+    for old in checkout.iterdir():
         if old.name not in ("build", "blockcell"):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__")
-    shutil.copytree(ROOT, CHECKOUT, ignore=ignored, dirs_exist_ok=True)
+    shutil.copytree(ROOT, checkout, ignore=ignored, dirs_exist_ok=True)
     library, include = SYSTEM / f"usr/lib/python{VERSION}", SYSTEM / "usr/include"
     data = library / "_sysconfigdata__aarch64-linux-gnu.py"
     (FOLDER / "sysconfig").mkdir(exist_ok=True)
@@ -104,7 +113,7 @@ def build() -> None:
     includes = [include / f"python{VERSION}", include, PACKAGES / "numpy/_core/include"]
     # By the first two variables CPython knows what it builds for.
     run(
-        sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=CHECKOUT,
+        sys.executable, "setup.py", "-q", *command, cwd=checkout,
         _PYTHON_HOST_PLATFORM="linux-aarch64",
         _PYTHON_SYSCONFIGDATA_NAME=data.stem,
         PYTHONPATH=str(FOLDER / "sysconfig"),
@@ -124,13 +133,9 @@ def run_tests(file: str) -> tuple[bool, str]:
 def main(what: str) -> None:
     start = time.perf_counter()
     os.environ.pop("BLOCKCELL_LEVELS", None)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if not SYSTEM.exists():
-        fetch_system()
-    if not PACKAGES.exists():
-        fetch_packages()
-    write_python()
-    build()
+    fetch()
+    write_python(PYTHON, CHECKOUT)
+    build(CHECKOUT, "build_ext", "--inplace")
     print(f"built for aarch64 in {time.perf_counter() - start:.0f} s", flush=True)
     if what == "build":
         return
