@@ -1,4 +1,7 @@
-"""What may go wrong in the middle of calls: ``python faults.py MODE ...``, which test_faults.py runs in children."""
+"""What may go wrong in the middle of calls, which test_faults.py runs in children.
+
+``python faults.py MINUTES MODE ...`` ends after so many minutes of processor time.
+"""
 
 from __future__ import annotations
 
@@ -411,4 +414,6 @@ MODES = {
 
 if __name__ == "__main__":
     faulthandler.enable()
-    MODES[sys.argv[1]](*sys.argv[2:])
+    faulthandler.register(signal.SIGXCPU, chain=True)  # shows where the time went
+    resource.setrlimit(resource.RLIMIT_CPU, (round(60 * float(sys.argv[1])), resource.RLIM_INFINITY))
+    MODES[sys.argv[2]](*sys.argv[3:])
