@@ -544,7 +544,7 @@ class Layer(ABC, Generic[S_co]):
         activations : {"float32", "int8", "int16"}
             With ``storage="int8"``: to what rows are rounded before they are multiplied with the weights, in integers:
             x_t, h_{t-1} and, in a GRU that resets before the product, r * h_{t-1}, or before a projection
-            o * tanh(cs), each row of each step with a scale of its own. "float32" rounds nothing. docs/storage.md has
+            o * tanh(cs), each row of each step with a scale of its own. "float32" rounds nothing. :doc:`/storage` has
             the definition and what it costs.
 
         Returns

@@ -23,11 +23,12 @@ class LSTM(Cell[LSTMState]):
 
     .. code-block:: text
 
-        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b         "ifco": i, f, ci, o
+        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
+                                            with "ifco": i, f, ci, o
         i = sigmoid(i_bar + cs_prev * wci)
         f = sigmoid(f_bar + cs_prev * wcf + forget_bias)
         ci = tanh(ci_bar)
-        cs = i * ci + f * cs_prev                                      clipped to [-cell_clip, cell_clip]
+        cs = i * ci + f * cs_prev           clipped to [-cell_clip, cell_clip]
         o = sigmoid(o_bar + cs * wco)
         h = o * tanh(cs)
 
@@ -38,7 +39,7 @@ class LSTM(Cell[LSTMState]):
 
     .. code-block:: text
 
-        h = (o * tanh(cs)) @ w_p                                       clipped to [-proj_clip, proj_clip]
+        h = (o * tanh(cs)) @ w_p            clipped to [-proj_clip, proj_clip]
 
     P is then the size of h in the state, of y and of the rows of w for h, while cs and the peepholes have H numbers.
 

@@ -77,14 +77,30 @@ class CellWeights(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How threads share the work of a pass: `groups` share the batch rows, the `members` of each its hidden units."""
+    """How threads share the work of a pass: ``groups * members`` threads.
+
+    Attributes
+    ----------
+    groups : int
+        The groups of threads, which share the batch rows.
+    members : int
+        The threads in each group, which share the hidden units.
+    """
 
     groups: int
     members: int
 
 
 class Plan(NamedTuple):
-    """The threads of a layer's two passes."""
+    """The threads of a layer's two passes, as `Layer.plan` returns them.
+
+    Attributes
+    ----------
+    forward : Grid
+        Of a call, and of `forward`.
+    backward : Grid
+        Of `backward`, which is planned apart.
+    """
 
     forward: Grid
     backward: Grid
