@@ -239,7 +239,7 @@ def table(options: argparse.Namespace) -> None:
 
 def vary(options: argparse.Namespace) -> None:
     """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
-    groups = "waking waking_each", "meeting meeting_each", "exchange", "speed", "reading", "alone"
+    groups = "waking waking_each slept", "meeting meeting_each", "exchange", "speed", "reading", "alone"
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     measure([passes(*sizes) for *sizes, _ in of], options.cores)
     print("| what | factor | share of the best: mean | lowest | where |\n|---|---|---|---|---|")

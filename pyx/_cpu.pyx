@@ -113,6 +113,9 @@ this_machine.reading[0], this_machine.reading[1], this_machine.reading[2] = 100,
 # Two threads with half of the rows each, H = 32, took 5 us more than one with half of the rows.  Two cores met in 0.3
 # us, or in 1 us while the host kept them far apart; for each further thread the line of the barrier moves on.
 this_machine.waking, this_machine.waking_each = 6000, 150
+# Where forward passes on two threads and backward ones on one took turns, or the other way round, both took 20 to 50 us
+# more, and as much as before on one each or two each.
+this_machine.slept = 25000
 this_machine.meeting, this_machine.meeting_each = 500, 150
 this_machine.exchange = 15  # many lines in a row, which caches fetch ahead; a single one takes 40 or more
 this_machine.alone = 12000  # as much again as waking

@@ -66,6 +66,15 @@ cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide
     Py_ssize_t pieces
     double divided, undivided  # lines that others have written, of which each thread reads its part, or all
     Py_ssize_t meetings  # barriers of all threads
+    double slept  # nanoseconds by which several threads cost more, as they may have slept
+
+
+cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products) noexcept nogil:
+    """With nothing beside the steps."""
+    cdef Work w
+    w.T, w.B, w.L, w.products = T, B, L, products
+    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.meetings, w.slept = 0, False, 0, 1, 0, 0, 0, 0
+    return w
 
 
 cdef inline double speed_of(int narrow, Py_ssize_t itemsize) noexcept nogil:
@@ -78,7 +87,7 @@ cdef inline double speed_of(int narrow, Py_ssize_t itemsize) noexcept nogil:
 
 cdef inline double starting(Py_ssize_t threads) noexcept nogil:
     """What it costs to wake so many threads, and to wait for all of them at the end."""
-    return machine.waking + machine.waking_each * threads if threads > 1 else 0
+    return machine.waking + machine.waking_each * threads
 
 
 cdef inline double meeting(Py_ssize_t threads) noexcept nogil:
@@ -102,6 +111,11 @@ cdef inline Py_ssize_t lines_of(const Work *w, int n, Py_ssize_t members) noexce
     return min(w.lines[n], each(w.panels[n], members) * w.width[n])
 
 
+cdef inline Py_ssize_t rows_read(const Work *w, int n) noexcept nogil:
+    """Rows of weights of product n that are read in each step."""
+    return w.K[n] + (w.ahead[n] if w.T == 1 else 0)
+
+
 cdef inline double of_product(const Work *w, int n, Py_ssize_t rows, Py_ssize_t members, double nbytes) noexcept nogil:
     """Product n of a step for so many rows, one member's part; in each step it reads so many bytes of weights."""
     cdef Py_ssize_t lines = lines_of(w, n, members)
@@ -109,7 +123,7 @@ cdef inline double of_product(const Work *w, int n, Py_ssize_t rows, Py_ssize_t 
     if rows < FEWEST:  # one row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them
         slow += 0.45 * (FEWEST - rows) / rows
     computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.ahead[n]) / w.speed
-    again = each(rows, TILES * ROWS) * w.K[n] * lines * w.line_bytes
+    again = each(rows, TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
     return max(computing, reading(nbytes, again))
 
 
@@ -120,7 +134,7 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     cdef double packed = 0  # lines of weights that other groups have packed
     cdef int n
     for n in range(w.products):
-        nbytes += w.K[n] * lines_of(w, n, members) * w.line_bytes
+        nbytes += rows_read(w, n) * lines_of(w, n, members) * w.line_bytes
     for n in range(w.products):
         step += of_product(w, n, rows, members, nbytes)
         if members > 1:
@@ -128,7 +142,7 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     if w.packs:
         packed = nbytes / 64 * (groups - 1.0) / groups
     return (w.T * step + w.shared / threads + w.columns * each(w.pieces, threads) / w.pieces
-            + w.meetings * meeting(threads) + starting(threads)
+            + w.meetings * meeting(threads) + (starting(threads) + w.slept if threads > 1 else 0)
             + machine.exchange / 2 * packed + machine.exchange * others * (w.divided / threads + w.undivided))
 
 

@@ -19,7 +19,7 @@ from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from activations cimport scaled_exp, sigmoid, tanh
-from cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads
+from cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads, work_of
 from gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed, plain_panels,
     tiles_of, weight_grad_rows
@@ -135,14 +135,12 @@ cdef inline Grid grid_forward(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int stored, Py_ssize_t threads
 ) noexcept nogil:
     """How threads share the rows and the columns of y."""
-    cdef Work w
-    w.T, w.B, w.L, w.products = 1, rows, 64 // itemsize, 1
+    cdef Work w = work_of(1, rows, 64 // itemsize, 1)
     w.lines[0] = w.units = each(O, w.L)
     w.width[0], w.panels[0], w.panels[1] = LINES, each(w.lines[0], LINES), 0
     w.K[0], w.ahead[0] = I, 0
     w.line_bytes = 64 if stored == WIDE else w.L * bytes_of(stored)
     w.speed, w.cell = speed_of(stored, itemsize), 10
-    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.meetings = 0, False, 0, 1, 0, 0, 0
     return cheapest(&w, threads, False, False)
 
 
@@ -150,8 +148,7 @@ cdef inline Grid grid_backward(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
     """Into how many parts each phase is divided."""
-    cdef Work w
-    w.T, w.B, w.L, w.products = 1, rows, 64 // itemsize, 0
+    cdef Work w = work_of(1, rows, 64 // itemsize, 0)
     w.panels[0] = w.panels[1] = 1
     w.speed, w.cell, w.units = speed_of(WIDE, itemsize), 20, each(O, w.L)
     w.shared = w.columns = 2.0 * rows * I * O / w.speed

@@ -12,6 +12,7 @@ cdef extern from *:
         Py_ssize_t only;                      /* the part that alone is run, to measure it; -1: all parts are */
         /* What the grid of the least cost is found by: nanoseconds, and operations and bytes in one. */
         double waking, waking_each;           /* to start a team, and more for each of its threads */
+        double slept;                         /* and more if these have slept */
         double meeting, meeting_each;         /* likewise for a barrier */
         double exchange;                      /* of a line that another core has written; half where products go on */
         double speed;                         /* operations of a core, in vectors of 32 bytes or more */
@@ -23,7 +24,7 @@ cdef extern from *:
     ctypedef struct Machine:
         Py_ssize_t caches[3]
         Py_ssize_t groups, members, only
-        double waking, waking_each, meeting, meeting_each, exchange, speed, alone
+        double waking, waking_each, slept, meeting, meeting_each, exchange, speed, alone
         double reading[3]
     const Machine *machine
 

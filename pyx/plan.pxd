@@ -7,7 +7,7 @@ parts of the product before.  Which grid of groups and members there is cost.pxd
 """
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of
+from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
 from gradients cimport PLAIN, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
 from machine cimport L2, machine, outgrow_l2
@@ -85,6 +85,10 @@ cdef inline Grid grid_of_step(const Work *w, Py_ssize_t nbytes, Py_ssize_t threa
     if rows_apart(w.B, nbytes, threads) == 0:
         return units
     rows = cheapest(w, rows_apart(w.B, nbytes, threads), False, True)
+    if rows.groups == 1:
+        return units
+    if units.members == 1 or machine.groups > 0:
+        return rows
     return rows if cost_of(w, rows.groups, 1) < cost_of(w, 1, units.members) else units
 
 
@@ -99,9 +103,8 @@ cdef inline Grid grid_forward(
     Py_ssize_t threads
 ) noexcept nogil:
     """The grid of a forward pass on at most so many threads."""
-    cdef Work w
+    cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
-    w.T, w.B, w.L, w.products = T, B, 64 // itemsize, products_of(c)
     w.units = each(H, w.L)
     w.K[0], w.ahead[0], w.K[1], w.ahead[1] = P, I, H, 0 if projects(c) else I
     w.panels[1] = 0
@@ -113,7 +116,6 @@ cdef inline Grid grid_forward(
     w.line_bytes = 64 if c.narrow == WIDE else w.L * bytes_of(c.narrow)
     w.speed = speed_of(c.narrow, itemsize)
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
-    w.columns, w.pieces, w.divided, w.undivided = 0, 1, 0, 0
     w.packs = not packed
     w.shared = 0 if packed else PACKING * weights / w.speed
     w.meetings = 1 if packed else 2
@@ -127,9 +129,9 @@ cdef inline Grid grid_backward(
     Py_ssize_t threads
 ) noexcept nogil:
     """That of a backward pass; with `weights` it computes gradients of the weights too."""
-    cdef Work w
+    cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
+    cdef Grid forward = grid_forward(c, T, B, I, H, itemsize, True, threads)
     cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
-    w.T, w.B, w.L, w.products = T, B, 64 // itemsize, products_of(c)
     w.units = each(H, w.L)
     w.K[0] = c.gates[0] * H if cell is Gru else N
     w.K[1] = P if projects(c) else N - w.K[0]
@@ -138,6 +140,8 @@ cdef inline Grid grid_backward(
     w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(WIDE, itemsize)
     w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
+    # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
+    w.slept = -machine.slept if threads_of(&forward) > 1 else machine.slept
     w.packs = True
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
     w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
