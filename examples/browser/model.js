@@ -30,8 +30,7 @@ export class Network {
     const ort = await import(at(`onnxruntime/${MODULES[provider]}`));
     // Threads share memory, which browsers allow with headers (COOP and COEP) that a plain static server does not send.
     ort.env.wasm.numThreads = 1;
-    ort.env.logLevel = "error"; // not that the shapes' few nodes stay on the CPU
-    const options = { executionProviders: [provider] };
+    const options = { executionProviders: [provider], logSeverityLevel: 3 }; // not that shapes' nodes stay on the CPU
     network.#reader = await ort.InferenceSession.create(at("read.onnx"), options);
     if (provider === "webgpu") {
       const kept = Object.keys(saved.weights).flatMap((name) => [`new_${name}`, `new_m.${name}`, `new_v.${name}`]);
