@@ -106,7 +106,9 @@ class LayerCall:
         """The model's inputs, all of them and checked."""
         caller, expected = self._reader.caller, ", ".join(self._takes)
         if unknown := [name for name in arguments if name not in self._takes]:
-            raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}")
+            without = [name for name in unknown if name in ("lengths", "reset", "state")]
+            mend = f"; the model was exported without {' and '.join(without)}" if without else ""
+            raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}{mend}")
         given = {name: arguments.get(name) for name in self._takes}
         if missing := [name for name in self._required if name in given and given[name] is None]:
             raise TypeError(f"{caller}: {', '.join(missing)} missing; expected {expected}")

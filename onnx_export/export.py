@@ -240,6 +240,8 @@ def check_places(caller: str, layer: Any, path: Any) -> None:
     """Raise a TypeError unless they are a layer and a path or None."""
     if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
         found, expected = type(layer).__name__, "an LSTM, GRU, RNN, Dense, Bidirectional or Stack"
+        if hasattr(layer, "state_dict"):  # a module of PyTorch
+            found, expected = f"{type(layer).__module__}.{found}", f"{expected}: convert.from_torch(layer) makes one"
         raise TypeError(f"{caller}: layer is of type {found}; expected {expected}")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")

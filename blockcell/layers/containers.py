@@ -195,10 +195,11 @@ class Stack(Composite[tuple[Any, ...]]):
         self._initialize(named)
         for k, (before, layer) in enumerate(pairwise(self.layers)):
             if layer.input_size != before.output_size:
-                expected = f"expected {before.output_size}, the output_size of {k}"
-                raise ValueError(f"{caller}: {k + 1} has input_size {layer.input_size}; {expected}")
+                expected = f"expected {before.output_size}, the output_size of layer {k}"
+                raise ValueError(f"{caller}: layer {k + 1} has input_size {layer.input_size}; {expected}")
             if not before._over_time:
-                raise ValueError(f"{caller}: {k} gives only the last step; expected all steps, but for the last layer")
+                expected = "expected all steps, but for the last layer"
+                raise ValueError(f"{caller}: layer {k} gives only the last step; {expected}")
         for k, layer in enumerate(self.layers):
             if isinstance(layer, Dense):
                 layer._stand_above(self.layers[k - 1] if k else None)

@@ -429,12 +429,12 @@ LOWER = LSTM.init(2, 3, seed=0)
         (
             lambda: Stack([Dense(W, B, last=True), Dense.init(4, 2)]),
             ValueError,
-            "Stack: 0 gives only the last step; expected all steps, but for the last layer",
+            "Stack: layer 0 gives only the last step; expected all steps, but for the last layer",
         ),
         (
             lambda: Stack([Stack([LOWER, Dense(W, B, last=True)]), Dense.init(4, 2)]),
             ValueError,
-            "Stack: 0 gives only the last step",
+            "Stack: layer 0 gives only the last step",
         ),
         (
             lambda: Bidirectional(Stack([LOWER, Dense(W, B, last=True)]), LSTM.init(2, 4)),

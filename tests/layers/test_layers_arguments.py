@@ -363,7 +363,7 @@ def ones(*shape, dtype=F):
         (
             lambda: Stack([GRU.init(2, 3, seed=0), GRU.init(4, 3, seed=0)]),
             ValueError,
-            "Stack: 1 has input_size 4; expected 3, the output_size of 0",
+            "Stack: layer 1 has input_size 4; expected 3, the output_size of layer 0",
         ),
     ],
 )

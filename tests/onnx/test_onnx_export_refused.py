@@ -61,6 +61,13 @@ def test_what_is_no_layer(what):
         onnx_export.export(what, None)
 
 
+def test_modules_of_torch():
+    module = type("LSTM", (), {"__module__": "torch.nn.modules.rnn", "state_dict": dict})()
+    message = r"layer is of type torch\.nn\.modules\.rnn\.LSTM; expected .* Stack: convert\.from_torch\(layer\) makes"
+    with pytest.raises(TypeError, match=message):
+        onnx_export.export(module, None)
+
+
 def test_backward_directions_do_not_stream():
     layer = LAYERS["Bidirectional"]("float32")
     with pytest.raises(
