@@ -82,7 +82,7 @@ def test_a_row_tells_steps_from_the_rest():
         ("BlockLSTMGrad", "scan", 2 + 5, 2 + 1),
         ("BlockLSTMGrad", "loop", 2 + 1, 2 + 1),
         ("LSTM layer", "scan", 2 + 1, 2 + 2),
-        ("LSTM layer, training", "scan", 10, 12),
+        ("LSTM layer, training", "scan", 10, 11),
     ],
 )
 def test_trips_of_a_loop(case, form, there, back):
