@@ -128,7 +128,8 @@ def build_info() -> dict[str, Any]:
         that this CPU runs (BLOCKCELL_LEVEL may name what is in both); ``openmp``, whether calls can use several
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
         ``cpu``; ``caches``, bytes of the data caches of each level, by which work is divided (usual sizes where the
-        processor does not tell).
+        processor does not tell); ``integer_products``, the instructions by which integers are
+        multiplied (`layer.packed` with ``activations``).
     """
     return {
         "version": __version__,

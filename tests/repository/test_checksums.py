@@ -37,3 +37,11 @@ def test_checksum() -> None:
     flipped.view(np.uint8)[5] ^= 1
     values = [one, flipped, one[::-1], one.reshape(2, 3), one.view(np.int32), (one, one)]
     assert len({checksums.checksum(value) for value in values}) == len(values)
+
+
+def test_checksum_of_nan() -> None:
+    """Its sign and payload do not count, its place does."""
+    one = np.array([0, np.nan, 1], np.float32)
+    other = one.view(np.uint32) ^ np.array([0, 0x80000001, 0], np.uint32)
+    assert checksums.checksum(one) == checksums.checksum(other.view(np.float32))
+    assert checksums.checksum(one) != checksums.checksum(one[[1, 0, 2]])
