@@ -82,7 +82,7 @@ cdef extern from *:
         if (number != number_left_out)
             return 0;
         if (!__atomic_exchange_n(&was_reached, 1, __ATOMIC_RELAXED))
-            (void) !write(2, "{REACHED}\\n", {len(REACHED) + 1});
+            (void) !write(2, "{REACHED}", {len(REACHED)});
         return 1;
     }}
     """
