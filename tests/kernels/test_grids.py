@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
@@ -197,19 +198,21 @@ def test_no_call_waits_for_more_threads_than_pay():
 
 # ------------------------------------------------------------------------------------------------------ after losses
 def test_after_losses_calls_run_on_half_as_many_threads(set_num_threads):
+    loss = 30_000_000  # nanoseconds: longer than what may pass between two of these calls
     set_num_threads(16)
     _team.adapt(True)
     try:
         for expected in (8, 4, 2, 1):
             assert _team.ready(16) == 2 * expected
-            _team.report(10**6)
+            _team.report(loss)
             _team.ready(16)
-            _team.report(10**6)
+            _team.report(loss)
             assert _team.ready(16) == expected
             _team.report(-1)
         for expected in (2, 4, 8, 16):  # and on twice as many when they have rested
-            for _ in range(10**6):
+            for _ in range(1000):
                 found = _team.ready(16)
+                time.sleep(0.01)
                 _team.report(-1)
                 if found == expected:
                     break

@@ -135,7 +135,7 @@ def main(what: str) -> None:
     os.environ.pop("BLOCKCELL_LEVELS", None)
     fetch()
     write_python(PYTHON, CHECKOUT)
-    build(CHECKOUT, "build_ext", "--inplace")
+    build(CHECKOUT, "build_ext", "--inplace", "egg_info")
     print(f"built for aarch64 in {time.perf_counter() - start:.0f} s", flush=True)
     if what == "build":
         return
