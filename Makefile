@@ -16,8 +16,9 @@ demo: $(DEMO)
 page: $(DEMO)
 	$(BIN)/python examples/browser/make_page.py
 
+# On all CPUs, up to eight.
 test: $(BUILT)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # The site, in build/site; any warning is an error.
 docs: $(BUILT)
