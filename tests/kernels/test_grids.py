@@ -3,7 +3,7 @@
 import copy
 import itertools
 import os
-import time
+from time import sleep
 
 import numpy as np
 import pytest
@@ -212,7 +212,7 @@ def test_after_losses_calls_run_on_half_as_many_threads(set_num_threads):
         for expected in (2, 4, 8, 16):  # and on twice as many when they have rested
             for _ in range(1000):
                 found = _team.ready(16)
-                time.sleep(0.01)
+                sleep(0.01)
                 _team.report(-1)
                 if found == expected:
                     break

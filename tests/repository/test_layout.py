@@ -121,12 +121,12 @@ def test_kernels_use_no_c_interface_of_numpy(source):
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("tests/*/test_*.py")), ids=lambda path: path.name)
 def test_no_test_takes_the_time(source):
-    """A test that compares times fails on a busy machine; that is what benchmarks are for."""
+    """A test that compares times fails on a busy machine; that is what benchmarks are for.  It may sleep."""
     imported = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] != ["sleep"]:
             imported.add(node.module)
     assert not imported & {"time", "timeit"}
 
