@@ -32,6 +32,7 @@ LAYERS = {
 
 
 # ------------------------------------------------------------------------------------------------------------ same bits
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("name", LAYERS)
@@ -55,6 +56,7 @@ def test_all_grids_give_the_same_bits(name, dtype, set_num_threads):
                 assert same(results, expected), (grid, T, B, options)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
@@ -69,6 +71,7 @@ def test_all_grids_of_ops_give_the_same_bits(name, dtype, level):
                 assert same_bits(run(name, args, num_threads=8, call=call), expected), (sizes, grid)
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("storage", [("float16",), ("int8",), ("int8", "int16"), ("int8", "int8")])
 @pytest.mark.parametrize("name", LAYERS)

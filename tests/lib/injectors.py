@@ -164,7 +164,7 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
         return f"{name}: {sum(errors)} errors at {n} places"
     last = 1
     while reached(last):
-        last *= 2
+        last *= 4
     places = range(1, last + 1)
     for n in places if last <= count else sorted(random.Random(seed).sample(places, count)):
         reached(n)

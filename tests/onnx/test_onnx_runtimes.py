@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import metadata
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -137,21 +138,19 @@ STEPS_OF = ["LSTM", "GRU after", "Both ends"]
 
 
 def step_verdict(form, runtime, path):
-    """Of both losses and all optimizers."""
+    """Of each layer with both losses, and of each loss with all optimizers."""
     found = []
-    for name in STEPS_OF:
-        for criterion in LOSSES:
-            for optimizer, settings in OPTIMIZERS.items():
-                training = Training(LAYERS[name]("float32"), criterion, optimizer, mask=True, max_norm=0.5, **settings)
-                batch, weights = training.batch(0), training.layer.weights
-                expected = training.step(batch, weights, None)
-                model = training.model(functions=False, sizes={"T": T, "B": B}, **STEPS[form])
-                try:
-                    results = RUNTIMES[runtime](model, training.feeds(batch, weights, None), path)
-                except Exception:
-                    return "no"
-                off = errors(named(model, results), expected)
-                found.append("yes" if max(off.values()) <= 24 * EPS[np.dtype(np.float32)] else "wrong")
+    for (name, criterion), (optimizer, settings) in zip(product(STEPS_OF, LOSSES), cycle(OPTIMIZERS.items())):
+        training = Training(LAYERS[name]("float32"), criterion, optimizer, mask=True, max_norm=0.5, **settings)
+        batch, weights = training.batch(0), training.layer.weights
+        expected = training.step(batch, weights, None)
+        model = training.model(functions=False, sizes={"T": T, "B": B}, **STEPS[form])
+        try:
+            results = RUNTIMES[runtime](model, training.feeds(batch, weights, None), path)
+        except Exception:
+            return "no"
+        off = errors(named(model, results), expected)
+        found.append("yes" if max(off.values()) <= 24 * EPS[np.dtype(np.float32)] else "wrong")
     return max(found, key=["yes", "wrong"].index)
 
 

@@ -62,7 +62,7 @@ def test_budget():
 
 @pytest.mark.parametrize("target", BUDGET | TENSORFLOW | REWIRED)
 def test_some(target, tmp_path):
-    fuzzed(target, 100 if target in REWIRED else 200, tmp_path)  # whose mutants take longest
+    fuzzed(target, 50 if target in REWIRED else 100, tmp_path)  # whose mutants take longest
 
 
 @pytest.mark.slow
