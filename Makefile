@@ -51,7 +51,7 @@ test-faults: $(BUILT)
 	$(BIN)/pytest -m slow tests/reliability/test_faults.py
 
 test-mutants: $(BUILT)
-	$(BIN)/pytest -m slow tests/kernels/test_mutants.py
+	$(BIN)/pytest -m slow tests/repository/test_mutants.py
 
 test-fuzz: $(BUILT)
 	$(BIN)/pytest -s -m slow tests/reliability/test_fuzz.py
