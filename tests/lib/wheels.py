@@ -77,7 +77,7 @@ def native(wheel: Path, tools: Path, tests: Path, folder: Path) -> None:
 def emulated(tools: Path, tests: Path, folder: Path) -> None:
     arm.fetch()
     with timed("compiled for aarch64"):
-        arm.build(folder / "arm", "build", "--build-lib", str(folder / "lib"), "bdist_wheel", "--dist-dir", str(folder))
+        arm.build(folder / "arm", "bdist_wheel", "--dist-dir", str(folder))
     (wheel,) = folder.glob("*_aarch64.whl")
     wheel = repaired(wheel, tools, ["base"], str(arm.SYSTEM / "usr/lib/aarch64-linux-gnu"))
     path, python = unpacked(wheel, folder / "unpacked"), folder / "python"
