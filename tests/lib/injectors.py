@@ -171,13 +171,16 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
     return f"{name}: {sum(errors)} errors at {len(errors)} places of up to {last}"
 
 
-def disturb(what: str, group: str, count: str = "0", threads: str = "2", only: str = "") -> None:
-    """Inject into all scenarios of a group."""
+def disturb(what: str, group: str, count: str = "0", threads: str = "2", third: str = "") -> None:
+    """Inject into all scenarios of a group, or into those of its first, second or last third, drawn at random."""
     gc.disable()
     blockcell.set_num_threads(int(threads))
     injector, failures = INJECTORS[what](), []
-    for name, scenario in GROUPS[group]().items():
-        if only in name and not name.endswith(CRASH_THEMSELVES.get(what, ())):
+    scenarios = [*GROUPS[group]().items()]
+    if third:
+        scenarios = random.Random(0).sample(scenarios, len(scenarios))[int(third) :: 3]
+    for name, scenario in scenarios:
+        if not name.endswith(CRASH_THEMSELVES.get(what, ())):
             try:
                 print(inject(injector, scenario, name, int(count)), flush=True)
             except Exception as error:  # the other scenarios are tried all the same

@@ -1230,9 +1230,9 @@ MACHINES = {
     "scorers": Scorers,
 }
 FEW = {
-    "streams": (150, 30),
+    "streams": (100, 30),
     "layers": (80, 15),
-    "packed layers": (150, 15),
+    "packed layers": (80, 15),
     "sessions": (60, 25),
     "scorers": (60, 15),
 }  # examples, and calls in each
