@@ -104,6 +104,7 @@ class ArgumentReader:
         `values` holds each argument's name, its value, and what `array` made of it, or None where it is missing.
         The first array fixes the dtype, unless `number` gives it; messages then call it that of `source`.
         """
+        first = None  # the array that fixes the dtype
         for name, value, array in values:
             if array is None:
                 continue
@@ -113,16 +114,20 @@ class ArgumentReader:
                     raise TypeError(f"{self.caller}: {name} is {what}; expected an array of real numbers")
                 continue
             found = NUMBERS.get(array.dtype)
-            if found is None:
+            is_real = array.dtype.kind in "fiub"
+            if found is None and (number is None or not is_real):
                 what = f"has dtype {array.dtype}; expected {DTYPE_NAMES}"
                 if array.dtype == object and not isinstance(value, np.ndarray):
                     what = f"is {short(value)}; expected an array of {DTYPE_NAMES}"
                 raise TypeError(f"{self.caller}: {name} {what}")
             if number is None:
-                number, source = found, name
+                number, source, first = found, name, value
             elif found != number:
                 expected = f"expected {DTYPES[number]}, that of {source}"
-                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}")
+                mend = conversion(name, value, DTYPES[number])
+                if first is not None and found is not None and DTYPES[number] == np.float64:
+                    mend = conversion(source, first, DTYPES[found])  # numpy makes float64 where nobody asks for it
+                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}; {mend}")
         return number or 0
 
     def rows(self, value: Any, batch: int, once: bool) -> Array:
@@ -150,6 +155,13 @@ class ArgumentReader:
                 raise ValueError(f"{self.caller}: rows has {number % batch} twice; expected each row once")
             named.add(number % batch)
         return np.array([number % batch for number in numbers], np.intp)
+
+
+def conversion(name: str, value: Any, dtype: np.dtype[Any]) -> str:
+    """The end of a message: the expression that converts an argument of this name to this dtype."""
+    if hasattr(value, "astype"):
+        return f"{name}.astype(np.{dtype}) converts it"
+    return f"np.asarray({name}, np.{dtype}) converts it"
 
 
 def is_array(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell._read import ArgumentReader, form, is_array, short
+from blockcell._read import ArgumentReader, conversion, form, is_array, short
 from blockcell.files import Stored, cells, check_arrays, weights_of
 from blockcell.layers import GRUState, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts
@@ -189,7 +189,9 @@ class LayerCall:
         array = self._reader.array(label, value)
         same = array.dtype.newbyteorder("=") == dtype or (dtype == np.int64 and array.dtype.kind in "iu")
         if not same and (is_array(value) or array.dtype.kind not in {"f": "fiu", "i": "iu", "b": "b"}[dtype.kind]):
-            raise TypeError(f"{caller}: {label} has dtype {array.dtype}; expected {dtype}")
+            is_mended = dtype.kind == "f" and array.dtype.kind in "fiub"
+            mend = f"; {conversion(label, value, dtype)}" if is_mended else ""
+            raise TypeError(f"{caller}: {label} has dtype {array.dtype}; expected {dtype}{mend}")
         fits = array.ndim == len(shape) and all(
             isinstance(size, str) or size == found for size, found in zip(shape, array.shape, strict=True)
         )

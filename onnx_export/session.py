@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
-from blockcell._read import ArgumentReader, form, is_array, short
+from blockcell._read import ArgumentReader, conversion, form, is_array, short
 from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
@@ -208,7 +208,8 @@ class Session:
             self._reader.dtype_number([(name, value, array)])
         elif array.dtype.newbyteorder("=") != self.dtype and self.op:
             raise TypeError(
-                f"{self._name}: {name} has dtype {array.dtype}; expected {self.dtype}, as the model was built"
+                f"{self._name}: {name} has dtype {array.dtype}; expected {self.dtype}, as the model was built;"
+                f" {conversion(name, value, self.dtype)}"
             )
         dtype = self.dtype if self.op else array.dtype
         return np.ascontiguousarray(array, dtype)

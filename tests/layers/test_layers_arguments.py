@@ -378,7 +378,20 @@ def test_constructors_refuse(make, error, message):
     [
         ({"x": ones(4, 2)}, ValueError, "Stack: x has shape (4, 2); expected (T, B, I) with I=3 from the layer"),
         ({"x": ones(5, 4, 2)}, ValueError, "Stack: x has shape (5, 4, 2); expected (T, B, I) with I=3 from the layer"),
-        ({"x": ones(5, 4, 3, dtype="d")}, TypeError, "Stack: x has dtype float64; expected float32, that of the layer"),
+        *(
+            (
+                {"x": ones(5, 4, 3, dtype=dtype)},
+                TypeError,
+                f"Stack: x has dtype {dtype}; expected float32, that of the layer; x.astype(np.float32) converts it",
+            )
+            for dtype in ("float64", "float16", "int64", "bool")
+        ),
+        (
+            {"x": memoryview(ones(5, 4, 3, dtype="d"))},
+            TypeError,
+            "expected float32, that of the layer; np.asarray(x, np.float32) converts it",
+        ),
+        ({"x": ones(5, 4, 3, dtype="D")}, TypeError, "x has dtype complex128; expected float32, float64 or float16"),
         ({"x": None}, TypeError, "Stack: x is None; expected an array of real numbers"),
         ({"state": ones(4, 3)}, TypeError, "Stack: state is of type ndarray; expected (0, 1) or None"),
         ({"state": (None,)}, ValueError, "Stack: state has 1 parts; expected (0, 1)"),
@@ -428,7 +441,7 @@ def test_backward_refuses():
         ((None, y), TypeError, "LSTM: tape is None; expected that of this layer's forward"),
         ((other.forward(ones(5, 4, 3))[2], y), ValueError, "LSTM: tape is that of another layer"),
         ((tape, y[1:]), ValueError, "LSTM: d_y has shape (4, 4, 2); expected (5, 4, 2), that of y"),
-        ((tape, y.astype("d")), TypeError, "LSTM: d_y has dtype float64; expected float32, that of the layer"),
+        ((tape, y.astype("d")), TypeError, "expected float32, that of the layer; d_y.astype(np.float32) converts it"),
         ((tape, y, last[:1]), ValueError, "LSTM: d_state has 1 parts; expected LSTMState(cs, h)"),
         ((tape, y, (last.cs, last.h[1:])), ValueError, "LSTM: d_state.h has shape (3, 2); expected (B, H) = (4, 2)"),
     ]:

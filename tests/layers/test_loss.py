@@ -449,8 +449,16 @@ def test_errors_of_softmax_cross_entropy(arguments, options, error, message):
     ("arguments", "error", "message"),
     [
         ((Z, Z[0]), ValueError, "target has shape (3, 4); expected (5, 3, 4), that of y"),
-        ((Z, Z.astype(float)), TypeError, "target has dtype float64; expected float32, that of y"),
-        ((Z, Y), TypeError, "target has dtype int64; expected float32, float64 or float16"),
+        (
+            (Z, Z.astype(float)),
+            TypeError,
+            "target has dtype float64; expected float32, that of y; target.astype(np.float32) converts it",
+        ),
+        (
+            (Z, Y),
+            TypeError,
+            "target has dtype int64; expected float32, that of y; target.astype(np.float32) converts it",
+        ),
         ((Y, Y), TypeError, "y has dtype int64; expected float32, float64 or float16"),
         ((1.0, 1.0), ValueError, "y has shape (); expected (..., H)"),
         ((Z, None), TypeError, "target is None; expected an array of real numbers"),

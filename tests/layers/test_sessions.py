@@ -171,7 +171,7 @@ def test_errors(net):
         (
             lambda: sessions.feed(id, x.astype(float)),
             TypeError,
-            r"Sessions.feed: x has dtype float64; expected float32",
+            r"Sessions.feed: x has dtype float64; expected float32, .*; x\.astype\(np\.float32\) converts it",
         ),
         (lambda: sessions.feed(id, "ab"), TypeError, r"Sessions.feed: x is"),
         (lambda: sessions.step(0), ValueError, r"Sessions.step: limit is 0; expected at least 1, or None"),

@@ -107,7 +107,7 @@ X = np.zeros((4, 2, 3), np.float32)
         ({"x": X[0]}, ValueError, "x has shape (2, 3); expected (T, B, 3)"),
         ({"x": X[:, :, :2]}, ValueError, "x has shape (4, 2, 2); expected (T, B, 3)"),
         ({"x": X[:0]}, ValueError, "x has no steps; expected at least one"),
-        ({"x": X.astype(np.float64)}, TypeError, "x has dtype float64; expected float32"),
+        ({"x": X.astype(np.float64)}, TypeError, "x has dtype float64; expected float32; x.astype(np.float32) "),
         ({"x": X, "lengths": [1]}, ValueError, "lengths has shape (1,); expected (2,), with B=2 from x"),
         ({"x": X, "lengths": [1, 5]}, ValueError, "lengths is [1 5]; expected 0 to T = 4"),
         ({"x": X, "lengths": [-1, 4]}, ValueError, "lengths is [-1  4]; expected 0 to T = 4"),

@@ -168,7 +168,7 @@ def check_refused(ready, args, exception, message):
         ({"x": np.zeros((3, 2), np.float32)}, ValueError, "x has shape (3, 2); expected rank 3, (T, B, I)"),
         ({"b": np.zeros(1, np.float32)}, ValueError, "b has shape (1,); expected (4H,) = (20,) with H=5 from cs_prev"),
         ({"h_prev": np.zeros((2, 5), np.float32)}, ValueError, "h_prev has shape (2, 5); expected (B, H) = (3, 5)"),
-        ({"w": np.zeros((7, 20))}, TypeError, "w has dtype float64; expected float32, as the model was built"),
+        ({"w": np.zeros((7, 20))}, TypeError, "as the model was built; w.astype(np.float32) converts it"),
         ({"b": ["a"] * 20}, TypeError, "b is made of <U1; expected an array of real numbers"),
         ({"seq_len_max": 5}, ValueError, "seq_len_max is 5; expected 0 <= seq_len_max <= T = 4 from x"),
         ({"seq_len_max": -1}, ValueError, "seq_len_max is -1; expected 0 <= seq_len_max"),

@@ -307,7 +307,11 @@ MESSAGES = [
     ({"use_peephole": True}, "wci is None; expected an array of shape (H,) because use_peephole is True"),
     ({"x": None}, "x is None; expected an array of shape (B, I)"),
     ({"x": "abc"}, "x is made of <U3; expected an array of real numbers"),
-    ({"b": np.zeros(20)}, "b has dtype float64; expected float32, that of x"),
+    ({"b": np.zeros(20)}, "b has dtype float64; expected float32, that of x; b.astype(np.float32) converts it"),
+    (
+        {"x": np.zeros((2, 3))},
+        "cs_prev has dtype float32; expected float64, that of x; x.astype(np.float32) converts it",
+    ),
     ({"b": np.zeros(20, complex)}, "b has dtype complex128; expected float32, float64 or float16"),
     ({"forget_bias": "1"}, "forget_bias is '1'; expected a real number"),
     ({"use_peephole": 1}, "use_peephole is 1; expected True or False"),
