@@ -62,6 +62,8 @@ class Graph:
         self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
         """Of inputs with a shape; -1 for a size that is not fixed."""
         self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
+        self.declared = self.sizes | {value.name: _sizes(value) for value in graph.value_info}
+        """The shapes that the graph states of values, as `sizes`."""
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
-from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
+from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Graph, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
 from .shared import read_arrays
 
@@ -58,6 +59,8 @@ class GraphSteps:
         """Those of them that are states."""
         self.probes: dict[str, Probe] = {}
         """For T and B: numbers for the values that a layer gives, and what y, and parts of it, are then."""
+        self.fixed_sizes: dict[str, tuple[int, int]] = {}
+        """T and B of what a layer reads, -1 where the model does not fix them."""
         self.without_bias: dict[str, str] = {}
         """The dense layers whose bias has not been seen, and their products."""
         self.readers: dict[str, list[Any]] = {}
@@ -118,21 +121,56 @@ class GraphSteps:
             array = self.graph.array(each)
             if array.dtype.kind == "i" and array.size <= 4:
                 sizes |= {int(size) for size in array.flat if 0 < size <= _LARGEST}
-        tried = [(T, B) for T, B in product(sorted(sizes)[:8], repeat=2) if T * B <= _LARGEST]
-        for T, B in sorted(tried, key=lambda sizes: sizes != (5, 3)):
-            values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
-            for key, probe in probes.items():  # no two layers get the same numbers
-                given, expected = probe(T, B)
-                values |= {each: array + shift for each, array in given.items()}
-                forms |= {(key, form): array + shift for form, array in expected.items()}
-                shift += sum(array.size for array in given.values())
-            if keys.keys() - values.keys():  # such as the cell state
-                return None
-            found = self.graph.moved(name, nodes, {each: values[each] for each in keys})
-            for (key, form), wanted in forms.items():
-                if found is not None and found.shape == wanted.shape and np.all(found == wanted):
-                    return key, form, nodes
+        fixed = next((self.fixed_sizes[key] for key in probes), (-1, -1))
+        choices = [sorted(sizes)[:8] if size < 0 else [size] for size in fixed]
+        tried = [(T, B) for T, B in product(*choices) if T * B <= _LARGEST]
+        sure = [pair for pair in tried if all(size != 1 or known == 1 for size, known in zip(pair, fixed, strict=True))]
+        for T, B in [(5, 3), *sure]:
+            if (match := self._match(name, nodes, keys, probes, T, B)) is not None:
+                return *match, nodes
+        # With one step, axes may be exchanged that are not with one row. If both sizes are possible, they must agree.
+        rest = [self._match(name, nodes, keys, probes, T, B) for T, B in tried if (T, B) not in sure]
+        matches = {match for match in rest if match is not None}
+        return (*matches.pop(), nodes) if len(matches) == 1 else None
+
+    def _match(
+        self, name: str, nodes: list[Any], keys: Mapping[str, str], probes: Mapping[str, Probe], T: int, B: int
+    ) -> tuple[str, str] | None:
+        """The layer whose y these nodes make a value of, and in which form, for T steps of B rows."""
+        values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
+        for key, probe in probes.items():  # no two layers get the same numbers
+            given, expected = probe(T, B)
+            values |= {each: array + shift for each, array in given.items()}
+            forms |= {(key, form): array + shift for form, array in expected.items()}
+            shift += sum(array.size for array in given.values())
+        if keys.keys() - values.keys():  # such as the cell state
+            return None
+        found = self.graph.moved(name, nodes, {each: values[each] for each in keys})
+        for form, wanted in forms.items():
+            if found is not None and found.shape == wanted.shape and np.all(found == wanted):
+                return form
         return None
+
+    def _read_sizes(self, name: str, batch_first: bool) -> tuple[int, int]:
+        """T and B of a layer's X as far as the shapes of the model's values fix them, else -1.
+
+        Only these tell whether a Reshape to (7, 1, H) leaves y [7,1,H] as it is, or exchanges the axes of y [1,7,H].
+        """
+        nodes, origins, shapes = self.graph.origins(name, self.sources)
+        found = []
+        for unknown in (2, 3):
+            values: dict[str, Array] = {}
+            for each in [*origins, *shapes]:
+                key, sizes = self.sources.get(each, ""), self.graph.declared.get(each, [])
+                if key in self.probes:
+                    T, B = (unknown if size < 0 else size for size in self.fixed_sizes[key])
+                    values |= self.probes[key](T, B)[0] if T * B <= _LARGEST else {}
+                elif sizes and math.prod(map(abs, sizes)) <= LARGEST_REPEATED:
+                    values[each] = np.zeros([unknown if size < 0 else size for size in sizes], np.int64)
+            X = self.graph.moved(name, nodes, values) if {*origins, *shapes} <= values.keys() else None
+            found.append(X.shape[:2] if X is not None and X.ndim == 3 else (-1, -1))
+        T, B = (first if first == second else -1 for first, second in zip(*found, strict=True))
+        return (B, T) if batch_first else (T, B)
 
     def _add_recurrent(self, node: Any) -> None:
         layer, first = from_graph_node(self.caller, self.graph, node, self.remarks)
@@ -148,7 +186,9 @@ class GraphSteps:
             self.taken += self.graph.origins(name, self.sources)[0]
         outputs = [*node.output, "", ""]
         Y, Y_h = outputs[:2]
+        fixed_sizes = self._read_sizes(node.input[0], batch_first)
         key = self._put(node, node.output, inputs, layer=layer, first=first)
+        self.fixed_sizes[key] = fixed_sizes
         self.states |= {name for name in node.output[1:] if name}
         backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
         shape = len(backwards), layer.hidden_size
@@ -228,6 +268,7 @@ class GraphSteps:
         if form in ("last", "ends"):
             self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
         key = self._put(node, [output], (before,), **rest)
+        self.fixed_sizes[key] = self.fixed_sizes[before]
         self._put_result(key, form, output, size)
         return key
 

@@ -34,7 +34,7 @@ from convert_cases import (
     torch_weights,
 )
 from generate_layers import weights_of
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import onnx_export
@@ -395,6 +395,98 @@ def test_onnx_dicts(between, left_out, options):
     assert layers.keys() == {"a", "b"}
     for name, layer in layers.items():
         assert_same(layer, convert.from_onnx(model, name=name))
+
+
+def onnx_fixed(shape, sizes, directions=1, makers=(), declared=(), head=(), end=-1):
+    """Two LSTMs with a Transpose and a Reshape to these sizes behind each, as PyTorch's new exporter writes them, and
+    these nodes before and behind them, from x to X and from y1 to Z."""
+    g, direction, nodes = rng(), "bidirectional" if directions == 2 else "forward", [*makers]
+    weights = {"sizes": np.array([*sizes, directions * H]), "end": np.array(end), "V": g.uniform(-1, 1, (H, 3))}
+    for k, (x, inputs) in enumerate([("X", I), ("y0", directions * H)]):
+        shapes = {"W": (4 * H, inputs), "R": (4 * H, H), "B": (8 * H,)}
+        weights |= {f"{name}{k}": g.uniform(-1, 1, (directions, *form)) for name, form in shapes.items()}
+        nodes += [
+            helper.make_node("LSTM", [x, f"W{k}", f"R{k}", f"B{k}"], [f"Y{k}"], name=f"a{k}", direction=direction),
+            made("Transpose", [f"Y{k}"], f"t{k}", perm=[0, 2, 1, 3]),
+            made("Reshape", [f"t{k}", "sizes"], f"y{k}"),
+        ]
+    x = "x" if makers else "X"
+    graph = onnx_graph([*nodes, *head], weights, ["Z" if head else "y1"], inputs=())
+    graph.input.append(helper.make_tensor_value_info(x, TensorProto.DOUBLE, shape))
+    graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.DOUBLE, form) for name, form in declared)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+ROWS_FIRST = made("Transpose", ["x"], "X", perm=[1, 0, 2])
+RELU = made("Relu", ["x"], "X")
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "sizes", "makers"),
+    [
+        ((7, 1, I), (7, 1), []),
+        ((1, 7, I), (7, 1), [ROWS_FIRST]),
+        ((2, 1, I), (2, 1), []),
+        ((1, 7, I), (1, 7), []),
+        ((1, 1, I), (1, 1), []),
+        (("T", 1, I), (-1, 1), []),
+        ((1, "T", I), (-1, 1), [ROWS_FIRST]),
+        ((1, "B", I), (1, -1), []),
+        ((7, "B", I), (7, -1), []),
+        ((7, "B", I), (7, 1), []),
+    ],
+)
+def test_onnx_chains_of_one_row(shape, sizes, makers, directions):
+    """A Reshape to (7, 1, H) leaves y as it is where the model's input has 7 steps and one row."""
+    model = onnx_fixed(shape, sizes, directions, makers)
+    stack = convert.from_onnx(model)
+    assert parts_of(stack) == " ".join(["LSTM" if directions == 1 else "Bidirectional"] * 2)
+    x = rng().standard_normal([{"T": 6, "B": 1}.get(size, size) for size in shape])
+    expected = ReferenceEvaluator(model).run(None, {"x" if makers else "X": x})[0]
+    y, _ = stack(x, batch_first=bool(makers))
+    np.testing.assert_allclose(y.swapaxes(0, 1) if makers else y, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "makers"),
+    [
+        ((1, 7, I), (7, 1), []),
+        ((7, 1, I), (1, 7), []),
+        ((7, 1, I), (7, 1), [ROWS_FIRST]),
+        (("T", 1, I), (1, -1), []),
+        ((1, "B", I), (-1, 1), []),
+        (("T", "B", I), (7, 1), []),  # right for one row, and not for one step
+        (("T", "B", I), (1, -1), []),
+        (None, (7, 1), []),
+        ((7, 1, I), (1, 7), [RELU]),
+        ((2**40, 1, I), (1, 2**40), []),
+    ],
+)
+def test_onnx_reshapes_that_exchange_steps_and_rows(shape, sizes, makers):
+    model = onnx_fixed(shape, sizes, makers=makers)
+    if makers == [RELU]:
+        layers = converted(convert.from_onnx, model, r"X \(Relu\)")
+    else:
+        layers = convert.from_onnx(model)
+    assert isinstance(layers, dict) and [*layers] == ["a0", "a1"]
+
+
+def test_onnx_sizes_behind_other_nodes():
+    """What stands before the first layer is left out, but the model states the shape that it gives."""
+    model = onnx_fixed((7, 1, I), (7, 1), makers=[RELU], declared=[("X", (7, 1, I))])
+    assert parts_of(converted(convert.from_onnx, model, r"X \(Relu\)")) == "LSTM LSTM"
+
+
+@pytest.mark.parametrize("end", [-1, 6])
+def test_onnx_heads_of_one_row(end):
+    head = [made("Gather", ["y1", "end"], "l", axis=0), made("Gemm", ["l", "V"], "G"), made("Relu", ["G"], "Z")]
+    model = onnx_fixed((7, 1, I), (7, 1), head=head, end=end)
+    stack = convert.from_onnx(model)
+    assert parts_of(stack) == "LSTM LSTM Dense:relu:True"
+    x = rng().standard_normal((7, 1, I))
+    expected = ReferenceEvaluator(model).run(None, {"X": x})[0]
+    np.testing.assert_allclose(stack(x)[0], expected, rtol=0, atol=1e-14)
 
 
 def onnx_head(makers, **initializers):

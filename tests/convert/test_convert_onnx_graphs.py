@@ -484,7 +484,8 @@ def test_exports_that_take_states(kind, layers, directions, batch_first, dynamo)
 @pytest.mark.peers
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_exported_heads_on_the_last_state(layers, dynamo):
+@pytest.mark.parametrize(("reads", "rows"), [("h", B), ("h", 1), ("y", 1)])
+def test_exported_heads_on_the_last_state(reads, rows, layers, dynamo):
     torch = pytest.importorskip("torch")
     if dynamo:
         pytest.importorskip("onnxscript")
@@ -497,10 +498,11 @@ def test_exported_heads_on_the_last_state(layers, dynamo):
             self.head = nn.Sequential(nn.Linear(H, 6), nn.ReLU(), nn.Linear(6, 2), nn.Softmax(-1))
 
         def forward(self, x):
-            return self.head(self.rnn(x)[1][-1])
+            y, h = self.rnn(x)
+            return self.head(h[-1] if reads == "h" else y[:, -1])
 
     torch.manual_seed(0)
-    model, x, file = Classifier().eval(), torch.randn(B, T, I), io.BytesIO()
+    model, x, file = Classifier().eval(), torch.randn(rows, T, I), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(model, (x,), None if dynamo else file, dynamo=dynamo)
