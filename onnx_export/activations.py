@@ -136,6 +136,14 @@ WORDS = {
 """A layer's argument, its texts, and the names that the texts have for what they read and give."""
 
 
+BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid")
+
+
+def may_overflow(activations: Iterable[Activation]) -> bool:
+    """Return whether a cell with these activations can reach inf or NaN from finite weights, if it runs for long."""
+    return any(parts(activation)[0] not in BOUNDED for activation in activations)
+
+
 def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
     """The numbers that the nodes of these activations name, by their names."""
     return {

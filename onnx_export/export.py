@@ -31,6 +31,7 @@ from blockcell.layers.storage import read_activations, read_storage, stored_arra
 from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
+from .activations import may_overflow
 from .build import (
     DOMAIN,
     PACKED,
@@ -497,7 +498,9 @@ class LayerGraph:
         reverse ^= cell.reverse
         sizes = zip(names, cell._state_sizes, strict=True)
         first = {name: self._first(prefix + name, size) for name, size in sizes}
-        arguments = {"x": self._turn(x) if reverse else x, **{f"{name}_prev": value for name, value in first.items()}}
+        arguments = {"x": self._turn(x) if reverse else x}
+        for name, value in first.items():
+            arguments[f"{name}_prev"] = self._of_begun(value) if self.train and self.state else value
         arguments |= {name: self._weight(prefix + name) for name in cell.weights}
         arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
         if self.reset:
@@ -527,6 +530,9 @@ class LayerGraph:
             c = replace(c, direct=(*PACKED, *zeros))
         found = self._call(cell, prefix, "", c, arguments)
         arguments |= found
+        if self.train and may_overflow(cell._activations.values()):
+            # Steps past a row's length run, too, and inf or NaN would survive the zeros that are their gradients.
+            arguments |= {name: self._live(array) for name, array in found.items() if not name.endswith("_last")}
         for name in names:
             last = self._at_ends(found[name]) if name in gathered else found[f"{name}_last"]
             if self.lengths:
@@ -805,9 +811,11 @@ class LayerGraph:
 
     def _counted(self, layer: Layer, array: str) -> str:
         """A layer's y, or the gradient to it, set to zero where no step of its row counts."""
-        if layer._over_time or not self.lengths:
-            return self._live(array)
-        return self._add("Where", self._begun(), array, self._zero())
+        return self._live(array) if layer._over_time else self._of_begun(array)
+
+    def _of_begun(self, array: str) -> str:
+        """Set the array [B, ..] to zero in rows without steps."""
+        return self._add("Where", self._begun(), array, self._zero()) if self.lengths else array
 
     def _begun(self) -> str:
         """Which rows have a step, [B, 1]."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blockcell import GRU, RNN
-from blockcell.formulas import FORMULAS, lstm_layer
+from blockcell import GRU, LSTM, RNN
+from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
 
 
 def rounded(value, dtype):
@@ -36,6 +36,28 @@ def step(layer, x, state):
         x=x, cs_prev=state[0], h_prev=state[1], **weights, **dict.fromkeys(unused, np.zeros(1)), **attributes
     )
     return [result.cs, result.h]
+
+
+def row_gradients(cell, x, state, d_y, d_state):
+    """Compute the results and the gradients of a row of n steps, each by its name; x and d_y are [n, 1, ...]."""
+    arguments = {
+        "x": x,
+        **cell.weights,
+        **{f"{name}_prev": value for name, value in state.items()},
+        **cell._activations,
+    }
+    if isinstance(cell, LSTM):
+        options = {"gates": cell._gates, "proj_clip": cell.proj_clip}
+        bounds = {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+        steps = lstm_layer(**arguments, **options, **bounds)
+        last = {f"{name}_last_grad": value for name, value in d_state.items()}
+        return steps._asdict(), lstm_layer_grad(**arguments, **options, states=steps, h_grad=d_y, **last)
+    name = "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
+    steps = FORMULAS[name](seq_len_max=len(x), **arguments)._asdict()
+    h_grad = d_y.copy()
+    h_grad[-1] += d_state["h"]
+    grads = FORMULAS[f"{name}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
+    return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
 def check(result, expected, bound, what):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from bits import like, zeros
+from by_formulas import row_gradients
 from cases import rng
 from graphs import FLOAT64, checked, on_onnxruntime
 
@@ -156,16 +157,30 @@ def random_state(layer, g, batch=B):
 
 class Case:
     """A call of a layer: the inputs of a model of it and the outputs expected, by name, and the arguments of a session
-    of the model. Padding is NaN. ``sizes`` are T and B; the lengths are `LENGTHS` where they fit, else random.
+    of the model. ``sizes`` are T and B. The rows' lengths are ``ends``; without them `LENGTHS` where they fit, else
+    random.
     """
 
-    def __init__(self, layer, *, lengths=True, reset=False, state=True, train=False, seed=0, sizes=(T, B)):
+    def __init__(
+        self,
+        layer,
+        *,
+        lengths=True,
+        reset=False,
+        state=True,
+        train=False,
+        seed=0,
+        sizes=(T, B),
+        ends=None,
+        padding=np.nan,
+    ):
         g = rng(repr(layer), lengths, reset, train, seed)
         dtype = layer.dtype
-        ends = LENGTHS if sizes == (T, B) else g.integers(0, sizes[0] + 1, sizes[1])
+        if ends is None:
+            ends = LENGTHS if sizes == (T, B) else g.integers(0, sizes[0] + 1, sizes[1])
         past = (np.arange(sizes[0])[:, None] >= ends) & lengths
         x = g.uniform(-1, 1, (*sizes, layer.input_size)).astype(dtype)
-        x[past] = np.nan
+        x[past] = padding
         self.layer = layer
         self.options = {"lengths": lengths, "reset": reset, "state": state, "train": train}
         self.given = {"lengths": ends} if lengths else {}
@@ -178,7 +193,7 @@ class Case:
         if train:
             rows = sizes if layer._over_time else sizes[1:]
             d_y = g.uniform(-1, 1, (*rows, layer.output_size)).astype(dtype)
-            d_y[past if layer._over_time else past[0]] = np.nan
+            d_y[past if layer._over_time else past[0]] = padding
             self.arguments |= {"d_y": d_y, "weights": layer.weights}
             self.feeds |= {"d_y": d_y} | layer.weights
             if state:
@@ -202,6 +217,32 @@ class Case:
                 found |= {f"d_{name}_prev": array for name, array in flat(layer, d_first).items()}
             found |= {f"d_{name}": grad for name, grad in grads.items()}
         return found
+
+    def expect_formulas(self):
+        """Expect what the formulas give for a Bidirectional in training, row by row, each of its own length."""
+        expected = {key: np.zeros_like(value) for key, value in self.expected.items()}
+        for way in ("fw", "bw"):
+            cell = getattr(self.layer, way)
+            states, size = cell._state._fields, cell.output_size
+            half = slice(0, size) if way == "fw" else slice(size, 2 * size)
+            for b, n in enumerate(self.given["lengths"]):
+                state = {s: self.feeds[f"{way}.{s}_prev"][b : b + 1] for s in states}
+                d_state = {s: self.feeds[f"d_{way}.{s}"][b : b + 1] for s in states}
+                order = np.arange(n) if way == "fw" else np.arange(n)[::-1]
+                if n == 0:
+                    for s in states:
+                        expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
+                    continue
+                x, d_y = self.feeds["x"][order, b : b + 1], self.feeds["d_y"][order, b : b + 1, half]
+                steps, grads = row_gradients(cell, x, state, d_y, d_state)
+                expected["y"][order, b, half] = steps["h"][:, 0]
+                expected["d_x"][order, b] += grads["x"][:, 0]
+                for s in states:
+                    expected[f"{way}.{s}"][b] = steps[s][-1, 0]
+                    expected[f"d_{way}.{s}_prev"][b] = grads[f"{s}_prev"][0]
+                for key in cell.weights:
+                    expected[f"d_{way}.{key}"] += grads[key]
+        self.expected = expected
 
     def by_name(self, results):
         """A session's results by the names of the model's outputs."""

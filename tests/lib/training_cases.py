@@ -121,11 +121,12 @@ class Training:
 
 
 def errors(found, expected):
-    """By name, how far a step's outputs are off, in largest entries where these are more than 1."""
+    """Return by name how far a step's outputs are off, in largest entries where these exceed 1, and inf for a NaN."""
     assert found.keys() == expected.keys()
     off = {}
     for name, right in expected.items():
         assert found[name].shape == right.shape, name
         largest = max(1.0, np.abs(right).max(initial=0))
-        off[name] = np.abs(found[name] - right).max(initial=0) / largest
+        error = np.abs(found[name] - right).max(initial=0) / largest
+        off[name] = np.inf if np.isnan(error) else error  # a max over NaN may not be NaN
     return off

@@ -14,7 +14,6 @@ from export_cases import (
     DEPTH,
     DTYPES,
     LAYERS,
-    LENGTHS,
     LOOPS,
     STREAMING,
     B,
@@ -36,7 +35,6 @@ from runtimes import RUNTIMES
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.activations import PARAMETERS
-from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
 from onnx_export.build import CELLS as OWN
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -169,28 +167,6 @@ def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
 
 
 # ----------------------------------------------------------------------------------------- the formulas, row by row
-def by_formula(cell, x, state, d_y, d_state):
-    """Results and gradients of one row, [n, 1, ...], from the formulas."""
-    arguments = {
-        "x": x,
-        **cell.weights,
-        **{f"{name}_prev": value for name, value in state.items()},
-        **cell._activations,
-    }
-    if isinstance(cell, LSTM):
-        options = {"gates": cell._gates, "proj_clip": cell.proj_clip}
-        bounds = {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-        steps = lstm_layer(**arguments, **options, **bounds)
-        last = {f"{name}_last_grad": value for name, value in d_state.items()}
-        return steps._asdict(), lstm_layer_grad(**arguments, **options, states=steps, h_grad=d_y, **last)
-    name = "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
-    steps = FORMULAS[name](seq_len_max=len(x), **arguments)._asdict()
-    h_grad = d_y.copy()
-    h_grad[-1] += d_state["h"]
-    grads = FORMULAS[f"{name}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
-    return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
-
-
 NUMBERS = {"leaky_relu": (0.3,), "elu": (0.7,), "hard_sigmoid": (0.3, 0.4)}  # others than the defaults
 OTHERS = [(name, *NUMBERS.get(name, ())) for name in PARAMETERS]
 
@@ -224,29 +200,7 @@ def test_equals_the_formulas(kind, options, activation):
 
 def compare_with_formulas(layer):
     case = Case(layer, train=True)
-    expected = {key: np.zeros_like(value) for key, value in case.expected.items()}
-    for way in ("fw", "bw"):
-        cell = getattr(layer, way)
-        states, size = cell._state._fields, cell.output_size
-        half = slice(0, size) if way == "fw" else slice(size, 2 * size)
-        for b, n in enumerate(LENGTHS):
-            state = {s: case.feeds[f"{way}.{s}_prev"][b : b + 1] for s in states}
-            d_state = {s: case.feeds[f"d_{way}.{s}"][b : b + 1] for s in states}
-            order = np.arange(n) if way == "fw" else np.arange(n)[::-1]
-            if n == 0:
-                for s in states:
-                    expected[f"{way}.{s}"][b], expected[f"d_{way}.{s}_prev"][b] = state[s], d_state[s]
-                continue
-            x, d_y = case.feeds["x"][order, b : b + 1], case.feeds["d_y"][order, b : b + 1, half]
-            steps, grads = by_formula(cell, x, state, d_y, d_state)
-            expected["y"][order, b, half] = steps["h"][:, 0]
-            expected["d_x"][order, b] += grads["x"][:, 0]
-            for s in states:
-                expected[f"{way}.{s}"][b] = steps[s][-1, 0]
-                expected[f"d_{way}.{s}_prev"][b] = grads[f"{s}_prev"][0]
-            for key in cell.weights:
-                expected[f"d_{way}.{key}"] += grads[key]
-    case.expected = expected
+    case.expect_formulas()
     case.check(exported(layer, case))
 
 
