@@ -50,6 +50,7 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 import sys
 import zlib
@@ -62,6 +63,7 @@ import numpy as np
 
 from ._read import short
 from .activations import DEFAULTS, canonical
+from .errors import FormatError
 from .optable import (
     ACTIVATIONS,
     DENSE_WEIGHTS,
@@ -160,11 +162,21 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
             os.unlink(part)
 
 
+def check_regular(path: StrPath, expected: str) -> None:
+    """Raise a FormatError unless it is a regular file: to open a pipe would wait for a writer, and devices have no end.
+
+    `expected` says what the file should be.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FormatError(f"{os.fsdecode(path)} is no regular file; expected {expected}")
+
+
 @contextmanager
 def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
     """What a file holds. Errors in it, also those that the caller finds, are ValueErrors that name the file."""
     if isinstance(source, (str, os.PathLike)):
         find, name = _of_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
+        check_regular(source, "a file that layer.save wrote")
         opened = open(source, "rb")
     else:
         opened, find, given = BufferedReader(Given(source)), _find, getattr(source, "name", None)

@@ -869,7 +869,7 @@ def add_product_in_integers(
     w_scale = np.asarray(w_scale, dtype=np.float32)
     codes, scale = row_codes(rows, bits)
     w = np.asarray(w, dtype=np.int64)
-    for k in range(0, len(w), 65536):  # a sum of so many fits into 32 bits
+    for k in range(0, max(len(w), 1), 65536):  # a sum of so many fits into 32 bits; that of none is 0, and -0 + 0 is 0
         part, weights = codes[:, k : k + 65536], w[k : k + 65536]
         low = (part + 128) % 256 - 128  # 16 bits are two signed bytes
         if bits == 8:

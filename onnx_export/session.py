@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
 from blockcell._read import ArgumentReader, conversion, form, is_array, short
-from blockcell.files import check, parse
+from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import FORMS, LOOPS, SLOW, Value, arguments_of, build, checked_attributes, node_of
@@ -271,6 +271,7 @@ def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
 
 
 def loaded(path: str | os.PathLike[str]) -> ModelProto:
+    check_regular(path, "an ONNX model")
     try:
         return onnx.load(path)
     except (DecodeError, onnx.checker.ValidationError) as error:

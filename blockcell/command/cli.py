@@ -23,6 +23,7 @@ import numpy as np
 from .. import __version__, build_info
 from ..activations import Activation, canonical
 from ..errors import plain
+from ..files import check_regular
 from ..installing import how_to_install
 from ..layers import Layer
 from ..layers.loading import read
@@ -117,6 +118,7 @@ def given_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
         shape = 100, 8, layer.input_size
         x = np.random.default_rng(0).standard_normal(shape)
         return f"standard normal, {shape}, seed 0", x.astype(layer.dtype)
+    check_regular(path, "an array that numpy.save wrote")
     array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise ValueError(f"{path} is no array of numbers that numpy.save wrote")

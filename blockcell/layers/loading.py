@@ -35,7 +35,8 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     TypeError
         ``path`` is neither a path nor such a file object.
     ValueError
-        The file is damaged, holds something else, or has a format version that this blockcell does not know.
+        The file is damaged, holds something else, or has a format version that this blockcell does not know; or the
+        path is that of a pipe, a device or a folder.
     OSError
         The file cannot be read.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 
 from ..errors import FormatError
+from ..files import check_regular
 from .crc32c import crc32c, masked
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -24,8 +24,7 @@ class File:
         if data is not None:
             self.buffer = memoryview(data)
             return
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
-            raise FormatError(f"{self.name} is no regular file; expected a file of TensorFlow's")
+        check_regular(path, "a file of TensorFlow's")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

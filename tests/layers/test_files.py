@@ -442,6 +442,17 @@ def test_what_is_no_file(name, tmp_path):
             blockcell.load(source)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_paths_of_no_regular_file(suffix, kind, tmp_path):
+    """They are refused before they are opened, which would wait for who writes to a pipe."""
+    path = tmp_path / f"a{suffix}"
+    {"pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}[kind]()
+    for read in (blockcell.load, blockcell.Scorer):
+        with pytest.raises(blockcell.FormatError, match=f"a{suffix} is no regular file; expected a file that layer"):
+            read(path)
+
+
 def test_a_closed_file():
     file = io.BytesIO()
     file.close()

@@ -69,6 +69,16 @@ def test_sums_are_exact(K, activations, way):
     )
 
 
+@pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("K", [0, 3])
+def test_a_negative_zero_and_a_sum_of_zero_are_zero(K, activations, way):
+    """As the equation says, also where there is nothing to add up."""
+    w, b, x = np.zeros((K, 3), F32), np.full(3, -0.0, F32), np.zeros((2, 1, K), F32)
+    y, _ = Dense(w, b).packed("int8", activations)(x)
+    expected = add_product_in_integers(np.stack([b, b]), x[:, 0], w, np.ones(3), BITS[activations])
+    assert same((y[:, 0], expected), (np.zeros((2, 3), F32),) * 2)
+
+
 def test_the_largest_sums_are_exact(way):
     """All codes at their ends, for more values of k than fit into one sum of 32 bits."""
     K = 65536 + 40

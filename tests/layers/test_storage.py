@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from fractions import Fraction
 
@@ -372,5 +373,8 @@ def test_errors_of_info(tmp_path, capsys):
     assert "is no array of numbers" in said([path, "--data", path], capsys, status=1)
     np.save(data, np.zeros((2, 5, 3), "U1"))
     assert "is no array of numbers" in said([path, "--data", data], capsys, status=1)
+    for kind, arguments in ((".npy", [path, "--data"]), (".npz", [])):
+        os.mkfifo(tmp_path / f"pipe{kind}")
+        assert f"pipe{kind} is no regular file" in said([*arguments, tmp_path / f"pipe{kind}"], capsys, status=1)
     path.write_bytes(b"nonsense")
     assert "cannot be read as a layer of blockcell" in said([path], capsys, status=1)

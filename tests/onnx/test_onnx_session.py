@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -397,6 +398,10 @@ def test_broken_models(tmp_path):
         onnx_export.Session(tmp_path / "a.onnx")
     with pytest.raises(FileNotFoundError):
         onnx_export.Session(tmp_path / "b.onnx")
+    os.mkfifo(tmp_path / "c.onnx")
+    for read in (onnx_export.Session, lambda path: onnx_export.TrainingSession(path, GRU.init(2, 3, seed=1))):
+        with pytest.raises(ValueError, match=r"c.onnx is no regular file; expected an ONNX model"):
+            read(tmp_path / "c.onnx")
     model = changed(OTHER)
     model.graph.node[0].op_type = "Missing"
     with pytest.raises(ValueError, match=r"onnxruntime cannot load the model 'g': .*Missing"):
