@@ -14,7 +14,7 @@ from ..optable import Array
 from .models import listed, state_of
 from .onnx_activations import written_activations
 from .onnx_graph import Graph, is_recurrent
-from .onnx_node import Remark, cell_of, forget_shift, from_graph_node, from_node, key_of, with_forget
+from .onnx_node import Remark, cell_of, dequantize, forget_shift, from_graph_node, from_node, key_of, with_forget
 from .onnx_steps import from_graphs
 from .shared import ORDERS, Cell, ConversionError, cells_of, clips, read_arrays, reorder, split_cell
 
@@ -95,11 +95,11 @@ def from_onnx(
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
     caller = "from_onnx"
+    remarks: list[Remark] = []
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
-        remarks: list[Remark] = []
         return _result(caller, remarks, *from_node(caller, source, initializers or {}, None, remarks), initial_state)
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
@@ -110,8 +110,8 @@ def from_onnx(
             files.check(description)
         except ValueError as error:
             raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
-        layer = _exported(caller, graph, description, "")
-        return (layer, None) if initial_state else layer
+        layer = _exported(caller, graph, description, "", remarks)
+        return _result(caller, remarks, layer, None, initial_state)
     for each in source.functions:
         if any(map(is_recurrent, each.node)):
             raise ConversionError(
@@ -119,7 +119,6 @@ def from_onnx(
                 f" weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
-    remarks = []
     if name is None:
         return _result(caller, remarks, *from_graphs(caller, graphs, remarks), initial_state)
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
@@ -287,31 +286,58 @@ def _node_arrays(caller: str, cell: Cell) -> dict[str, Array]:
 
 
 # -------------------------------------------------------------------------------------------------------------- models
-def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix: str) -> Layer:
+def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]) -> Layer:
     """The layer that `onnx_export.export` made a model of."""
     kind = description["type"]
     if kind == "Bidirectional":
-        return Bidirectional(*(_exported(caller, graph, description[d], f"{prefix}{d}.") for d in ("fw", "bw")))
+        return Bidirectional(
+            *(_exported(caller, graph, description[d], f"{prefix}{d}.", remarks) for d in ("fw", "bw"))
+        )
     if kind == "Stack":
         parts = enumerate(description["layers"])
-        return Stack([_exported(caller, graph, part, f"{prefix}{k}.") for k, part in parts])
-    names = [prefix + place for place in ("W", "R", "B", "P") if prefix + place in graph.tensors]
-    if len(names) >= 3:  # those of a node of ONNX's own
-        arrays = [array[0] for array in read_arrays(caller, {name: _weight(graph, name) for name in names}).values()]
+        return Stack([_exported(caller, graph, part, f"{prefix}{k}.", remarks) for k, part in parts])
+    places = ["W", "R", "B", "P"]  # those of a node of ONNX's own
+    is_native = sum(_is_there(graph, prefix + place) for place in places) >= 3
+    if not is_native:
+        places = [tensor.name for tensor in files.weights_of(description)]
+    names = {place: prefix + place for place in places if _is_there(graph, prefix + place)}
+    rounded = [f"{name}_quantized" for name in names.values() if name not in graph.tensors]
+    if rounded:
+        remarks.append(Remark(f"{kind} of {' and '.join(map(repr, rounded))}", [], set(), [], True))
+    weights = {place: _weight(caller, graph, name, is_native) for place, name in names.items()}
+    if is_native:
+        arrays = [array[0] for array in read_arrays(caller, weights).values()]
         told = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
         options = {name: description[name] for name in told if name in description}
         return cell_of(caller, kind, arrays, **options)
-    places = [tensor.name for tensor in files.weights_of(description)]
-    arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    arguments |= {place: _weight(graph, prefix + place) for place in places if prefix + place in graph.tensors}
-    if arguments.keys().isdisjoint(places):
+    missing = [prefix + place for place in places if place not in {*weights, *files.PEEPHOLES}]
+    if missing and graph.inputs.isdisjoint(missing):
+        raise ValueError(
+            f"{caller}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
+            f" another program has changed it. To convert its nodes as they are: del model.metadata_props[:]"
+        )
+    if missing:
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
+    arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
-    return classes[kind](**arguments)
+    return classes[kind](**arguments, **weights)
 
 
-def _weight(graph: Graph, name: str) -> Array:
+def _is_there(graph: Graph, name: str) -> bool:
+    """Whether a model that `onnx_export.export` wrote has this weight, or what onnxruntime quantized it to."""
+    return name in graph.tensors or f"{name}_quantized" in graph.tensors
+
+
+def _weight(caller: str, graph: Graph, name: str, is_native: bool) -> Array:
     """A weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
+    if name not in graph.tensors:
+        found = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}
+        return dequantize(
+            caller,
+            name,
+            {end: graph.array(each) for end, each in found.items() if each in graph.tensors},
+            transposed=is_native,
+        )
     array, scale = graph.array(name), f"{name}.scale"
     if scale not in graph.tensors:
         return array

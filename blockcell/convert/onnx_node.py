@@ -259,18 +259,33 @@ def _dequantized(what: str, given: Mapping[str, Any]) -> dict[str, Array]:
     """The weights of a DynamicQuantizeLSTM as those of an LSTM."""
     arrays = {place: np.asarray(value) for place, value in given.items()}
     for name in ("W", "R"):
-        whole, scale = arrays[name], arrays.pop(f"{name}_scale")
-        zero = arrays.pop(f"{name}_zero_point", np.zeros(scale.shape, whole.dtype))
-        if whole.ndim != 3 or whole.dtype not in (np.int8, np.uint8):
-            raise ValueError(
-                f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, [D,.,4H]"
-            )
-        allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2]))
-        for part, array in (("scale", scale), ("zero_point", zero)):
-            if array.shape not in allowed:
-                raise ValueError(
-                    f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
-                )
-        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
-        arrays[name] = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype).swapaxes(1, 2)
+        ends = {end: arrays.pop(name + end) for end in ("", "_scale", "_zero_point") if name + end in arrays}
+        arrays[name] = dequantize(what, name, ends, transposed=True)
     return arrays
+
+
+def dequantize(what: str, name: str, arrays: Mapping[str, Array], *, transposed: bool) -> Array:
+    """The weight that onnxruntime's integers stand for.
+
+    `arrays` has these as "", their "_scale" and perhaps their "_zero_point": those of a DynamicQuantizeLSTM
+    [D,I,4H], which an LSTM has `transposed`, as [D,4H,I], with one scale for each direction or column; or those of a
+    matrix [I,H], with one scale for all or for each column.
+    """
+    whole, form = arrays[""], "[D,.,4H]" if transposed else "[I,H]"
+    if whole.ndim != (3 if transposed else 2) or whole.dtype not in (np.int8, np.uint8):
+        raise ValueError(
+            f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, {form}"
+        )
+    if "_scale" not in arrays:
+        raise ValueError(f"{what}: there is no {name}_scale")
+    allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2])) if transposed else ((), (1,), whole.shape[1:])
+    scale, zero = arrays["_scale"], arrays.get("_zero_point", np.zeros(arrays["_scale"].shape, whole.dtype))
+    for part, array in (("scale", scale), ("zero_point", zero)):
+        if array.shape not in allowed:
+            raise ValueError(
+                f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
+            )
+    if transposed:
+        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
+    found = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype)
+    return found.swapaxes(1, 2) if transposed else found

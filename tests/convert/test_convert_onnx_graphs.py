@@ -18,8 +18,9 @@ from convert_cases import B, H, I, T, assert_same, converted, made, onnx_graph, 
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from blockcell import LSTM, Bidirectional, convert
+from blockcell import LSTM, Bidirectional, Dense, Stack, convert
 from blockcell.convert import ConversionError
+from onnx_export import export
 
 
 def model_of(nodes, initializers, opset=18, outputs=("Y",), inputs=("X",)):
@@ -307,6 +308,59 @@ def test_what_onnxruntime_quantizes(tmp_path):
     assert np.abs(y - expected).max() < 0.03 < np.abs(expected).max()
     for name, array in layer.weights.items():
         assert 0 < np.abs(found.weights["w"] - layer.weights["w"]).max() < np.abs(array).max() / 64 or name != "w"
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("loop", ["native", "scan"])
+def test_what_onnxruntime_quantizes_of_our_own(loop, by_column, tmp_path):
+    """Each weight is within half a step of the integers of what was exported: the gates are where they were."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    both = Bidirectional(LSTM.init(8, 6, seed=0), LSTM.init(8, 6, seed=1))
+    layer = Stack([both, LSTM.init(12, 5, seed=2), Dense.init(5, 3, seed=3, activation="softmax", last=True)])
+    export(layer, tmp_path / "float.onnx", loop=loop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization.quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=by_column)
+    model = onnx.load(tmp_path / "int8.onnx")
+    found, text = warned(convert.from_onnx, model)
+    names = [f"LSTM of '{p}W_quantized' and '{p}R_quantized'" for p in ("0.fw.", "0.bw.", "1.")]
+    names = [*(names if loop == "native" else ()), "Dense of '2.w_quantized'"]
+    assert text.startswith(f"from_onnx: not rounded: {', '.join(names)}. The layer has the weights that the integers")
+    assert repr(found) == repr(layer)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for name, array in layer.weights.items():
+        prefix = name.removesuffix(name.split(".")[-1])
+        scales = [each.max() for key, each in arrays.items() if key.startswith(prefix) and key.endswith("_scale")]
+        error = np.abs(found.weights[name] - array).max()
+        assert error <= 0.51 * max(scales, default=0) and (error > 0) == (name.endswith("w") and bool(scales))
+    if loop == "native":  # the nodes, as those of any other model
+        del model.metadata_props[:]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = convert.from_onnx(model)
+        np.testing.assert_array_equal([*nodes.values()][2].weights["w"], found.layers[1].weights["w"])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("1.w", None, r"from_onnx: the model has no initializers 1.w of its Dense, .*: del model.metadata_props\[:\]$"),
+        ("1.w_quantized", np.zeros((5, 3), np.int8), "from_onnx: there is no 1.w_scale"),
+        ("1.w_quantized", np.zeros(5, np.int8), r"from_onnx: 1.w is of dtype int8 and shape \(5,\); expected int8 or"),
+        ("0.W_quantized", np.zeros((5, 3), np.int8), r"0.W is of dtype int8 and shape \(5, 3\); .* \[D,.,4H\]"),
+    ],
+)
+def test_weights_of_our_own_that_have_changed(name, change, message):
+    model = export(Stack([LSTM.init(4, 5, seed=0), Dense.init(5, 3, seed=1)]), None, loop="native")
+    place = name.removesuffix("_quantized")
+    kept = [tensor for tensor in model.graph.initializer if tensor.name != place]
+    assert len(kept) + 1 == len(model.graph.initializer)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    if change is not None:
+        model.graph.initializer.append(numpy_helper.from_array(change, name))
+    with pytest.raises(ValueError, match=message):
+        convert.from_onnx(model)
 
 
 def test_kinds_of_cells_come_first():
