@@ -14,7 +14,17 @@ from ..optable import Array
 from .models import listed, state_of
 from .onnx_activations import written_activations
 from .onnx_graph import Graph, is_recurrent
-from .onnx_node import Remark, cell_of, dequantize, forget_shift, from_graph_node, from_node, key_of, with_forget
+from .onnx_node import (
+    Remark,
+    cell_of,
+    dequantize,
+    forget_shift,
+    from_graph_node,
+    from_node,
+    is_reset_after,
+    key_of,
+    with_forget,
+)
 from .onnx_steps import from_graphs
 from .shared import ORDERS, Cell, ConversionError, cells_of, clips, read_arrays, reorder, split_cell
 
@@ -79,7 +89,8 @@ def from_onnx(
     Warns
     -----
     UserWarning
-        Of a model, what else it does and was left out. Of initial states and lengths that are neither inputs of the
+        Of a model, what else it does and was left out. Of a GRU that PyTorch exported with ``linear_before_reset=0``,
+        that PyTorch's own has 1. Of initial states and lengths that are neither inputs of the
         model nor constant, that they are the caller's. Of initial states that are constant and not zero, how to get
         them. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
 
@@ -119,10 +130,20 @@ def from_onnx(
                 f" weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
+    nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
+    named = [(graph, node) for graph, node in nodes if name in (None, node.name, *node.output)]
+    resets_before = [key_of(node) for _, node in named if node.op_type == "GRU" and not is_reset_after(node)]
+    if source.producer_name == "pytorch" and resets_before:
+        warnings.warn(
+            f"{caller}: PyTorch exported {listed([f'GRU {key!r}' for key in resets_before])} with"
+            f" linear_before_reset=0, the reset gate before the product. PyTorch's GRU has it behind, which is 1:"
+            f" onnxscript 0.6.2 writes 0 for it (microsoft/onnxscript#2852), and every runtime then computes something"
+            f" else. Export it anew with onnxscript 0.7.2 or later, set the attribute to 1, or use"
+            f" convert.from_torch(module)",
+            stacklevel=2,
+        )
     if name is None:
         return _result(caller, remarks, *from_graphs(caller, graphs, remarks), initial_state)
-    nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
-    named = [(graph, node) for graph, node in nodes if name == node.name or name in node.output]
     if len(named) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")

@@ -55,6 +55,11 @@ def key_of(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
+def is_reset_after(node: Any) -> bool:
+    """Whether a GRU node applies its reset gate after the product with the recurrent weights."""
+    return any(attribute.name == "linear_before_reset" and attribute.i != 0 for attribute in node.attribute)
+
+
 def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> tuple[Layer, Any]:
     """The layer of a node in a graph, whose weights are constants there, and the state that it starts from."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
@@ -82,7 +87,6 @@ def from_node(
     coupled = "input_forget" in attributes and attributes["input_forget"].i != 0
     if coupled and kind != "LSTM":
         raise ConversionError(f"{what} has input_forget={attributes['input_forget'].i}, which only an LSTM has")
-    reset_after = "linear_before_reset" in attributes and attributes["linear_before_reset"].i != 0
     if len(source.input) > len(places):
         raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
     given = {place: name for place, name in zip(places, source.input, strict=False) if name}
@@ -108,7 +112,7 @@ def from_node(
     activations = read_activations(what, kind, attributes, directions, W.dtype)
     if "clip" in attributes:
         refuse_clip(what, attributes["clip"].f, [each for cell in activations for each in cell.values()], W.dtype)
-    options: dict[str, Any] = {"reset_after": True} if reset_after and kind == "GRU" else {}
+    options: dict[str, Any] = {"reset_after": True} if kind == "GRU" and is_reset_after(source) else {}
     parts = [W, R, B, *([arrays["P"]] if "P" in arrays else [])]
     options |= {"coupled": coupled, "reverse": direction == "reverse"}
     cells = [cell_of(what, kind, [array[d] for array in parts], **options, **activations[d]) for d in range(directions)]

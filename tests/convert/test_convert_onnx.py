@@ -351,6 +351,38 @@ def test_onnx_states_that_are_given_or_zero(makers, initializers, inputs):
     assert_same(convert.from_onnx(model), convert.from_onnx(onnx_node(), onnx_weights()))
 
 
+@pytest.mark.parametrize("name", [None, "b"])
+@pytest.mark.parametrize(
+    ("producer", "options", "warns"),
+    [
+        ("pytorch", {"linear_before_reset": 0}, True),
+        ("pytorch", {}, True),
+        ("pytorch", {"linear_before_reset": 1}, False),
+        ("tf2onnx", {}, False),
+    ],
+)
+def test_onnx_gru_that_pytorch_exported(producer, options, warns, name):
+    """PyTorch's GRU resets after the product; some versions of its exporter write that it does not."""
+    nodes = [
+        helper.make_node("GRU", ["X", "W", "R", "B"], ["Y"], name="a", linear_before_reset=1),
+        helper.make_node("GRU", ["X2", "W", "R", "B"], ["Y2"], name="b", **options),
+        helper.make_node("LSTM", ["X3", "V", "S"], ["Y3"], name="c"),
+    ]
+    weights = onnx_weights("GRU") | {"V": onnx_weights()["W"], "S": onnx_weights()["R"]}
+    graph = onnx_graph(nodes, weights, ["Y", "Y2", "Y3"], inputs=["X", "X2", "X3"])
+    model = helper.make_model(graph, producer_name=producer)
+    expected = convert.from_onnx(nodes[1], weights)
+    if warns:
+        found, text = warned(convert.from_onnx, model, name=name)
+        assert text.startswith("from_onnx: PyTorch exported GRU 'b' with linear_before_reset=0, the reset gate before")
+        assert text.endswith("set the attribute to 1, or use convert.from_torch(module)")
+    else:
+        found = convert.from_onnx(model, name=name)
+    assert_same(found if name else found["b"], expected)
+    assert expected.reset_after == (options == {"linear_before_reset": 1})
+    assert convert.from_onnx(model, name="a").reset_after
+
+
 def test_onnx_defaults_spelled_out():
     """Attributes and inputs that have their default values change nothing."""
     weights = onnx_weights() | {"zeros": np.zeros((1, B, H))}
