@@ -34,20 +34,47 @@ if TYPE_CHECKING:
 
 @overload
 def from_onnx(
-    source: Any, initializers: Any = None, *, name: str | None = None, initial_state: Literal[True]
+    source: Any,
+    initializers: Any = None,
+    *,
+    name: str | None = None,
+    initial_state: Literal[True],
+    ignore_clip: bool = False,
 ) -> tuple[Any, Any]: ...
 @overload
 def from_onnx(
-    source: Any, initializers: Mapping[str, Any], *, name: None = None, initial_state: Literal[False] = False
+    source: Any,
+    initializers: Mapping[str, Any],
+    *,
+    name: None = None,
+    initial_state: Literal[False] = False,
+    ignore_clip: bool = False,
 ) -> Layer: ...
 @overload
-def from_onnx(source: Any, initializers: None = None, *, name: str, initial_state: Literal[False] = False) -> Layer: ...
+def from_onnx(
+    source: Any,
+    initializers: None = None,
+    *,
+    name: str,
+    initial_state: Literal[False] = False,
+    ignore_clip: bool = False,
+) -> Layer: ...
 @overload
 def from_onnx(
-    source: Any, initializers: None = None, *, name: None = None, initial_state: Literal[False] = False
+    source: Any,
+    initializers: None = None,
+    *,
+    name: None = None,
+    initial_state: Literal[False] = False,
+    ignore_clip: bool = False,
 ) -> Any: ...
 def from_onnx(
-    source: Any, initializers: Mapping[str, Any] | None = None, *, name: str | None = None, initial_state: bool = False
+    source: Any,
+    initializers: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    initial_state: bool = False,
+    ignore_clip: bool = False,
 ) -> Any:
     """A layer with the weights of an ONNX LSTM, GRU or RNN node, or of a whole model.
 
@@ -69,6 +96,9 @@ def from_onnx(
         `initial_c` that are constants, or rows that the model makes of constants for each batch, as models with a
         learned initial state have them. Calls take it for any batch: ``y, last = layer(x, state)``. It is None where
         the layer starts from zeros; if several layers are returned, it is a dict, too.
+    ignore_clip : bool
+        Whether to leave out a node's ``clip`` also where it may change results. Without, it is left out only where no
+        input can reach it.
 
     Returns
     -------
@@ -100,8 +130,8 @@ def from_onnx(
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
         Activations that layers do not have; of an LSTM, two that differ for the candidate and the cell state;
-        ``input_forget=1`` with others than sigmoid and hard_sigmoid for the gates; a ``clip`` that changes results; and
-        weights that are not constant.
+        ``input_forget=1`` with others than sigmoid and hard_sigmoid for the gates; a ``clip`` that may change results;
+        and weights that are not constant.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -111,7 +141,9 @@ def from_onnx(
         if not hasattr(source, "op_type"):
             what = "expected an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
-        return _result(caller, remarks, *from_node(caller, source, initializers or {}, None, remarks), initial_state)
+        return _result(
+            caller, remarks, *from_node(caller, source, initializers or {}, None, remarks, ignore_clip), initial_state
+        )
     if initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     graph = Graph(caller, source.graph, source.opset_import)
@@ -143,11 +175,11 @@ def from_onnx(
             stacklevel=2,
         )
     if name is None:
-        return _result(caller, remarks, *from_graphs(caller, graphs, remarks), initial_state)
+        return _result(caller, remarks, *from_graphs(caller, graphs, remarks, ignore_clip), initial_state)
     if len(named) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
-    return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks), initial_state)
+    return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks, ignore_clip), initial_state)
 
 
 def _result(

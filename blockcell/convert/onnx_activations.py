@@ -1,4 +1,4 @@
-"""The activations of ONNX's nodes as those of layers, and back; and from where on a `clip` changes nothing."""
+"""The activations of ONNX's nodes as those of layers, and back."""
 
 from __future__ import annotations
 
@@ -143,27 +143,3 @@ def attributes_of(kind: str, directions: Iterable[Mapping[str, Activation]]) -> 
         "activation_beta": [number for each in numbers for number in each[1:]],
     }
     return {name: values for name, values in found.items() if values}
-
-
-def refuse_clip(what: str, clip: float, activations: Iterable[Activation], dtype: np.dtype[Any]) -> None:
-    """Refuse a bound of what goes into these activations, unless they have the same values without it."""
-    limit = max(_saturated(activation, dtype) for activation in activations)
-    if not clip >= min(limit, float(np.finfo(np.float32).max)):
-        begin = f", and only from {limit:.4g} on that changes nothing" if limit < math.inf else ""
-        raise ConversionError(
-            f"{what} has clip={clip:g}, which limits what goes into the activations{begin}; the cell_clip of an LSTM"
-            f" here limits the cell state. If the limit is never reached, remove the attribute"
-        )
-
-
-def _saturated(activation: Activation, dtype: np.dtype[Any]) -> float:
-    """From which distance from 0 on an activation has one value on each side, in this precision."""
-    name, values = parts(activation)
-    info: Any = np.finfo(np.promote_types(dtype, np.float32))  # float16 is computed in float32
-    if name == "tanh":
-        return math.log(8 / info.eps) / 2  # there 1 - tanh is a quarter of eps, half of what is between 1 and the next
-    if name == "sigmoid":
-        return -math.log(info.smallest_normal) + math.log(2 / info.eps)  # where exp(-z) rounds to 0
-    if name == "hard_sigmoid" and values[0] != 0:
-        return max(abs(values[1]), abs(1 - values[1])) / abs(values[0])
-    return math.inf

@@ -11,7 +11,8 @@ from ..activations import Activation
 from ..activations import parts as parts_of
 from ..layers import Bidirectional, Layer
 from ..optable import Array
-from .onnx_activations import read_activations, refuse_clip
+from .onnx_activations import read_activations
+from .onnx_clip import refuse_clip
 from .onnx_graph import FOLDED, QUANTIZED, Graph, is_quantized, is_recurrent
 from .shared import KINDS, ORDERS, Cell, ConversionError, check_shapes, make_cell, read_arrays, reorder
 
@@ -60,14 +61,21 @@ def is_reset_after(node: Any) -> bool:
     return any(attribute.name == "linear_before_reset" and attribute.i != 0 for attribute in node.attribute)
 
 
-def from_graph_node(caller: str, graph: Graph, node: Any, remarks: list[Remark]) -> tuple[Layer, Any]:
+def from_graph_node(
+    caller: str, graph: Graph, node: Any, remarks: list[Remark], ignore_clip: bool
+) -> tuple[Layer, Any]:
     """The layer of a node in a graph, whose weights are constants there, and the state that it starts from."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
-    return from_node(caller, node, values, graph, remarks)
+    return from_node(caller, node, values, graph, remarks, ignore_clip)
 
 
 def from_node(
-    caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None, remarks: list[Remark]
+    caller: str,
+    source: Any,
+    values: Mapping[str, Any],
+    graph: Graph | None,
+    remarks: list[Remark],
+    ignore_clip: bool,
 ) -> tuple[Layer, Any]:
     """The layer of a node with the values that its inputs are known to have, and the state that it starts from.
 
@@ -110,10 +118,10 @@ def from_node(
     if "P" in arrays:
         check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
     activations = read_activations(what, kind, attributes, directions, W.dtype)
-    if "clip" in attributes:
-        refuse_clip(what, attributes["clip"].f, [each for cell in activations for each in cell.values()], W.dtype)
-    options: dict[str, Any] = {"reset_after": True} if kind == "GRU" and is_reset_after(source) else {}
     parts = [W, R, B, *([arrays["P"]] if "P" in arrays else [])]
+    if "clip" in attributes and not ignore_clip:
+        refuse_clip(what, source, attributes["clip"].f, parts, activations, coupled, graph)
+    options: dict[str, Any] = {"reset_after": True} if kind == "GRU" and is_reset_after(source) else {}
     options |= {"coupled": coupled, "reverse": direction == "reverse"}
     cells = [cell_of(what, kind, [array[d] for array in parts], **options, **activations[d]) for d in range(directions)]
     batch_first = "layout" in attributes and attributes["layout"].i == 1

@@ -21,10 +21,12 @@ _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by O
 Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
-def from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark]) -> tuple[Layer | dict[str, Layer], Any]:
+def from_graphs(
+    caller: str, graphs: list[Graph], remarks: list[Remark], ignore_clip: bool
+) -> tuple[Layer | dict[str, Layer], Any]:
     """The layers of a model's graphs, put together where nothing else is between them, and what they start from."""
     steps: dict[str, Step] = {}
-    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks).add()]
+    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
     return assemble(caller, steps, outputs, stacklevel=4, hint=_named_by_torch(graphs[0]))
 
 
@@ -48,11 +50,14 @@ class GraphSteps:
     between the two, and must reach the second one as y, perhaps with its axes in another order.
     """
 
-    def __init__(self, caller: str, graph: Graph, steps: dict[str, Step], remarks: list[Remark]) -> None:
+    def __init__(
+        self, caller: str, graph: Graph, steps: dict[str, Step], remarks: list[Remark], ignore_clip: bool
+    ) -> None:
         self.caller = caller
         self.graph = graph
         self.steps = steps
         self.remarks = remarks
+        self.ignore_clip = ignore_clip
         self.sources: dict[str, str] = {}
         """The values that steps give, and whose they are."""
         self.states: set[str] = set()
@@ -173,7 +178,7 @@ class GraphSteps:
         return (B, T) if batch_first else (T, B)
 
     def _add_recurrent(self, node: Any) -> None:
-        layer, first = from_graph_node(self.caller, self.graph, node, self.remarks)
+        layer, first = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
         attributes = {attribute.name: attribute for attribute in node.attribute}
         batch_first = "layout" in attributes and attributes["layout"].i == 1
         source = self._source(node.input[0])
