@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import helper
@@ -48,6 +49,15 @@ def feeds(model, args):
 def on_onnxruntime(model, args):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, feeds(model, args))
+
+
+@cache
+def saturates():
+    """Return whether onnxruntime's products of unsigned and signed bytes saturate here, as on CPUs without VNNI."""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+        product (uint8[1,4] a, int8[4,1] b) => (int32[1,1] c) { c = MatMulInteger (a, b) }"""
+    bytes_of = {"a": np.full((1, 4), 255, np.uint8), "b": np.full((4, 1), 127, np.int8)}
+    return int(on_onnxruntime(onnx.parser.parse_model(text), bytes_of)[0].item()) != 4 * 255 * 127
 
 
 def named(model, results):
