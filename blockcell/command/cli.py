@@ -33,6 +33,7 @@ from .terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..tensorflow.cells import Cells
+    from ..tensorflow.cells.check import Check
     from ..tensorflow.cells.found import Found
 
 RUNTIMES = {  # by the names that `onnx_export.verify` has for them
@@ -240,7 +241,7 @@ def inspect_file(options: argparse.Namespace) -> int:
             results.append(None if found.refused is not None or found.unsaid else found.check())
         tell("checking cells", len(cells), len(cells))
     checked = [*zip(cells.values(), results, strict=True)]
-    ok = all(error is None or error <= found.bound for found, error in checked)
+    ok = all(check is None or check.ok for _, check in checked)
     apart = _apart(cells)
     if options.json:
         described = [_described(*each) for each in checked]
@@ -251,11 +252,11 @@ def inspect_file(options: argparse.Namespace) -> int:
         say(f"blockcell.tensorflow.open({options.path!r}).variables")
         return 0
     rows: list[list[Any]] = []
-    for found, error in checked:
+    for found, check in checked:
         sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
         verdict: list[str | bool] = ["", "refused" if found.refused is not None else "not checked"]
-        if error is not None:
-            verdict = [f"{error:.2f}", error <= found.bound]
+        if check is not None:
+            verdict = [f"{check.error:.2f}", check.ok]
         rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])
     title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
     print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
@@ -319,7 +320,7 @@ def extract(options: argparse.Namespace) -> int:
         chosen = _chosen(options, cells)
         names = ("forget_bias", "cell_clip", "proj_clip", "activation", "average")
         given = {name: getattr(options, name) for name in names}
-        errors = []
+        checks = []
         for k, found in enumerate(chosen):
             tell("checking cells", k, len(chosen))
             unsaid = [name for name in found.unsaid if given[name] is None]
@@ -328,10 +329,11 @@ def extract(options: argparse.Namespace) -> int:
                 where = "as the program that made it has them, or put the checkpoint's .meta beside it"
                 what = f"{options.path} does not say {' and '.join(unsaid)} of {found.name}"
                 raise ValueError(f"{what}; pass {flags}, {where}")
-            errors.append(found.check(**given))
-            if errors[-1] > found.bound:
-                off = f"{found.name} is off by {errors[-1]:.0f} eps, and {found.bound:.0f} are allowed"
+            check = found.check(**given)
+            if not check.ok:
+                off = f"{found.name} is off by {check.error:.0f} eps, and {check.bound:.0f} are allowed"
                 raise ValueError(f"{off}; nothing is written")
+            checks.append(check)
         tell("checking cells", len(chosen), len(chosen))
         layer = cells.layer(**given) if len(chosen) > 1 else chosen[0].layer(**given)
         if options.out.suffix == ".onnx":
@@ -341,10 +343,10 @@ def extract(options: argparse.Namespace) -> int:
         else:
             layer.save(options.out)
     if options.json:
-        described = [_described(*each) for each in zip(chosen, errors, strict=True)]
+        described = [_described(*each) for each in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
-        say(f"{options.out} is {layer!r}, off by {max(errors):.2f} eps")
+        say(f"{options.out} is {layer!r}, off by {max(check.error for check in checks):.2f} eps")
         for found in chosen:
             if found.state_from is not None:
                 say(f"{found.name} begins with {_state_said(found)}, which is not in {options.out}")
@@ -369,7 +371,7 @@ def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
     return usable
 
 
-def _described(found: Found, error: float | None) -> dict[str, Any]:
+def _described(found: Found, check: Check | None) -> dict[str, Any]:
     return {
         "cell": found.name,
         "kind": found.kind,
@@ -385,8 +387,8 @@ def _described(found: Found, error: float | None) -> dict[str, Any]:
         "input": found.input,
         "state_from": found.state_from,
         "refused": found.refused,
-        "error_eps": error if error is not None and math.isfinite(error) else None,
-        "bound_eps": found.bound,
+        "error_eps": check.error if check is not None and math.isfinite(check.error) else None,
+        "bound_eps": None if check is None else check.bound,
     }
 
 

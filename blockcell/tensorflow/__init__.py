@@ -26,10 +26,10 @@ Files are mapped into memory and only what is asked for is read. A file is not t
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
 """
 
-from .cells import Cells, Found
+from .cells import Cells, Check, Found
 from .graphs import Function, Graph, Node
 from .model import Model, open
 from .tensors import Tensor
 from .variables import Variables
 
-__all__ = ["Cells", "Found", "Function", "Graph", "Model", "Node", "Tensor", "Variables", "open"]
+__all__ = ["Cells", "Check", "Found", "Function", "Graph", "Model", "Node", "Tensor", "Variables", "open"]

@@ -176,10 +176,10 @@ def everything(path: Path) -> dict[str, Any]:
     for cell in model.cells.values():
         if cell.refused is None:
             given = {name: "relu" if name == "activation" else 1.0 for name in cell.unsaid}
-            layer, error = cell.layer(**given), cell.check(**given)
+            layer, check = cell.layer(**given), cell.check(**given)
             numbers = [*layer.weights.values(), *(value for value in cell.attributes.values() if value is not None)]
-            tame = all(np.abs(each).max() < 8 for each in numbers if not isinstance(each, (str, tuple)))
-            assert error <= 10 * cell.bound or not tame, (cell, error)  # of another cell it is a thousand times
+            tame = all(np.abs(each).max() < 1e6 for each in numbers if not isinstance(each, (str, tuple)))
+            assert check.ok or not tame, (cell, check)
     with contextlib.suppress(ValueError):  # they may be no one layer
         assert sum(len(chain) for level in model.cells.levels() for chain in level)
     return {name: model.variables[name] for name in model.variables}

@@ -47,6 +47,7 @@ from blockcell import formulas
 from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.cells.check import Check
 from blockcell.tensorflow.cells.reader import Reader, Unknown
 from blockcell.tensorflow.cells.views import squeezed
 
@@ -109,7 +110,7 @@ def test_block_nodes(tmp_path, op, options, where):
         if op.endswith("V2"):
             del expected["forget_bias"]
     agrees(found.layer(), exact(op, weights, X, **expected), X)
-    assert found.check() <= 8 < found.bound
+    assert found.check().error <= 8
     assert repr(found) in repr(model) and op in repr(found)
 
 
@@ -130,7 +131,7 @@ def test_put_together_and_converted(tmp_path, dtype):
     layer = found.layer()
     np.testing.assert_array_equal(layer.weights["w"], w.astype(np.float64), strict=True)
     np.testing.assert_array_equal(layer.weights["b"], b.astype(np.float64), strict=True)
-    assert found.check() <= found.bound
+    assert found.check().ok
 
 
 def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
@@ -290,7 +291,7 @@ def test_composed_lstm(tmp_path, peephole, clip, order, loop):
         columns = np.arange(4 * H).reshape(4, H)[[0, 2, 1, 3]].ravel()
         weights |= {"w": weights["w"][:, columns], "b": weights["b"][columns]}
     agrees(found.layer(), exact("BlockLSTM", weights, X, **expected), X)
-    assert found.check() <= 8 < found.bound
+    assert found.check().error <= 8
 
 
 def test_composed_gru(tmp_path):
@@ -299,7 +300,7 @@ def test_composed_gru(tmp_path):
     (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
     assert (found.name, found.kind, found.refused, found.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
     agrees(found.layer(), exact("GRUBlockCell", weights, X), X)
-    assert found.check() <= 8 < found.bound
+    assert found.check().error <= 8
 
 
 PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
@@ -403,7 +404,7 @@ def test_checkpoint_asks(tmp_path):
     weights = drawn("w", "b", *PEEPHOLES)
     expected = exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True)
     agrees(found.layer(**LSTM_BIASES), expected, X)
-    assert found.check(**LSTM_BIASES) <= 8
+    assert found.check(**LSTM_BIASES).error <= 8
     doubled = {role: value * 2 for role, value in weights.items()}
     agrees(
         found.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X
@@ -443,7 +444,7 @@ def test_checkpoint_classes(tmp_path):
     given = {"forget_bias": 1, "cell_clip": 0.5}
     for name, more in (("a/coupled_input_forget_gate_lstm_cell", given), ("p/lstm_cell", given | {"proj_clip": 0.25}),
                        ("r/basic_rnn_cell", {"activation": ("leaky_relu", 0.01)})):  # fmt: skip
-        assert cells[name].check(**more) <= cells[name].bound
+        assert cells[name].check(**more).ok
     layer = cells["p/lstm_cell"].layer(**given, proj_clip=0.25)
     assert (layer.input_size, layer.hidden_size, layer.output_size, layer.proj_clip) == (I + H - 3, H, 3, 0.25)
     assert cells["r/basic_rnn_cell"].layer(activation="relu").activation == "relu"
@@ -513,7 +514,7 @@ def test_large_cells_are_checked_in_part(tmp_path):
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
     np.testing.assert_array_equal(arrays["b"], b[columns])
-    assert found.check() <= 8
+    assert found.check().error <= 8
 
 
 def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
@@ -523,7 +524,8 @@ def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
     for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
             patch.setitem(found.attributes, name, value)
-            assert found.check() > 1000 > found.bound
+            check = found.check()
+            assert check.error > 1000 > check.bound and not check.ok
 
 
 # -------------------------------------------------------------------------------------------------------- commands
@@ -656,7 +658,7 @@ def test_commands_on_a_trained_model(tmp_path, capsys, monkeypatch):
     x = np.load(tmp_path / "digits" / "tf.npz")["x"]
     np.testing.assert_array_equal(stack(x)[0], gru(lstm(x)[0])[0])
     out.unlink()
-    monkeypatch.setattr(Found, "check", lambda *_, **__: 25.0)
+    monkeypatch.setattr(Found, "check", lambda *_, **__: Check(25.0, 24.0))
     assert main(["inspect", model]) == 1 and "FAILED" in capsys.readouterr().out
     assert main(["extract", model, str(out)]) == 1 and "25 eps, and 24 are allowed" in capsys.readouterr().err
     assert not out.exists()

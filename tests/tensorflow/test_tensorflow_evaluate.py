@@ -10,8 +10,8 @@ from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
 
 from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.cells.check import ROWS
 from blockcell.tensorflow.cells.evaluate import Body
-from blockcell.tensorflow.cells.found import ROWS
 from blockcell.tensorflow.cells.reader import Place, Reader, Unknown
 from blockcell.tensorflow.cells.sources import Sources
 from blockcell.tensorflow.cells.sums import Sums

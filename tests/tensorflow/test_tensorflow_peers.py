@@ -235,7 +235,7 @@ def test_random_graphs(tf, case, tmp_path):
             clip = cell.clip if cell.clip > 0 or "Block" in cell.kind else 0
             said = {"forget_bias": cell.forget, "cell_clip": clip, "use_peephole": cell.peephole}
             assert one.attributes == said | {"gate_order": "icfo"}
-        assert one.check() <= one.bound
+        assert one.check().ok
         y, _ = one.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
@@ -380,7 +380,7 @@ def test_names_and_files(tf, case, tmp_path):
         if form == "bare":
             more = {"forget_bias": cell.forget, "cell_clip": max(cell.clip, 0)} if cell.states == 2 else {}
             assert one.unsaid == [*more]
-        assert one.check(**more) <= one.bound
+        assert one.check(**more).ok
         y, _ = one.layer(**more)(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         if trained and form != "other names":
@@ -463,7 +463,7 @@ def test_saved_models_of_objects(tf, case, tmp_path):
         left.remove(name)
         one = found.cells[name]
         assert (one.input_size, one.hidden_size) == (cell.I, cell.H)
-        assert one.check() <= one.bound
+        assert one.check().ok
         y, _ = one.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
@@ -497,7 +497,7 @@ def test_checkpoints_of_keras(tf, case, tmp_path):
     for each in layers:
         (one,) = (found for found in cells.values() if f"/{each.name}/" in f"/{found.name}/")
         result = np.asarray(each(x))
-        assert one.check() <= one.bound
+        assert one.check().ok
         y, _ = one.layer()(x, batch_first=True)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(np.float32).eps)) <= 8
         x = result

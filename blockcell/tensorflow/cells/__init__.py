@@ -8,7 +8,7 @@ From the graph up, each file uses those before it:
 ``views``, ``pieces``                                parts of them, and weights put together of such
 ``activations``, ``sums``                            what goes into a gate, and the activation behind it
 ``match``, ``lstm``, ``gru``, ``rnn``                the patterns of cells
-``found``, ``evaluate``                              a cell that was found, and the check against its nodes
+``check``, ``found``, ``evaluate``                   a cell that was found, and the check against its nodes
 ``blocks``                                           cells of one node
 ``recurrences``, ``refusals``                        what is meant as a cell and is none, and why
 ``named``, ``composed``                              cells without a graph, and cells of many nodes
@@ -19,7 +19,8 @@ From the graph up, each file uses those before it:
 """
 
 from .cells import Cells
+from .check import Check
 from .find import find
 from .found import Found
 
-__all__ = ["Cells", "Found", "find"]
+__all__ = ["Cells", "Check", "Found", "find"]

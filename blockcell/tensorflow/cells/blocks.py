@@ -10,7 +10,8 @@ import numpy as np
 from ...formulas import FORMULAS
 from ...optable import GATE_ORDERS, OPS, Array, Op
 from ..graphs import Node
-from .found import At, Found, State, Step, Weights
+from .check import State, Weights
+from .found import At, Found, Step
 from .reader import Place, Unknown
 from .sources import Source, Sources
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...optable import Array
 from ..graphs import Node
-from .found import FLOATS, ROWS, State, Step, Weights
+from .check import ROWS, State, Weights
+from .found import FLOATS, Step
 from .ops import op_of
 from .reader import Place, Unknown
 from .sources import Source

@@ -7,16 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...activations import Activation, canonical, unusual
+from ...activations import Activation, canonical
 from ...errors import plain
-from ...formulas import error_in_eps
 from ...layers import GRU, LSTM, RNN
-from ...optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
+from ...optable import OPS, WEIGHTS, Array, Op, Tensor, lstm_weights, sizes_of
+from .check import Check, State, Weights, compare, draw_rows
 from .reader import Place
 from .sources import AVERAGE, Source
 
-Weights = Mapping[str, Array]
-State = tuple[Array, ...]
 Origin = tuple[int, Place, int | None]
 """The number of a graph, a place in it, and the axis of time there."""
 Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
@@ -25,7 +23,6 @@ Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 _WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
 _UNITS = 64  # inputs and cells that are checked of a larger one
-_STEPS, ROWS = 8, 3  # of a check
 _EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
 _DEPTH = 256
 _MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
@@ -271,7 +268,8 @@ class Found:
         """
         backward = bool(self.reverse if reverse is None else reverse)
         attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
-        if self.nodes and (off := self._error(arrays, attributes, average, np.float64)) > _MOST_OFF:
+        eps = float(np.finfo(np.float64).eps)
+        if self.nodes and (off := self._compare(arrays, attributes, average, np.float64).error * eps) > _MOST_OFF:
             found = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
             raise ValueError(f"the cell {self.name!r}: {found}")
         return self._made(arrays, attributes, backward)
@@ -352,12 +350,12 @@ class Found:
         proj_clip: float | None = None,
         activation: Activation | None = None,
         average: bool = False,
-    ) -> float:
-        """The largest error of the layer, in eps of the largest entry, against the cell as the graph has it.
+    ) -> Check:
+        """Compare the layer, in its own dtype, with the cell as the graph has it, node by node in float64.
 
-        Both run on the same random numbers from the same random state, the cell node by node in float64: several steps,
-        or one where activations may be larger than 1. `bound` says how large an error may be. Of a cell of more than a
-        million weights without a projection, the first inputs and units are checked.
+        Both compute one step of the same random rows, which are so scaled that large weights and biases do not saturate
+        all gates. Of a cell of more than a million weights without a projection, the first inputs and units are
+        checked.
 
         Parameters
         ----------
@@ -366,40 +364,36 @@ class Found:
 
         Returns
         -------
-        float
+        Check
+            ``error``, the largest error in eps of the largest entry; ``bound``, how large it may be; and ``ok``,
+            whether it is within the bound. That is 24 eps, more where I + H is more than 256, and in float64 1e-13 of the
+            largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
+            float32 make of the step.
         """
         attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
-        return self._error(arrays, attributes, average) / float(np.finfo(arrays[self._kind.main].dtype).eps)
+        return self._compare(arrays, attributes, average, arrays[self._kind.main].dtype)
 
-    def _error(
-        self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any = None
-    ) -> float:
-        """How far the layer is off, of the largest entry; in the weights' dtype unless one is given."""
-        assert self._step is not None
+    def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
+        """Compare the layer of a dtype with the cell's nodes."""
+        step = self._step
+        assert step is not None
         # what is projected comes from all cells
         large = "w_p" not in arrays and max(array.size for array in arrays.values()) > _WHOLE
         arrays, most = (self._first(arrays), _UNITS) if large else (arrays, max(self.state_sizes))
-        layer = self._made({role: array.astype(dtype or array.dtype) for role, array in arrays.items()}, attributes)
-        g = np.random.default_rng(0)
-        activations = {name: value for name, value in attributes.items() if name.endswith("activation")}
-        steps, rows = (1, _STEPS * ROWS) if unusual(activations) else (_STEPS, ROWS)
-        x = g.standard_normal((steps, rows, layer.input_size)).astype(layer.dtype)
-        start = [g.uniform(-1, 1, (rows, min(size, most))).astype(layer.dtype) for size in self.state_sizes]
+        layer = self._made({role: array.astype(dtype) for role, array in arrays.items()}, attributes)
+        sizes = [layer.input_size, *(min(size, most) for size in self.state_sizes)]
+        kinds = {tensor.name: tensor.kind for tensor in self._tensors}
+        by_kind = {kind: [array for role, array in arrays.items() if kinds[role] == kind] for kind in WEIGHTS}
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
         if self._parts is not None:
             weights = {name: self._read(name, part, average) for name, part in self._parts.items()}
-        state: State = tuple(each.astype(np.float64) for each in start)
-        exact = []
         with np.errstate(all="ignore"):  # weights may be anything
-            y, _ = layer(x, tuple(start))
-            for t in range(steps):
-                state = self._step(weights, x[t].astype(np.float64), state, attributes)
-                exact.append(state[-1])
-            return error_in_eps(y, np.stack(exact), 1.0)
+            rows = draw_rows(sizes, by_kind, dtype, may_overflow="exponential" in attributes.values())
+            return compare(layer, lambda known, x, state: step(known, x, state, attributes), weights, rows, self._floor)
 
     @property
-    def bound(self) -> float:
-        """What `check` may give: 24 eps, more where I + H is more than 256; in float64 1e-13 of the largest entry."""
+    def _floor(self) -> float:
+        """The least bound: 24 eps, more where I + H is more than 256; in float64 1e-13 of the largest entry."""
         eps = 1e-13 / float(np.finfo(np.float64).eps) if self.dtype == "float64" else _EPS
         return eps * max(1.0, ((self.input_size or 0) + (self.hidden_size or 0)) / _DEPTH)
 

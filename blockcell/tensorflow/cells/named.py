@@ -12,7 +12,8 @@ from ...convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
 from ...formulas import FORMULAS, activated, lstm_layer, sigmoid
 from ...optable import COUPLED_GATES, OPS, Array
 from ..variables import Variables, alike
-from .found import Found, State, Weights
+from .check import State, Weights
+from .found import Found
 from .refusals import other_cell
 from .sources import AVERAGE, Source
 

@@ -1,0 +1,133 @@
+"""The check of a found cell: right layers pass it whatever size their weights have, and wrong ones do not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tf_cells import NAMES, block, inputs, real, write, write_variables
+
+import blockcell
+from blockcell.command.cli import main
+
+I, H = 34, 58  # noqa: E741
+SHAPES = {
+    "BlockLSTM": {"w": (I + H, 4 * H), "b": (4 * H,)},
+    "BlockLSTM with peepholes": {"w": (I + H, 4 * H), "wci": (H,), "wcf": (H,), "wco": (H,), "b": (4 * H,)},
+    "GRUBlockCell": {"w_ru": (I + H, 2 * H), "w_c": (I + H, H), "b_ru": (2 * H,), "b_c": (H,)},
+    "Keras GRU": {"kernel": (I, 3 * H), "recurrent_kernel": (H, 3 * H), "bias": (2, 3 * H)},
+    "Keras SimpleRNN": {"kernel": (I, H), "recurrent_kernel": (H, H), "bias": (H,)},
+}
+GATES = {"w": 4, "w_ru": 2}
+SCALES = (0.1, 1.0, 5.0, 20.0)
+
+
+def cell_of(folder, kind, scale, bias_scale=None):
+    """A cell whose weights, and whose biases, have these standard deviations."""
+    g = np.random.default_rng(0)
+    weights = {}
+    for role, shape in SHAPES[kind].items():
+        deviation = scale if bias_scale is None or not role.startswith("b") else bias_scale
+        weights[role] = (deviation * g.standard_normal(shape)).astype(np.float32)
+    if kind.startswith("Keras"):
+        model = write_variables(folder, {f"net/rnn_cell/{role}": array for role, array in weights.items()})
+    else:
+        nodes = [*inputs(), *(real(NAMES[role], array) for role, array in weights.items())]
+        options = {"use_peephole": "wci" in weights, "cell_clip": 0.0} if kind.startswith("BlockLSTM") else {}
+        model = write(
+            folder, *nodes, block(kind.split()[0], "cell", {role: NAMES[role] for role in weights}, **options)
+        )
+    (found,) = model.cells.values()
+    return found
+
+
+def given(found):
+    return {"activation": "tanh"} if found.unsaid else {}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_right_layer_passes(tmp_path, kind, scale):
+    found = cell_of(tmp_path, kind, scale)
+    check = found.check(**given(found))
+    assert check.ok and check.bound >= 24
+
+
+def test_large_weights_amplify_rounding_errors(tmp_path):
+    """The bound is the old one until the layer is off by more, and then what float32 makes of the same step."""
+    small, large = (cell_of(tmp_path, "BlockLSTM", scale).check() for scale in (0.1, 60.0))
+    assert small.error < small.bound == 24 < large.error < large.bound < 50 * large.error
+
+
+def change_weight(monkeypatch, found, role, change):
+    """Give the layer another weight than the nodes have."""
+    monkeypatch.setattr(found, "_parts", found._parts or dict(found._sources))
+    source = found._sources[role]
+    monkeypatch.setitem(found._sources, role, source._replace(read=lambda more: change(source.read(more))))
+
+
+def swapped(first, second, count):
+    """A change that swaps two of the gates of a kernel or a bias."""
+
+    def change(array):
+        gates = np.split(array, count, -1)
+        gates[first], gates[second] = gates[second], gates[first]
+        return np.concatenate(gates, -1)
+
+    return change
+
+
+def backwards(array):
+    return array[::-1].copy()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_wrong_layer_fails(tmp_path, monkeypatch, kind, scale):
+    """Two gates, or the parts for x and for the state, are swapped in the layer's weights, or two biases are."""
+    found = cell_of(tmp_path, kind, scale)
+    changes = [("w_c" if "w_c" in found.weights else "w", backwards)]
+    for role, count in GATES.items():
+        if role in found.weights and not kind.endswith("RNN"):
+            changes += [(role, swapped(first, second, count)) for second in range(count) for first in range(second)]
+    if "b_hc" in found.weights:
+        changes.append(("b_hc", np.zeros_like))
+    if "wco" in found.weights:
+        changes += [(role, np.negative) for role in ("wci", "wcf", "wco")]
+    for role, change in changes:
+        with monkeypatch.context() as patch:
+            change_weight(patch, found, role, change)
+            check = found.check(**given(found))
+            assert not check.ok and check.error > 20 * check.bound, (role, check)
+
+
+@pytest.mark.parametrize("bias_scale", [1.0, 30.0])
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_wrong_attribute_fails(tmp_path, monkeypatch, scale, bias_scale):
+    """Also where nearly all gates are saturated by large weights or large biases."""
+    found = cell_of(tmp_path, "BlockLSTM", scale, bias_scale)
+    step = found._step
+    known = dict(found.attributes)
+    monkeypatch.setattr(found, "_step", lambda weights, x, state, attributes: step(weights, x, state, known))
+    assert found.check().ok
+    for name, value in {"forget_bias": 0.0, "cell_clip": 0.5}.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(found.attributes, name, value)
+            check = found.check()
+            assert not check.ok and check.error > 20 * check.bound, (name, check)
+
+
+def test_an_exponential_does_not_overflow(tmp_path):
+    found = cell_of(tmp_path, "Keras SimpleRNN", 20.0, 1.0)
+    assert found.check(activation="exponential").ok
+
+
+def test_the_commands_take_large_weights(tmp_path, capsys):
+    cell_of(tmp_path, "BlockLSTM", 60.0)
+    model, out = str(tmp_path / "graph.pb"), tmp_path / "layer.npz"
+    assert main(["inspect", model, "--json"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    assert 24 < cell["error_eps"] < cell["bound_eps"]
+    assert main(["extract", model, str(out)]) == 0
+    assert blockcell.load(out).hidden_size == H
