@@ -14,7 +14,8 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +26,7 @@ from ..activations import Activation, canonical
 from ..errors import plain
 from ..files import check_regular
 from ..installing import how_to_install
-from ..layers import Layer
+from ..layers import Layer, Stack
 from ..layers.loading import read
 from ..optable import DTYPES, LETTERS, OPS, ROUNDINGS, WEIGHT_STORAGES, Array
 from ..progress import progress
@@ -244,7 +245,7 @@ def inspect_file(options: argparse.Namespace) -> int:
     ok = all(check is None or check.ok for _, check in checked)
     apart = _apart(cells)
     if options.json:
-        described = [_described(*each) for each in checked]
+        described = [_described(cells, *each) for each in checked]
         print_json({"path": options.path, "cells": described, "one_layer": not apart, "ok": ok})
         return 0 if ok else 1
     if not cells:
@@ -271,6 +272,8 @@ def inspect_file(options: argparse.Namespace) -> int:
             say(f"  its input is {reads}{', reversed' * bool(found.reverse)}")
         for role, name in found.weights.items():
             say(f"  {role} is {name}")
+        if sharing := cells.sharing(found.name):
+            say(f"  it shares these with {', '.join(sharing)}")
         if found.state_from is not None:
             say(f"  it begins with {_state_said(found)}")
         if found.unsaid:
@@ -298,13 +301,13 @@ def _apart(cells: Cells) -> str:
 
 
 def extract(options: argparse.Namespace) -> int:
-    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's as a layer, or one of them.
+    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's as a layer, or some of them.
 
     OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. Cells that
-    the graph has on top of each other, or as two directions, are one layer; --cell takes one of them. What the file
-    does not say is asked for: --forget-bias, --cell-clip and so on. Each cell is checked first, as by `blockcell
-    inspect`; nothing is written if its error is above the bound. A layer begins with zeros: if the graph does not, a
-    line says so.
+    the graph has on top of each other, or as two directions, are one layer. --cell takes one of them; given several
+    times, it takes a Stack of these cells in this order. What the file does not say is asked for: --forget-bias,
+    --cell-clip and so on, for each cell that has it. Each cell is checked first, as by `blockcell inspect`; nothing is
+    written if its error is above the bound. A layer begins with zeros: if the graph does not, a line says so.
     """
     if options.out.suffix == ".onnx":
         require("onnx", "onnx")
@@ -320,6 +323,7 @@ def extract(options: argparse.Namespace) -> int:
         chosen = _chosen(options, cells)
         names = ("forget_bias", "cell_clip", "proj_clip", "activation", "average")
         given = {name: getattr(options, name) for name in names}
+        owns = [_own(given, found, chosen) for found in chosen]
         checks = []
         for k, found in enumerate(chosen):
             tell("checking cells", k, len(chosen))
@@ -329,13 +333,17 @@ def extract(options: argparse.Namespace) -> int:
                 where = "as the program that made it has them, or put the checkpoint's .meta beside it"
                 what = f"{options.path} does not say {' and '.join(unsaid)} of {found.name}"
                 raise ValueError(f"{what}; pass {flags}, {where}")
-            check = found.check(**given)
+            check = found.check(**owns[k])
             if not check.ok:
                 off = f"{found.name} is off by {check.error:.0f} eps, and {check.bound:.0f} are allowed"
                 raise ValueError(f"{off}; nothing is written")
             checks.append(check)
         tell("checking cells", len(chosen), len(chosen))
-        layer = cells.layer(**given) if len(chosen) > 1 else chosen[0].layer(**given)
+        if options.cell is None and len(chosen) > 1:
+            layer = cells.layer(**given)
+        else:
+            layers = [found.layer(**own) for found, own in zip(chosen, owns, strict=True)]
+            layer = layers[0] if len(layers) == 1 else Stack(layers)
         if options.out.suffix == ".onnx":
             import onnx_export
 
@@ -343,7 +351,7 @@ def extract(options: argparse.Namespace) -> int:
         else:
             layer.save(options.out)
     if options.json:
-        described = [_described(*each) for each in zip(chosen, checks, strict=True)]
+        described = [_described(cells, *each) for each in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
         say(f"{options.out} is {layer!r}, off by {max(check.error for check in checks):.2f} eps")
@@ -353,13 +361,25 @@ def extract(options: argparse.Namespace) -> int:
     return 0
 
 
+def _own(given: Mapping[str, Any], found: Found, chosen: Sequence[Found]) -> dict[str, Any]:
+    """The options for a cell: without those that are for other cells, as forget_bias is not for a GRU."""
+    others = {name for each in chosen for name in each.attributes}.difference(found.attributes)
+    return {name: value for name, value in given.items() if name not in others}
+
+
 def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
-    """The cell that is asked for, or all if they are one layer."""
+    """The cells that are named, in their order, or all if they are one layer."""
     if options.cell is not None:
-        if options.cell not in cells:
+        if unknown := [name for name in options.cell if name not in cells]:
             names = ", ".join(cells) or "none"
-            raise ValueError(f"{options.path} has no cell {options.cell}; there are: {names}")
-        return [cells[options.cell]]
+            raise ValueError(f"{options.path} has no cell {unknown[0]}; there are: {names}")
+        named = [cells[name] for name in options.cell]
+        for below, above in pairwise(named):
+            if below.refused is None and above.refused is None and below.output_size != above.input_size:
+                gives = f"{below.name} gives {below.output_size} numbers a step"
+                takes = f"{above.name}, which is named behind it, takes {above.input_size}"
+                raise ValueError(f"{gives}, and {takes}; name cells that fit on each other, the lowest first")
+        return named
     usable = [found for found in cells.values() if found.refused is None]
     if not usable:
         first = next(iter(cells.values()), None)
@@ -371,7 +391,7 @@ def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
     return usable
 
 
-def _described(found: Found, check: Check | None) -> dict[str, Any]:
+def _described(cells: Cells, found: Found, check: Check | None) -> dict[str, Any]:
     return {
         "cell": found.name,
         "kind": found.kind,
@@ -381,6 +401,7 @@ def _described(found: Found, check: Check | None) -> dict[str, Any]:
         "dtype": found.dtype,
         "attributes": found.attributes,
         "weights": found.weights,
+        "shares_weights_with": list(cells.sharing(found.name)),
         "nodes": list(found.nodes),
         "reverse": found.reverse,
         "input_from": list(found.input_from),
@@ -438,7 +459,12 @@ def _parser() -> argparse.ArgumentParser:
     command = add(extract, "blockcell extract model.ckpt lstm.npz --cell rnn/lstm_cell")
     command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
     command.add_argument("out", type=_out, metavar="OUT", help="ends in .npz, .safetensors or .onnx")
-    command.add_argument("--cell", metavar="NAME", help="one cell, as `blockcell inspect` names it")
+    command.add_argument(
+        "--cell",
+        action="append",
+        metavar="NAME",
+        help="a cell, as `blockcell inspect` names it; again for the next of a Stack",
+    )
     command.add_argument("--forget-bias", type=_number, metavar="X", help="where the file does not say it")
     command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
     command.add_argument("--proj-clip", type=_number, metavar="X", help="likewise, of a projection")

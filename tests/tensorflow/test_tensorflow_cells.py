@@ -664,6 +664,79 @@ def test_commands_on_a_trained_model(tmp_path, capsys, monkeypatch):
     assert not out.exists()
 
 
+def test_named_cells_are_a_stack(tmp_path, capsys):
+    """In the order of their names, and forget_bias is for the LSTM among them."""
+    g = np.random.default_rng(2)
+    shapes = {
+        "low/basic_lstm_cell": {"kernel": (5 + 6, 24), "bias": (24,)},
+        "high/gru_cell": {"gates/kernel": (6 + 5, 10), "gates/bias": (10,), "candidate/kernel": (11, 5)},
+    }
+    shapes["high/gru_cell"]["candidate/bias"] = (5,)
+    names = {f"{scope}/{name}": shape for scope, each in shapes.items() for name, shape in each.items()}
+    model = write_variables(tmp_path, {name: g.standard_normal(shape).astype("f4") for name, shape in names.items()})
+    path, out, (low, high) = str(tmp_path / "model.ckpt"), tmp_path / "layer.npz", shapes
+    assert main(["extract", path, str(out), "--cell", low, "--cell", high, "--forget-bias", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["cell"] for each in document["cells"]] == [low, high] and document["layer"].startswith("Stack([LSTM(")
+    x = g.standard_normal((3, 2, 5)).astype("f4")
+    below, above = model.cells[low].layer(forget_bias=1.0), model.cells[high].layer()
+    np.testing.assert_array_equal(blockcell.load(out)(x)[0], above(below(x)[0])[0])
+    assert main(["extract", path, str(out), "--cell", high, "--cell", low, "--forget-bias", "0"]) == 0
+    assert blockcell.load(out).input_size == 6  # the other one is below
+    assert main(["extract", path, str(out), "--cell", high, "--cell", low]) == 1
+    assert f"does not say forget_bias of {low}" in capsys.readouterr().err
+    assert main(["extract", path, str(out), "--cell", high, "--forget-bias", "1"]) == 1
+    assert "which has no forget_bias" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("a/lstm_cell", "b/lstm_cell"), ["a/lstm_cell gives 4", "b/lstm_cell, which is named behind it, takes 5"]),
+        (("a/lstm_cell", "c/lstm_cell"), ["no cell c/lstm_cell", "a/lstm_cell, b/lstm_cell"]),
+    ],
+)
+def test_named_cells_that_do_not_fit(tmp_path, capsys, names, words):
+    write_variables(tmp_path, checkpoint_of("a/lstm_cell", ("w", "b")) | checkpoint_of("b/lstm_cell", ("w", "b")))
+    out = tmp_path / "layer.npz"
+    cells = [text for name in names for text in ("--cell", name)]
+    assert (
+        main(["extract", str(tmp_path / "model.ckpt"), str(out), *cells, "--forget-bias", "1", "--cell-clip", "0"]) == 1
+    )
+    error = capsys.readouterr().err
+    assert all(word in error for word in words) and not out.exists()
+
+
+def test_cells_that_share_weights_are_named(tmp_path, capsys):
+    """A program for training, validation and testing has each layer three times, with the same variables."""
+    layers, parts = [], []
+    for k in (0, 1):
+        layers.append({"w": f"rnn/cell_{k}/kernel", "b": f"rnn/cell_{k}/bias"})
+        parts += [real(layers[k][role], value) for role, value in drawn("w", "b", seed=k).items()]
+    parts += [
+        block("LSTMBlockCell", f"{graph}/cell_{k}/op", names)
+        for graph in ("train", "valid", "test")
+        for k, names in enumerate(layers)
+    ]
+    cells = write(tmp_path, *inputs(), *parts).cells
+    assert len(cells) == 6
+    of_layer = [[name for name in cells if cells[name].weights == layer] for layer in layers]
+    expected = {name: tuple(other for other in each if other != name) for each in of_layer for name in each}
+    assert {name: cells.sharing(name) for name in cells} == expected
+    assert {len(names) for names in expected.values()} == {2}
+    assert main(["inspect", str(tmp_path / "graph.pb"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {each["cell"]: tuple(each["shares_weights_with"]) for each in document["cells"]} == expected
+    assert main(["inspect", str(tmp_path / "graph.pb")]) == 0
+    out = capsys.readouterr().out
+    assert all(f"it shares these with {', '.join(names)}" in out for names in expected.values())
+
+
+def test_cells_of_one_shape_do_not_share_weights(tmp_path):
+    model = write_variables(tmp_path, checkpoint_of("a/lstm_cell") | checkpoint_of("b/lstm_cell"))
+    assert [model.cells.sharing(name) for name in model.cells] == [(), ()]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_extract_to_onnx(tmp_path, capsys, streaming):
     runtime = pytest.importorskip("onnxruntime")

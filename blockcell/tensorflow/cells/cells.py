@@ -90,6 +90,11 @@ class Cells(Mapping[str, Found]):
                 states.append(dict(zip(("fw", "bw"), halves, strict=True)) if begins else None)
         return _stacked(states)
 
+    def sharing(self, name: str) -> tuple[str, ...]:
+        """Name the other cells whose kernels are made of the same variables or constants as those of a cell."""
+        kernels = self[name].kernel_names
+        return tuple(other for other, cell in self._found.items() if other != name and kernels & cell.kernel_names)
+
     def levels(self) -> list[tuple[list[Found], ...]]:
         """What `layer` puts on top of each other: cells, or those of the forward and of the backward direction."""
         usable = [each for each in self._found.values() if each.refused is None]

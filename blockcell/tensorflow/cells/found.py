@@ -184,6 +184,11 @@ class Found:
         return lstm_weights(bool(self.attributes.get("coupled")), "w_p" in self._sources)
 
     @property
+    def kernel_names(self) -> set[str]:
+        """The names of the variables and constants that its kernels are made of."""
+        return {leaf for source in self._sources.values() if len(source.shape) == 2 for leaf in source.leaves}
+
+    @property
     def state_sizes(self) -> tuple[int, ...]:
         """Of cs, if it has one, and of h."""
         return (self.hidden_size or 0, self.output_size or 0)[-self._count_of_states :]
@@ -366,8 +371,8 @@ class Found:
         -------
         Check
             ``error``, the largest error in eps of the largest entry; ``bound``, how large it may be; and ``ok``,
-            whether it is within the bound. That is 24 eps, more where I + H is more than 256, and in float64 1e-13 of the
-            largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
+            whether it is within the bound. That is 24 eps, more where I + H is more than 256, and in float64 1e-13 of
+            the largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
             float32 make of the step.
         """
         attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
