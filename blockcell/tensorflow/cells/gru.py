@@ -128,4 +128,6 @@ def _told_apart(sums: Sums, name: str, gate: Sum, x: Place, h_prev: Place) -> li
     for pair in (operands, operands[::-1]):
         if len(pair) == 2 and sums.reader.same(pair[0].place, x) and sums.reader.same(pair[1].place, h_prev):
             return pair
-    raise Variant(f"its gate {name} is not computed from the input and the state that the candidate is computed from")
+    nodes = " and ".join(repr(operand.place.name) for operand in operands)
+    inputs = f"{x.name!r} and {h_prev.name!r}"
+    raise Variant(f"its gate {name}, from {nodes}, is not computed from the input and the state, {inputs}")

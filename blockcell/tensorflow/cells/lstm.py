@@ -235,7 +235,10 @@ def _changed(sums: Sums, cell: _Cell, factors: list[Place], gates: dict[Place, G
         state = f"the cell state, the node {cell.cs.name!r},"
         said = f"{state} goes through a {shown(cell.activation)}, and what is added up to it through {several}"
         return Variant(f"{said}; layers have one activation for the candidate and the cell state")
-    return vague("its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci)")
+    return vague(
+        f"its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci): it is the node"
+        f" {cell.cs.name!r}"
+    )
 
 
 def _lstm_of(sums: Sums, end: Place, gates: dict[str, Sum], cell: _Cell, cs_prev: Place, recurrent: Activation) -> Lstm:

@@ -139,8 +139,11 @@ def operands_of(sums: Sums, gate: Sum) -> list[Operand]:
     for operand, kernel in gate.products:
         if sums.op(operand) == "ConcatV2":
             node, inputs = sums.made(operand)
-            if len(inputs) != 3 or sums.reader.number(inputs[2]) not in (1, -1):
-                raise Variant(f"the node {node.name!r} joins more than an input and a state")
+            if len(inputs) != 3:
+                count = len(inputs) - 1
+                raise Variant(f"the node {node.name!r} joins {count} arrays; a cell joins its input and its state")
+            if (axis := sums.reader.number(inputs[2])) not in (1, -1):
+                raise Variant(f"the node {node.name!r} joins rows, along the axis {axis}; a cell joins columns")
             found += [Operand(inputs[0], kernel, "first"), Operand(inputs[1], kernel, "last")]
         else:
             found.append(Operand(operand, kernel))
