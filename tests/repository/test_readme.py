@@ -149,6 +149,60 @@ def test_every_reason_to_refuse_a_cell_is_explained():
     assert not [words for words in files if not any(words in text for text in given)]
 
 
+def words_of_sources():
+    """The words of each source file that git knows, its own name among them, by its path."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git's")
+    words = {}
+    for path in map(Path, listed.stdout.split()):
+        if path.suffix in SOURCES or path.name == "Makefile":
+            words[path] = {path.name, path.stem, *re.findall(r"\w+", (ROOT / path).read_text())}
+    return words
+
+
+SOURCES = {".py", ".pyx", ".pxd", ".c", ".toml", ".yml", ".js", ".html"}
+OTHERS_NAMES = """
+    ConvLSTM2D IndRNNCell LayerNormBasicLSTMCell save_weights seq_length snapshot_download share_memory_ with_peepholes
+    MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ a_grad d_h_prev_component_1 d_h_prevr int16_t w_u_x
+""".split()
+"""Names on pages that are other libraries'."""
+
+
+def names_of_code(text):
+    """Names in backticks, perhaps with arguments, that look like those of code: snake_case, camelCase, CAPITALS, f().
+
+    A dotted name gives each of its parts, a file its own name.
+    """
+    for dotted, arguments in re.findall(r"`([a-z_][\w.]*)(\([^`]*\))?`", text, re.ASCII | re.IGNORECASE):
+        if re.search(r"\.(py|pyx|pxd)$", dotted):
+            yield dotted
+            continue
+        for part in dotted.split("."):
+            capitals = part.isupper() and len(part) > 3
+            if "_" in part or re.search("[a-z][A-Z]", part) or capitals or (arguments and dotted.endswith(part)):
+                yield part
+
+
+def test_names_of_code_on_pages_exist():
+    """What a page says of a function, a constant or a file can be searched for in the sources."""
+    known = set(OTHERS_NAMES).union(*words_of_sources().values())
+    pages = {name: document.read_text() for name, document in zip(NAMES, DOCUMENTS, strict=True)}
+    unknown = {name: sorted(set(names_of_code(text)) - known) for name, text in pages.items() if name != "CHANGELOG.md"}
+    assert not {name: names for name, names in unknown.items() if names}
+
+
+def test_names_on_pages_are_in_the_file_that_is_named():
+    """Where a page has a name "in" a file, the file has it."""
+    words = words_of_sources()
+    wrong = []
+    for page, document in zip(NAMES, DOCUMENTS, strict=True):
+        for name, file in re.findall(r"`(\w+)`,? in `([\w/]+\.(?:pyx|pxd|py))`", document.read_text()):
+            if not any(name in words[path] for path in words if f"/{path}".endswith(f"/{file}")):
+                wrong.append((page, name, file))
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_every_activation_is_documented(name):
     """In the docstrings of its module and of layers, and in the table of its equations."""
