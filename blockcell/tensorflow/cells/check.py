@@ -97,7 +97,7 @@ def draw_rows(
     x = g.standard_normal((count, sizes[0])) * scale
     states = [g.uniform(-1, 1, (count, size)) for size in sizes[1:]]
     scales = [cell_state_scale, scale][-len(states) :]  # cs, if there is one, and h
-    scaled = [x, *(state * each for state, each in zip(states, scales, strict=True))]
+    scaled = [x, *(state * state_scale for state, state_scale in zip(states, scales, strict=True))]
     return [array.astype(dtype) for array in scaled]
 
 
