@@ -61,7 +61,8 @@ def from_keras(
     Parameters
     ----------
     source : Keras model or layer, or sequence
-        A model; a ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, ``Bidirectional`` of them, or ``Dense``; or what their
+        A model; a ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells,
+        ``Bidirectional`` of them, or ``Dense``; or what their
         ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
         these twice for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. A list of layers or of such lists becomes a
         `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
@@ -72,8 +73,9 @@ def from_keras(
         to do with `reset` of a call, which says where the state is set to zero.
     activation, recurrent_activation : str or tuple, optional
         Those of cells whose arrays these are, which do not tell them, by the names that layers here have; None for
-        Keras' defaults, "tanh" and "sigmoid". **"hard_sigmoid" is Keras 3's.** In a config of Keras 2 that name, once
-        the default, means ``("hard_sigmoid", 0.2, 0.5)``.
+        Keras' defaults, "tanh" and "sigmoid", the second with a warning: before Keras 2.3 and in TensorFlow 1 it was
+        ``("hard_sigmoid", 0.2, 0.5)``. **"hard_sigmoid" is Keras 3's.** In a config of Keras 2 that name has those
+        parameters.
 
     Returns
     -------
@@ -93,7 +95,8 @@ def from_keras(
     -----
     UserWarning
         Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls. Of the arrays
-        of a ``Dense``, that it has no activation here, and gives y for each step.
+        of a ``Dense``, that it has no activation here, and gives y for each step. Of those of an LSTM or a GRU without
+        `recurrent_activation`, that it is sigmoid here.
 
     Raises
     ------
@@ -120,14 +123,22 @@ def from_keras(
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     every = {"activation": activation, "recurrent_activation": recurrent_activation}
     given = {name: value for name, value in every.items() if value is not None}
-    layer, has_dense = _from_list(caller, source, reset_after, DEFAULTS | given)
-    cells = [cell for cell in layer._cells().values() if isinstance(cell, Cell)]
+    layer, from_arrays = _from_list(caller, source, reset_after, DEFAULTS | given)
+    cells = _cells_in([layer])
     for name, value in given.items():
         if not any(name in cell._activations for cell in cells):
             kinds = ", ".join({type(cell).__name__: None for cell in layer._cells().values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    if has_dense:
+    has_gates = any("recurrent_activation" in cell._activations for cell in _cells_in(from_arrays))
+    if has_gates and recurrent_activation is None:
+        warnings.warn(
+            f"{caller}: arrays do not tell recurrent_activation: here it is sigmoid, the default of Keras since 2.3 and"
+            f" of TensorFlow 2. Before, and in TensorFlow 1, it was hard_sigmoid. Pass"
+            f' recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else recurrent_activation="sigmoid"',
+            stacklevel=2,
+        )
+    if any(isinstance(each, Dense) for each in from_arrays):
         warnings.warn(
             f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"
             f" it has none, and gives y for each step. Pass the model, or make the Dense anew:"
@@ -197,7 +208,7 @@ def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
     return assemble(caller, steps, outputs, stacklevel=4)[0]
 
 
-_CELLS = ("LSTM", "GRU", "SimpleRNN")
+_CELLS = ("LSTM", "GRU", "SimpleRNN")  # with "Cell" behind, what an RNN has one or several of
 _LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
 KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 _NOTHING = (  # what does nothing in inference
@@ -288,7 +299,10 @@ def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
     plain = Step(f"{key} ({kind})", inputs)
     if not _is_of_keras(type(source), kind):
         return plain
-    if kind in (*_CELLS, "Bidirectional"):
+    if kind == "RNN" and not all(map(_is_known, _cells_of(source))):
+        names = ", ".join(type(cell).__name__ for cell in _cells_of(source))
+        return plain._replace(what=f"{key} ({kind} of {names})", hint="not Keras's own cells")
+    if kind in (*_CELLS, "RNN", "Bidirectional"):
         sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
         layer = _layer(caller, source)
         ends = kind == "Bidirectional" or config["go_backwards"]
@@ -332,10 +346,12 @@ def _dense(caller: str, source: Any) -> Dense:
 # -------------------------------------------------------------------------------------------------------------- layers
 def _layer(caller: str, source: Any) -> Layer:
     kind = type(source).__name__
-    if kind not in (*_CELLS, "Bidirectional", "Dense") or not _is_of_keras(type(source), kind):
+    is_other = kind in ("RNN", "Bidirectional", "Dense") and _is_of_keras(type(source), kind)
+    if not is_other and not _is_known(source):
         raise ConversionError(
             f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, SimpleRNN,"
-            f" Bidirectional or Dense, or a model. Of another class that computes the same, pass its get_weights()"
+            f" their cells, an RNN of these, Bidirectional or Dense, or a model. Of another class that computes the"
+            f" same, pass its get_weights()"
         )
     if kind == "Dense":
         return _dense(caller, source)
@@ -352,21 +368,43 @@ def _layer(caller: str, source: Any) -> Layer:
             raise ConversionError(
                 f"{what} has a forward layer with go_backwards=True; only the backward layer may run backwards"
             )
-        return Bidirectional(_cell(caller, fw), _cell(caller, bw))
-    if config["go_backwards"] and config["return_sequences"]:
+        halves = _cells_of(fw), _cells_of(bw)
+        if any(len(cells) != 1 for cells in halves):
+            raise ConversionError(
+                f"{what} has an RNN of several cells in each direction; only one can be expressed. Convert the cells of"
+                f" each and combine the two halves of y outside"
+            )
+        return Bidirectional(*(_cell(caller, cell) for (cell,) in halves))
+    reverse = config.get("go_backwards", False)
+    if reverse and config["return_sequences"]:
         raise ConversionError(
             f"{what} has go_backwards=True and return_sequences=True: its output begins with the last step, that of a"
             f" layer with reverse=True with the first. Convert its get_weights() and call the layer with x[::-1]: y is"
             f" then in Keras's order"
         )
-    return _cell(caller, source, config["go_backwards"])
+    cells = [_cell(caller, cell, reverse) for cell in _cells_of(source)]
+    return cells[0] if len(cells) == 1 else Stack(cells)
+
+
+def _cells_of(source: Any) -> list[Any]:
+    """What has the weights of a recurrent layer: the cells of an RNN, one on the other, or the layer itself."""
+    if type(source).__name__ != "RNN" or not _is_of_keras(type(source), "RNN"):
+        return [source]
+    is_stacked = _is_of_keras(type(source.cell), "StackedRNNCells")
+    return [*source.cell.cells] if is_stacked else [source.cell]
+
+
+def _is_known(source: Any) -> bool:
+    """Whether it is one of Keras's LSTM, GRU and SimpleRNN, or a cell of these."""
+    kind = type(source).__name__
+    return kind.removesuffix("Cell") in _CELLS and _is_of_keras(type(source), kind)
 
 
 def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
-    kind, config = type(source).__name__, source.get_config()
-    what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
-    if kind not in _CELLS or not _is_of_keras(type(source), kind):
-        raise ConversionError(f"{what} is none of Keras's LSTM, GRU and SimpleRNN")
+    kind, config = type(source).__name__.removesuffix("Cell"), source.get_config()
+    what = f"{caller}: {type(source).__name__} {getattr(source, 'name', '')!r}"
+    if not _is_known(source):
+        raise ConversionError(f"{what} is none of Keras's LSTM, GRU and SimpleRNN, nor a cell of these")
     names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
     activations = {name: _cell_activation(what, source, name) for name in names}
     arrays = source.get_weights()
@@ -399,18 +437,22 @@ def _cell_activation(what: str, source: Any, name: str) -> Activation:
 
 def _from_list(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
-) -> tuple[Layer, bool]:
-    """The layer of a list, and whether arrays of a Dense are in it."""
+) -> tuple[Layer, list[Layer]]:
+    """The layer of a list, and which of its layers were made of arrays."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
         layers = _from_arrays(caller, source, reset_after, activations)
-        return layers[0] if len(layers) == 1 else Stack(layers), any(isinstance(each, Dense) for each in layers)
-    parts = [
-        (from_keras(part, reset_after=reset_after), False)
+        return layers[0] if len(layers) == 1 else Stack(layers), layers
+    parts: list[tuple[Layer, list[Layer]]] = [
+        (from_keras(part, reset_after=reset_after), [])
         if hasattr(part, "get_config")
         else _from_list(caller, part, reset_after, activations)
         for part in source
     ]
-    return Stack([layer for layer, _ in parts]), any(has_dense for _, has_dense in parts)
+    return Stack([layer for layer, _ in parts]), [each for _, from_arrays in parts for each in from_arrays]
+
+
+def _cells_in(layers: Iterable[Layer]) -> list[Cell]:
+    return [cell for layer in layers for cell in layer._cells().values() if isinstance(cell, Cell)]
 
 
 class Part(NamedTuple):
@@ -471,8 +513,9 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
         if not count:
             raise ValueError(
                 f"{caller}: array {k} has shape {kernel}, and no bias comes after it: it may be of an Embedding, a"
-                f" SimpleRNN or a Dense with use_bias=False. Pass the model itself; or, of a Dense, its kernel and"
-                f" np.zeros({outputs}) as its bias"
+                f" SimpleRNN or a Dense with use_bias=False. Pass the model itself; or, of an Embedding, leave that"
+                f" array out{': weights[1:]' if not k else ''}; or, of a Dense, pass its kernel and np.zeros({outputs})"
+                f" as its bias"
             )
         parts.append(Part([*source[k : k + count]], shapes[k : k + count], outputs))
         k += count

@@ -170,11 +170,13 @@ class GraphSteps:
                 if key in self.probes:
                     T, B = (unknown if size < 0 else size for size in self.fixed_sizes[key])
                     values |= self.probes[key](T, B)[0] if T * B <= _LARGEST else {}
-                elif sizes and math.prod(map(abs, sizes)) <= LARGEST_REPEATED:
-                    values[each] = np.zeros([unknown if size < 0 else size for size in sizes], np.int64)
+                    continue
+                sizes = [unknown if size < 0 else size for size in sizes]
+                if sizes and math.prod(sizes) <= LARGEST_REPEATED:
+                    values[each] = np.zeros(sizes, np.int64)
             X = self.graph.moved(name, nodes, values) if {*origins, *shapes} <= values.keys() else None
             found.append(X.shape[:2] if X is not None and X.ndim == 3 else (-1, -1))
-        T, B = (first if first == second else -1 for first, second in zip(*found, strict=True))
+        T, B = (first if 0 < first == second else -1 for first, second in zip(*found, strict=True))
         return (B, T) if batch_first else (T, B)
 
     def _add_recurrent(self, node: Any) -> None:

@@ -43,7 +43,8 @@ def layer_of(layers, kind, hidden, directions, bias, activations):
 def convert_arrays(arrays, kind, directions, activations):
     """What get_weights() returns, or the gradients to it, as a layer here."""
     half = len(arrays) // directions
-    options = KINDS[kind] | activations
+    gates = {} if kind == "SimpleRNN" else {"recurrent_activation": "sigmoid"}
+    options = gates | KINDS[kind] | activations
     cells = [convert.from_keras(arrays[half * d : half * (d + 1)], **options) for d in range(directions)]
     return Bidirectional(*cells) if directions == 2 else cells[0]
 

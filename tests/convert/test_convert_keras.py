@@ -37,17 +37,19 @@ from blockcell.activations import PARAMETERS
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Dense, Stack
 
+GATES = {"recurrent_activation": "sigmoid"}  # which the arrays of an LSTM or a GRU do not tell
+
 
 def check_keras(case, arrays):
-    source = list(weights_of(arrays).values())
-    layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None)
+    source, gates = list(weights_of(arrays).values()), {} if "rnn" in case else GATES
+    layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None, **gates)
     y, _ = layer(arrays["x"].swapaxes(0, 1))
     np.testing.assert_allclose(y.swapaxes(0, 1), arrays["y"], rtol=0, atol=1e-6)
     back = convert.to_keras(layer)
     each = len(source) // (len(back) // 3)  # 2 without bias
     for ours, theirs in zip(back[:2] + back[3:5], source[:2] + source[each : each + 2], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert_same(layer, convert.from_keras(back))
+    assert_same(layer, convert.from_keras(back, **gates))
 
 
 @pytest.mark.parametrize(("case", "arrays"), stored("keras").items(), ids=stored("keras"))
@@ -122,10 +124,11 @@ def test_keras_formulas(name):
     np.testing.assert_allclose(convert.from_keras(fw)(x)[0], expected, rtol=0, atol=1e-14)
     both = np.concatenate([expected, formula(x[::-1], *weights[1])[::-1]], axis=-1)
     np.testing.assert_allclose(convert.from_keras(keras_bidirectional(fw, bw))(x)[0], both, rtol=0, atol=1e-14)
-    assert_same(convert.from_keras(weights[0] + weights[1]), convert.from_keras(keras_bidirectional(fw, bw)))
+    gates = {} if kind == "SimpleRNN" else GATES
+    assert_same(convert.from_keras(weights[0] + weights[1], **gates), convert.from_keras(keras_bidirectional(fw, bw)))
     # The refusal of go_backwards advises this.
     np.testing.assert_allclose(
-        convert.from_keras(bw.get_weights())(x[::-1])[0], formula(x[::-1], *weights[1]), rtol=0, atol=1e-14
+        convert.from_keras(bw.get_weights(), **gates)(x[::-1])[0], formula(x[::-1], *weights[1]), rtol=0, atol=1e-14
     )
 
 
@@ -144,7 +147,7 @@ def test_to_keras(gate_order):
     stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H), gru(g, inputs=H, reset_after=True)])
     weights = convert.to_keras(stack)
     assert [len(part) for part in weights] == [6, 3, 3]
-    assert_same(convert.from_keras(weights), stack)
+    assert_same(convert.from_keras(weights, **GATES), stack)
 
 
 # -------------------------------------------------------------------------------------------------------- activations
@@ -229,6 +232,81 @@ def test_keras_activations_are_those_of_arrays_alone():
     assert both.layers[1].recurrent_activation == "relu"
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU reset_after"])
+@pytest.mark.parametrize("form", ["one", "two directions", "a list in a list", "behind a layer"])
+def test_keras_arrays_do_not_tell_the_gates(kind, form):
+    """Keras 2.2's defaults gave other results than those of Keras 2.3: a warning says what to pass for each."""
+    g, (formula, bias) = rng(), FORMULAS[kind]
+    weights = [g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)]
+    source = {
+        "one": weights,
+        "two directions": weights + weights,
+        "a list in a list": [weights],
+        "behind a layer": [keras("SimpleRNN", [g.uniform(-1, 1, shape) for shape in ((I, I), (I, I), (I,))]), weights],
+    }[form]
+    layer, text = warned(convert.from_keras, source)
+    assert text.startswith("from_keras: arrays do not tell recurrent_activation: here it is sigmoid, the default of")
+    told = [eval(each.split(" for ")[0]) for each in text.split("recurrent_activation=")[1:]]
+    assert told == [HARD[0], "sigmoid"]
+    assert_same(convert.from_keras(source, recurrent_activation=told[1]), layer)
+    if form == "one":
+        x = g.standard_normal((T, B, I))
+        for given, function in ((told[0], HARD[1]), (told[1], sigmoid)):
+            y, _ = convert.from_keras(source, recurrent_activation=given)(x)
+            np.testing.assert_allclose(y, formula(x, *weights, sigmoid=function), rtol=0, atol=1e-14)
+
+
+def keras_rnn(cells, **config):
+    """Stands for keras.layers.RNN, of a cell or, in a list, of several."""
+    cell = cells
+    if isinstance(cells, list):
+        cell = keras("StackedRNNCells")
+        cell.cells = cells
+    layer = keras("RNN", **config)
+    layer.cell = cell
+    return layer
+
+
+def keras_weights(kind, inputs):
+    columns = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}[kind] * H
+    shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
+    return [rng().uniform(-1, 1, shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+def test_keras_rnn_of_a_cell(kind, backwards):
+    """It is the layer that Keras itself makes of the cell."""
+    weights, options = keras_weights(kind, I), {"activation": "relu", "recurrent_activation": "hard_sigmoid"}
+    options |= {"reset_after": True} if kind == "GRU" else {}
+    cell = keras(f"{kind}Cell", weights, **options)
+    expected = convert.from_keras(keras(kind, weights, go_backwards=backwards, **options))
+    assert_same(convert.from_keras(keras_rnn(cell, go_backwards=backwards)), expected)
+    assert_same(convert.from_keras(keras_rnn([cell], go_backwards=backwards)), expected)
+    if not backwards:
+        assert_same(convert.from_keras(cell), expected)
+        both = convert.from_keras(keras_bidirectional(keras_rnn(cell), keras_rnn([cell], go_backwards=True)))
+        assert_same(both, Bidirectional(expected, expected))
+
+
+def test_keras_rnn_of_several_cells():
+    """They stand one on the other, and the last one gives the output."""
+    weights = {"LSTM": keras_weights("LSTM", I), "GRU": keras_weights("GRU", H)}
+    cells = [keras("LSTMCell", weights["LSTM"]), keras("GRUCell", weights["GRU"], reset_after=True)]
+    x = rng().standard_normal((T, B, I))
+    y = keras_gru_reset_after(keras_lstm(x, *weights["LSTM"]), *weights["GRU"])
+    np.testing.assert_allclose(convert.from_keras(keras_rnn(cells))(x)[0], y, rtol=0, atol=1e-14)
+    y = keras_gru_reset_after(keras_lstm(x[::-1], *weights["LSTM"]), *weights["GRU"])
+    stack = convert.from_keras(keras_rnn(cells, go_backwards=True))
+    np.testing.assert_allclose(stack(x)[0][0], y[-1], rtol=0, atol=1e-14)
+    with pytest.raises(ConversionError, match=r"Bidirectional 'a_layer' has an RNN of several cells in each direction"):
+        convert.from_keras(keras_bidirectional(keras_rnn(cells), keras_rnn(cells, go_backwards=True)))
+    with pytest.raises(ConversionError, match=r"go_backwards=True and return_sequences=True.*x\[::-1\]"):
+        convert.from_keras(keras_rnn(cells, go_backwards=True, return_sequences=True))
+    with pytest.raises(ConversionError, match="SRUCell 'a_layer' is none of Keras's LSTM, GRU and SimpleRNN, nor a"):
+        convert.from_keras(keras_rnn([cells[0], keras("SRUCell")]))
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def arrays(*shapes, dtype=np.float32):
     return [np.zeros(shape, dtype) for shape in shapes]
@@ -251,7 +329,7 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
             lambda: keras("LSTM", LSTM_ARRAYS, go_backwards=True, return_sequences=True),
             r"go_backwards=True and return_sequences=True.*x\[::-1\]",
         ),
-        (lambda: keras("SRU"), "a tf_keras.stand_in.SRU; expected Keras's LSTM, GRU, SimpleRNN, Bid"),
+        (lambda: keras("SRU"), "a tf_keras.stand_in.SRU; expected Keras's LSTM, GRU, SimpleRNN, their cells"),
         (lambda: keras_bidirectional(keras("LSTM"), keras("LSTM"), "sum"), "merge_mode='sum'; only 'concat'"),
         (lambda: keras_bidirectional(keras("SRU"), keras("LSTM")), "none of Keras's LSTM, GRU and SimpleRNN"),
         (
@@ -273,7 +351,11 @@ def test_keras_refused(source, message):
         ([], ValueError, "got no arrays; expected those of get_weights"),
         (LSTM_ARRAYS[:1], ValueError, r"array 0 has shape \(3, 16\), and no bias .* an Embedding, .* np.zeros\(16\)"),
         (LSTM_ARRAYS + GRU_ARRAYS[:1], ValueError, "3 inputs and 4 outputs, 3 inputs and 12 outputs, which"),
-        (arrays((9, I)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(9, 3\), and no bias .* of an Embedding"),
+        (
+            arrays((9, I)) + LSTM_ARRAYS,
+            ValueError,
+            r"array 0 has shape \(9, 3\), .* of an Embedding, leave that array out: weights\[1:\]; or, of a Dense,",
+        ),
         (LSTM_ARRAYS + arrays((H, 5), (5, 5), (5,)), ValueError, r"array 3 has shape \(4, 5\), .* a SimpleRNN"),
         (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, r"array 3 has shape \(4,\); expected the kernel of an LSTM, a"),
         (arrays((3, I, 8), (8,)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(3, 3, 8\); .*pass the model itself"),
@@ -331,7 +413,8 @@ def test_keras_two_layers_or_two_directions(gates, count):
         ValueError, match=f"with I = H = 4, the {2 * count} arrays are those of a Bidirectional or of two"
     ):
         convert.from_keras(half + half, reset_after=False)
-    assert isinstance(convert.from_keras([half, half], reset_after=False), Stack)
+    options = GATES if gates > 1 else {}
+    assert isinstance(convert.from_keras([half, half], reset_after=False, **options), Stack)
     kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}[gates]
     both = keras_bidirectional(*(keras(kind, half, reset_after=False) for _ in "fb"))
     assert isinstance(convert.from_keras(both), Bidirectional)
@@ -371,18 +454,18 @@ def test_keras_weights_of_a_model(name):
         else:
             half = len(part) // 2
             cells = [part] if len(part) < 6 else [part[:half], part[half:]]
-            cells = [convert.from_keras(each) for each in cells]
+            cells = [convert.from_keras(each, **GATES) for each in cells]
             expected.append(Bidirectional(*cells) if cells[1:] else cells[0])
     for source in (whole, lists) if name not in ("sizes after it", "dense without bias") else (whole,):
         if any(isinstance(layer, Dense) for layer in expected):
-            layer, text = warned(convert.from_keras, source)
+            layer, text = warned(convert.from_keras, source, **GATES)
             assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
             scope = {"stack": layer, "Stack": Stack, "Dense": Dense}
             mended = eval(text.split("make the Dense anew: ")[1], scope).layers[-1]
             assert (mended.activation, mended.last) == ("softmax", True)
             np.testing.assert_array_equal(mended.weights["w"], expected[-1].weights["w"])
         else:
-            layer = convert.from_keras(source)
+            layer = convert.from_keras(source, **GATES)
         assert_same(layer, Stack(expected))
 
 
@@ -393,7 +476,7 @@ def test_keras_dense_arrays():
     layer, _ = warned(convert.from_keras, convert.to_keras(dense))
     assert_same(layer, dense)
     stack = Stack([dense, lstm(g, inputs=2), gru(g, inputs=H)])
-    assert_same(warned(convert.from_keras, convert.to_keras(stack))[0], stack)
+    assert_same(warned(convert.from_keras, convert.to_keras(stack), **GATES)[0], stack)
 
 
 def test_keras_two_directions_or_two_layers_among_others():
@@ -443,7 +526,7 @@ def test_keras_weights_of_a_model_itself(kind, form):
     g = rng()
     model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
     x = g.standard_normal((B, T, I)).astype(np.float32)
-    stack, _ = warned(convert.from_keras, model.get_weights())
+    stack, _ = warned(convert.from_keras, model.get_weights(), **GATES)
     head = Dense(**stack.layers[-1].weights, activation="softmax", last=form != "sequences")
     stack = Stack([*stack.layers[:-1], head])
     expected = keras.ops.convert_to_numpy(model(x))
@@ -452,11 +535,42 @@ def test_keras_weights_of_a_model_itself(kind, form):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+def test_keras_rnn_of_cells_itself(package):
+    keras = pytest.importorskip(package)
+    layers, x = keras.layers, rng().standard_normal((B, T, I)).astype(np.float32)
+    cells = [layers.LSTMCell(H), layers.GRUCell(H), layers.GRUCell(5, reset_after=False), layers.SimpleRNNCell(3)]
+    for rnn_layers, parts in (
+        ([layers.RNN(cells[0], return_sequences=True), layers.RNN(cells[1])], 2),
+        ([layers.RNN([layers.LSTMCell(H), *cells[2:]])], 3),
+        ([layers.RNN([layers.GRUCell(H), layers.LSTMCell(5)], go_backwards=True)], 2),
+        ([layers.Bidirectional(layers.RNN(layers.GRUCell(H), return_sequences=True)), layers.LSTM(H)], 2),
+    ):
+        model = keras.Sequential([keras.Input((T, I)), *rnn_layers, layers.Dense(2, activation="tanh")])
+        g = rng()
+        model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
+        stack = convert.from_keras(model)
+        assert len(stack.layers) == parts + 1
+        np.testing.assert_allclose(stack(x, batch_first=True)[0], np.asarray(model(x)), rtol=0, atol=1e-6)
+
+    class Own(layers.LSTMCell):
+        pass
+
+    model = keras.Sequential([keras.Input((T, I)), layers.RNN(Own(H), name="a")])
+    with pytest.raises(ValueError, match=r"expected a model with an LSTM, .*, found a \(RNN of Own\)"):
+        convert.from_keras(model)
+
+
+@pytest.mark.peers
 def test_keras_itself_refused():
     layers = pytest.importorskip("keras").layers
+
+    def own(z):
+        return z
+
     for layer, message in (
         (layers.LSTM(H, activation="gelu"), "activation='gelu'"),
-        (layers.LSTM(H, recurrent_activation=lambda z: z), "recurrent_activation="),
+        (layers.LSTM(H, recurrent_activation=own), "recurrent_activation="),
         (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),
         (layers.Bidirectional(layers.LSTM(H), merge_mode="sum"), "merge_mode"),
     ):

@@ -461,6 +461,8 @@ def test_onnx_chains_of_one_row(shape, sizes, makers, directions):
         (None, (7, 1), []),
         ((7, 1, I), (1, 7), [RELU]),
         ((2**40, 1, I), (1, 2**40), []),
+        (("T",) * 64, (7, 1), []),
+        ((0, 1, I), (1, 7), []),
     ],
 )
 def test_onnx_reshapes_that_exchange_steps_and_rows(shape, sizes, makers):

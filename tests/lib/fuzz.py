@@ -592,7 +592,8 @@ def taken(read: Callable[[], Any]) -> bool:
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore",
-                r"from_\w+: (left out|left to the caller|not rounded|a state of its own|arrays do not|weights do not)",
+                r"from_\w+: (left out|left to the caller|not rounded|a state of its own|arrays do not|weights do not"
+                r"|PyTorch exported)",
                 UserWarning,
             )
             read()

@@ -281,7 +281,8 @@ def test_cells_of_keras(tmp_path, gates, bias, dtype):
     assert (found.name, found.kind) == ("gru/gru_cell", "Keras LSTM" if gates == 4 else "Keras GRU")
     assert found.unsaid == [] and (found.input_size, found.hidden_size, found.refused) == (I, H, None)
     assert found.weights["w" if gates == 4 else "w_c"] == "gru/gru_cell/kernel + gru/gru_cell/recurrent_kernel"
-    expected = convert.from_keras(values if bias else [*values, np.zeros(4 * H, dtype)])
+    values = values if bias else [*values, np.zeros(4 * H, dtype)]
+    expected = convert.from_keras(values, recurrent_activation="sigmoid")
     x = X.astype(dtype)
     agrees(found.layer(), expected(x)[0].astype(np.float64), x)
     assert found.check().error <= 8
