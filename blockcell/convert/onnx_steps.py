@@ -27,13 +27,18 @@ def from_graphs(
     """The layers of a model's graphs, put together where nothing else is between them, and what they start from."""
     steps: dict[str, Step] = {}
     outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
-    return assemble(caller, steps, outputs, stacklevel=4, hint=_named_by_torch(graphs[0]))
+    return assemble(caller, steps, outputs, stacklevel=4, hint=_hint(graphs[0]))
 
 
-def _named_by_torch(graph: Graph) -> str:
-    """What to do if the cells of a model are written out, and its weights have PyTorch's names."""
+def _hint(graph: Graph) -> str:
+    """What to do if the cells of a model are written out: if its weights have PyTorch's names, or it has loops."""
     ends = ("weight_ih", "weight_ih_l0")
     prefixes = [name.removesuffix(end) for end in ends for name in graph.tensors if name.endswith(f".{end}")]
+    if not prefixes and any(node.op_type == "Loop" for node in graph.nodes):
+        return (
+            "; a Loop may be a cell that is written out in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of"
+            " Keras: convert the Keras model itself, convert.from_keras(model)"
+        )
     if not prefixes:
         return ""
     return (

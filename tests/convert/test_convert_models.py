@@ -579,6 +579,16 @@ def test_onnx_bodies():
         assert_same(convert.from_onnx(model, name=name), layers[name])
 
 
+def test_onnx_loops():
+    """tf2onnx writes GRUs of Keras out in loops; then the Keras model is the way."""
+    body = onnx_graph([made("Exp", ["h"], "h2")], {}, ["more", "h2"], inputs=["k", "more", "h"])
+    loop = helper.make_node("Loop", ["steps", "", "X"], ["Y"], name="gru/while_loop", body=body)
+    model = helper.make_model(onnx_graph([loop], {"steps": np.array(7)}, ["Y"]))
+    text = r"found gru/while_loop \(Loop\); a Loop may be a cell that .* tf2onnx .*, convert.from_keras\(model\)$"
+    with pytest.raises(ValueError, match=text):
+        convert.from_onnx(model)
+
+
 def test_onnx_functions():
     weights = onnx_weights()
     node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], name="a")
