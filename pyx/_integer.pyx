@@ -163,8 +163,74 @@ cdef extern from *:
     #undef STORE
     #undef MULTIPLY
 
-    #if X86
+    /* ------------------------------------------------------- AVX-VNNI, and a stand-in for its instruction in C
+       R rows by N half lines, in 16 registers of 8 lanes, one for each unit. */
+    #define TILE_ARGUMENTS const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \\
+        ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads
+    #define TILE_BY_LANES \\
+        LANES acc[6][8]; \\
+        for (int r = 0; r < R; r++) \\
+            for (int v = 0; v < N; v++) \\
+                acc[r][v] = ALL_LANES(0); \\
+        for (ptrdiff_t q = 0; q < quads; q++) \\
+            for (int r = 0; r < R; r++) { \\
+                const LANES x = ALL_LANES(quad_at(a + r * stride + 4 * q)); \\
+                for (int v = 0; v < N; v++) { \\
+                    const LANES w = LOAD_LANES(panel + q * step + 32 * v); \\
+                    acc[r][v] = ADD_PRODUCTS(acc[r][v], w, x); \\
+                } \\
+            } \\
+        for (int r = 0; r < R; r++) \\
+            for (int v = 0; v < N; v++) \\
+                STORE_LANES(sums + r * ROW + 8 * v, acc[r][v]);
+    #define SUMS_BY_LANES(TILE) \\
+        const ptrdiff_t step = lines * LINE_BYTES; \\
+        ptrdiff_t g; \\
+        for (; rows >= 6; rows -= 6, sums += 6 * ROW, a += 6 * stride) \\
+            for (g = 0; g < lines; g++) \\
+                TILE(6, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \\
+        for (; rows >= 3; rows -= 3, sums += 3 * ROW, a += 3 * stride) { \\
+            for (g = 0; g + 2 <= lines; g += 2) \\
+                TILE(3, 4, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \\
+            if (g < lines) \\
+                TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \\
+        } \\
+        for (; rows > 0; rows--, sums += ROW, a += stride) { \\
+            if (lines == 4) { \\
+                TILE(1, 8, sums, panel, step, a, stride, quads); \\
+                continue; \\
+            } \\
+            for (g = 0; g < lines; g++) \\
+                TILE(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \\
+        }
+
     static inline int32_t quad_at(const int8_t *a) { int32_t x; memcpy(&x, a, 4); return x; }
+    typedef struct { int32_t lane[8]; } Lanes;
+    static Lanes all_lanes(int32_t x) { return (Lanes) {{x, x, x, x, x, x, x, x}}; }
+    static Lanes load_lanes(const void *memory) { Lanes lanes; memcpy(&lanes, memory, sizeof lanes); return lanes; }
+    /* vpdpbusd: in each lane four bytes without a sign times four signed ones; the sum wraps. */
+    static Lanes add_products(Lanes sums, Lanes weights, Lanes codes) {
+        const uint8_t *w = (const uint8_t *) &weights;
+        const int8_t *x = (const int8_t *) &codes;
+        for (int k = 0; k < 32; k++)
+            sums.lane[k / 4] = (int32_t) ((uint32_t) sums.lane[k / 4] + (uint32_t) (w[k] * x[k]));
+        return sums;
+    }
+    #define LANES Lanes
+    #define ALL_LANES(x) all_lanes(x)
+    #define LOAD_LANES(memory) load_lanes(memory)
+    #define STORE_LANES(memory, lanes) memcpy(memory, &(lanes), sizeof(Lanes))
+    #define ADD_PRODUCTS(sums_, weights, codes) add_products(sums_, weights, codes)
+    static void tile_lanes_in_c(TILE_ARGUMENTS) { TILE_BY_LANES }
+    static void sums_by_lanes_in_c(SUMS) { SUMS_BY_LANES(tile_lanes_in_c) }
+    static void product_lanes_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_lanes_in_c, 0) }
+    #undef LANES
+    #undef ALL_LANES
+    #undef LOAD_LANES
+    #undef STORE_LANES
+    #undef ADD_PRODUCTS
+
+    #if X86
     #define INLINED(TARGET) static inline __attribute__((always_inline, target(TARGET)))
 
     /* --------------------------------------------- AVX2: products of 16 bits, two sums for each unit until the end */
@@ -201,47 +267,15 @@ cdef extern from *:
     }
     static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) { THROUGH_SUMS(sums_avx2, 0) }
 
-    /* ------------------------------------------------------------ AVX-VNNI: R rows by N half lines, 16 registers */
+    /* ------------------------------------------------------------------------------------------ AVX-VNNI, see above */
     #define VNNI256 "avx2,avxvnni"
-    INLINED(VNNI256) void tile_vnni256(const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel,
-                                       ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads) {
-        __m256i acc[6][8];
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < N; v++)
-                acc[r][v] = _mm256_setzero_si256();
-        for (ptrdiff_t q = 0; q < quads; q++)
-            for (int r = 0; r < R; r++) {
-                const __m256i x = _mm256_set1_epi32(quad_at(a + r * stride + 4 * q));
-                for (int v = 0; v < N; v++) {
-                    const __m256i w = _mm256_loadu_si256((const __m256i *) (panel + q * step + 32 * v));
-                    acc[r][v] = _mm256_dpbusd_avx_epi32(acc[r][v], w, x);
-                }
-            }
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < N; v++)
-                _mm256_storeu_si256((__m256i *) (sums + r * ROW + 8 * v), acc[r][v]);
-    }
-    INLINED(VNNI256) void sums_vnni256(SUMS) {
-        const ptrdiff_t step = lines * LINE_BYTES;
-        ptrdiff_t g;
-        for (; rows >= 6; rows -= 6, sums += 6 * ROW, a += 6 * stride)
-            for (g = 0; g < lines; g++)
-                tile_vnni256(6, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
-        for (; rows >= 3; rows -= 3, sums += 3 * ROW, a += 3 * stride) {
-            for (g = 0; g + 2 <= lines; g += 2)
-                tile_vnni256(3, 4, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
-            if (g < lines)
-                tile_vnni256(3, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
-        }
-        for (; rows > 0; rows--, sums += ROW, a += stride) {
-            if (lines == 4) {
-                tile_vnni256(1, 8, sums, panel, step, a, stride, quads);
-                continue;
-            }
-            for (g = 0; g < lines; g++)
-                tile_vnni256(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads);
-        }
-    }
+    #define LANES __m256i
+    #define ALL_LANES(x) _mm256_set1_epi32(x)
+    #define LOAD_LANES(memory) _mm256_loadu_si256((const __m256i *) (memory))
+    #define STORE_LANES(memory, lanes) _mm256_storeu_si256((__m256i *) (memory), lanes)
+    #define ADD_PRODUCTS(sums_, weights, codes) _mm256_dpbusd_avx_epi32(sums_, weights, codes)
+    INLINED(VNNI256) void tile_vnni256(TILE_ARGUMENTS) { TILE_BY_LANES }
+    INLINED(VNNI256) void sums_vnni256(SUMS) { SUMS_BY_LANES(tile_vnni256) }
     static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) { THROUGH_SUMS(sums_vnni256, 0) }
 
     /* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
@@ -518,6 +552,7 @@ cdef extern from *:
         #endif
         {"c", product_c, always},
         {"amx in c", product_tiles_in_c, always},
+        {"avx_vnni in c", product_lanes_in_c, always},
     };
     enum { WAYS = sizeof ways / sizeof ways[0] };
     static void product_first(ARGUMENTS);

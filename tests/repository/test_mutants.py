@@ -399,6 +399,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
     "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
     "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
+    "integers: a last line of half lines": (
+        "_integer.pyx",
+        {"TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES,": "TILE(3, 2, sums + g * LINE, panel,"},
+    ),
     "integers: pairs of sums": ("_integer.pyx", {"_mm256_permute4x64_epi64(both, 0xd8)": "both"}),
     "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
 }
