@@ -30,7 +30,8 @@ cdef extern from *:
         char *restrict row, ptrdiff_t part, int parts, const float *restrict v, ptrdiff_t n
     ) {
         const float_bits *bits = (const float_bits *) v;
-        int32_t most = 0, high_sum = 0, low_sum = 0;
+        int32_t most = 0;
+        uint32_t high_sum = 0, low_sum = 0;  /* of more than MOST_K codes, which nobody reads, they may wrap */
         int8_t *high = (int8_t *) row + sizeof(RowHead), *low = high + part;
         const ptrdiff_t end = (n + 63) / 64 * 64;  /* AMX reads as much */
         float scale;
@@ -73,11 +74,11 @@ cdef extern from *:
         for (ptrdiff_t k = n; k < end; k++)
             high[k] = 0;
         ((RowHead *) row)->scale = scale;
-        ((RowHead *) row)->correction = -128 * high_sum;
+        ((RowHead *) row)->correction = (int32_t) (-128u * high_sum);
         if (parts > 1) {
             for (ptrdiff_t k = n; k < end; k++)
                 low[k] = 0;
-            ((RowHead *) (row + part))->correction = -128 * low_sum;
+            ((RowHead *) (row + part))->correction = (int32_t) (-128u * low_sum);
         }
     }
     """
