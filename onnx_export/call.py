@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from blockcell._read import ArgumentReader, conversion, form, is_array, short
+from blockcell.convert import from_onnx
 from blockcell.files import Stored, cells, check_arrays, weights_of
-from blockcell.layers import GRUState, LSTMState, RNNState
+from blockcell.layers import GRUState, Layer, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts
+from blockcell.layers.loading import build_layer
 from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
@@ -39,7 +42,7 @@ class LayerCall:
     def __init__(self, model: ModelProto, tree: Tree) -> None:
         self._read_types(model, tree)
         train = "d_y" in self._inputs
-        with_state = self._stateless or any(name.endswith("_prev") for name in self._inputs)
+        with_state = not self._states or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = dict(self._dims)
         if not train:
             self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
@@ -62,7 +65,7 @@ class LayerCall:
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._outputs = [value.name for value in model.graph.output]
-        self._stateless = not any(STATES[cell["type"]]._fields for _, cell in cells(tree))
+        self._states = [prefix + name for prefix, cell in cells(tree) for name in STATES[cell["type"]]._fields]
 
     def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
         """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
@@ -130,6 +133,32 @@ class LayerCall:
         kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
         shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
         return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
+
+    def without_steps(self, feeds: Mapping[str, Array]) -> Any:
+        """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan cannot run no steps."""
+        layer = self._layer(feeds)
+        y, last, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
+        parts = {"y": y, "state": last}
+        if "grads" in self._fields:
+            d_last = self._given_state(feeds, "d_{}")
+            parts["d_x"], d_first, parts["grads"] = layer.backward(tape, feeds["d_y"], d_last)
+            parts |= {"d_state": d_first} if "d_state" in self._fields else {}
+        return self._result(**parts)
+
+    def _given_state(self, feeds: Mapping[str, Array], form: str) -> Any:
+        """Return the state whose arrays have names of this form among the inputs; None if they are no inputs."""
+        if not self._states or form.format(self._states[0]) not in feeds:
+            return None
+        return self._state(self.tree, "", lambda name: feeds[form.format(name)])
+
+    def _layer(self, feeds: Mapping[str, Array]) -> Layer:
+        """Return the layer with the weights that are inputs, or that are in the model."""
+        if self._weights[0] in feeds:
+            return build_layer(self.tree, feeds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights that quantize_dynamic has rounded
+            layer: Layer = from_onnx(self._model)
+            return layer
 
     def result(self, outputs: Iterable[Array]) -> Any:
         """The layer's results."""
@@ -203,8 +232,6 @@ class LayerCall:
             )
         if name == "x":
             sizes |= dict(zip("TB"[-array.ndim + 1 :], array.shape, strict=False))
-            if sizes.get("T") == 0:
-                raise ValueError(f"{caller}: x has no steps; expected at least one")
         if name == "lengths" and array.size and not 0 <= array.min() <= array.max() <= sizes["T"]:
             raise ValueError(f"{caller}: lengths is {array}; expected 0 to T = {sizes['T']}")
         return np.asarray(array, dtype, order="C")

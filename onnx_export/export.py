@@ -177,7 +177,8 @@ def export(
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
-        T and B where they are to be fixed. Otherwise they are free; T must be at least 1 then.
+        T and B where they are to be fixed. Otherwise they are free; for runtimes T must be at least 1 then, while a
+        `Session` takes 0, too.
     functions, opset, static
         As in `build`: cells are functions that the model brings along, or plain nodes, as dense layers and the cells of
         "native" always are; the version of ONNX's operators; Scans as tract demands them, with plain nodes, and no

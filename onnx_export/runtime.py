@@ -250,8 +250,12 @@ class Stepping(Running):
 
     def __init__(self, model: ModelProto, provider: str, kept: Kept, sizes: Mapping[str, int] | None = None) -> None:
         super().__init__(model, provider, sizes)
-        self._kept = kept
         self._others = [name for name in self._outputs if name.removeprefix(NEW) not in kept.now]
+        self.keep(kept)
+
+    def keep(self, kept: Kept) -> None:
+        """Read and write these values from the next run on."""
+        self._kept = kept
         self._bound: dict[int, tuple[Any, list[tuple[int, ...]], list[Any]]] = {}
         """A binding, the inputs' shapes and the other outputs, by which set of kept values is read."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+import blockcell.loss
+import blockcell.optim
 from blockcell._read import ArgumentReader, short
 from blockcell.files import cells, weights_of
 from blockcell.layers import Layer
@@ -122,7 +124,14 @@ class TrainingSession:
             A rank, size or range is wrong. In any case the weights stay as they are.
         """
         feeds = self._call.feeds(arguments)
-        return self._call.step_result(self._running_for(feeds).step(feeds))
+        if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan cannot run no steps, and some providers end without rows
+            found = self._call.without_steps(feeds | self.weights | self.optimizer_state)
+            self._kept = Kept({name: found[NEW + name] for name in self._kept.now}, self.provider)
+            for running in self._running.values():
+                running.keep(self._kept)
+        else:
+            found = self._running_for(feeds).step(feeds)
+        return self._call.step_result(found)
 
     @property
     def weights(self) -> dict[str, Array]:
@@ -151,8 +160,6 @@ class TrainingSession:
         if self.provider == "cpu":
             return self._running[()]
         sizes = self._call.free_sizes(feeds)
-        if not sizes.get("B", 1):  # on which some providers end the process
-            raise ValueError(f"{self._call.caller}: x has no rows; expected at least one, on {self.provider!r}")
         key = tuple(sorted(sizes.items()))
         if key not in self._running:
             self._running[key] = Stepping(self.model, self.provider, self._kept, sizes)
@@ -181,10 +188,12 @@ class StepCall(LayerCall):
         names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
         self.weight_names = self._weights = [name for name in names if name in self._shapes]
         kept = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
+        self._loss, self._optimizer, self._max_norm = loss, optimizer, told.get("max_norm")
+        self._settings = {name: told[name] for name in DEFAULTS[optimizer] if name in told}
         self._is_adam = optimizer == "adam"
         self._rate = DEFAULTS[optimizer].get("learning_rate")
         self.memory_names = ["step"] * self._is_adam + kept
-        with_state = not self._stateless and any(name.endswith("_prev") for name in self._inputs)
+        with_state = bool(self._states) and any(name.endswith("_prev") for name in self._inputs)
         about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
         self._takes = ["x", "target", "learning_rate", *about_rows, *["state"] * with_state]
         self._classes = self._check_step(model, loss, kept, with_state, told.get("max_norm") is not None)
@@ -272,6 +281,25 @@ class StepCall(LayerCall):
                 raise ValueError(f"{reader.caller}: {what}; expected {shape} and {dtype}, {mend}")
             arrays[name] = array.astype(dtype)
         return arrays
+
+    def without_steps(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs of a step, by name, where T or B is 0: by the layer, the loss and the optimizer.
+
+        ``feeds`` are all inputs of the model, with the weights and what the optimizer keeps.
+        """
+        layer = self._layer(feeds)
+        loss, optimizer = getattr(blockcell.loss, self._loss), getattr(blockcell.optim, self._optimizer)
+        y, _, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
+        value, d_y = loss(y, feeds["target"], mask=feeds.get("mask"))
+        grads, found = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
+        if self._max_norm is not None:
+            grads, norm = blockcell.optim.clip_global_norm(grads, self._max_norm)
+            found["norm"] = np.array(norm)
+        memory = {name: feeds[name] for name in self.memory_names} or None
+        rate = float(feeds["learning_rate"])
+        for after in optimizer(layer.weights, grads, memory, learning_rate=rate, **self._settings):
+            found |= {NEW + name: array for name, array in after.items()}
+        return found | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
 
     def step_result(self, found: Mapping[str, Array]) -> Any:
         """The step's results, from the outputs by name."""

@@ -47,20 +47,20 @@ def read(path: str | os.PathLike[str] | IO[bytes]) -> tuple[Layer, str | None]:
     """The layer, and in what the file has its weights, None for as they are."""
     with files.reading(path) as (description, arrays, sha256, storage):
         narrow = {} if storage is None else read_stored(arrays, files.matrices_of(description), storage)
-        layer = _built(description, arrays | {name: widened(each) for name, each in narrow.items()}, "")
+        layer = build_layer(description, arrays | {name: widened(each) for name, each in narrow.items()})
         found = stored_arrays(layer.weights, narrow)
         if sha256 is not None and files.checksum(layer._description(), found) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
     return layer, storage
 
 
-def _built(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str) -> Layer:
-    """The layer that is described; its weights are the arrays whose names begin with the prefix."""
+def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str = "") -> Layer:
+    """Build the layer that is described; its weights are the arrays whose names begin with the prefix."""
     kind = description["type"]
     if kind == "Bidirectional":
-        return Bidirectional(*(_built(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
+        return Bidirectional(*(build_layer(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
     if kind == "Stack":
-        return Stack([_built(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
+        return Stack([build_layer(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
     names = [tensor.name for tensor in files.weights_of(description)]
     weights: dict[str, Any] = {name: arrays[prefix + name] for name in names if prefix + name in arrays}
     attributes = {name: value for name, value in description.items() if name != "type"}

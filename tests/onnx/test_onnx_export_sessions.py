@@ -32,6 +32,66 @@ def test_a_session_is_called_like_the_layer(name, tmp_path):
             np.testing.assert_allclose(found[part], right, rtol=0, atol=1e-14, err_msg=part)
 
 
+# ------------------------------------------------------------------------------------------------------ nothing to run
+FORMS = {
+    "scan": {},
+    "without lengths": {"lengths": False, "reset": True},
+    "without states": {"state": False, "loop": "loop"},
+    "native": {"loop": "native"},
+    "int8": {"storage": "int8"},
+    "products in integers": {"storage": "int8", "activations": "int8"},
+    "train": {"train": True},
+    "train, without states": {"train": True, "state": False},
+}
+EMPTY = ["Bidirectional", "Reverse", "Classifier", "Both ends", "Dense", "Projected"]
+
+
+@pytest.mark.meet(2)
+@pytest.mark.parametrize("sizes", [(0, B), (T, 0), (0, 0)])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", EMPTY)
+def test_no_steps_or_no_rows(name, form, sizes):
+    """A session gives what the layer gives; without steps the states stay, and so do the gradients to them."""
+    layer, options = LAYERS[name]("float32"), FORMS[form]
+    if options.get("loop") == "native" and name == "Projected":
+        pytest.skip("ONNX's nodes have no projection")
+    session = onnx_export.Session(onnx_export.export(layer, None, **options))
+    g, x = rng("empty", name, form, sizes), np.zeros((*sizes, layer.input_size), np.float32)
+    has_state, train = options.get("state", True), options.get("train", False)
+    state = random_state(layer, g, sizes[1]) if has_state else None
+    given = {"state": state} if has_state else {}
+    if "storage" in options:
+        layer = layer.rounded_to("int8")
+    y, last, tape = layer.forward(x, state)
+    if train:
+        given |= {"weights": layer.weights, "d_y": g.uniform(-1, 1, y.shape).astype(np.float32)}
+        d_last = random_state(layer, g, sizes[1]) if has_state else None
+        given |= {"d_state": d_last} if has_state else {}
+    result = session(x=x, **given)
+    expected = {"y": y, **flat(layer, last)}
+    found = {"y": result.y, **flat(layer, result.state)}
+    if has_state:
+        expected |= flat(layer, state)
+    if train:
+        d_x, _, grads = layer.backward(tape, given["d_y"], d_last)
+        expected |= {"d_x": d_x, **{f"d_{key}": grad for key, grad in grads.items()}}
+        found |= {"d_x": result.d_x, **{f"d_{key}": grad for key, grad in result.grads.items()}}
+        if has_state:
+            expected |= {f"d_{key}_prev": grad for key, grad in flat(layer, d_last).items()}
+            found |= {f"d_{key}_prev": grad for key, grad in flat(layer, result.d_state).items()}
+    assert found.keys() == expected.keys()
+    for key, right in expected.items():
+        np.testing.assert_array_equal(found[key], right, err_msg=key, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_no_steps_in_other_dtypes(dtype):
+    layer = LAYERS["Classifier"](dtype)
+    result = onnx_export.Session(onnx_export.export(layer, None))(x=np.zeros((0, B, I), dtype))
+    np.testing.assert_array_equal(result.y, layer(np.zeros((0, B, I), dtype))[0], strict=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- quantized
 QUANTIZED = {
     "LSTM": lambda: lstm(16, "float32", use_peephole=True),
     "Reverse": lambda: lstm(16, "float32", reverse=True),
@@ -63,6 +123,7 @@ def test_quantize_dynamic(name, lengths, functions, reduce_range, tmp_path):
     y, right = onnx_export.Session(after)(x=x, **given).y, layer(x, **given)[0]
     # Weights, x and h have steps of 1/127 of their largest entries, or weights of 1/63; errors of half a step each add
     # up, over steps too.
+    assert onnx_export.Session(after)(x=x[:0]).y.shape == layer(x[:0])[0].shape
     assert 1e-4 < np.abs(y - right).max() < 4 / (63 if reduce_range else 127) * np.abs(right).max()
 
 
@@ -112,7 +173,6 @@ X = np.zeros((4, 2, 3), np.float32)
         ),
         ({"x": X[0]}, ValueError, "x has shape (2, 3); expected (T, B, 3)"),
         ({"x": X[:, :, :2]}, ValueError, "x has shape (4, 2, 2); expected (T, B, 3)"),
-        ({"x": X[:0]}, ValueError, "x has no steps; expected at least one"),
         ({"x": X.astype(np.float64)}, TypeError, "x has dtype float64; expected float32; x.astype(np.float32) "),
         ({"x": X, "lengths": [1]}, ValueError, "lengths has shape (1,); expected (2,), with B=2 from x"),
         ({"x": X, "lengths": [1, 5]}, ValueError, "lengths is [1 5]; expected 0 to T = 4"),

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from bits import same
 from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, lstm
-from graphs import tells_placement
+from graphs import named, tells_placement
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
@@ -35,6 +36,12 @@ def batch(dtype="float64", seed=0, target=None):
     g = np.random.default_rng(seed)
     x = g.uniform(-1, 1, (T, B, I)).astype(dtype)
     return {"x": x, "target": g.integers(0, 3, B) if target is None else target}
+
+
+def started(model):
+    """Return a function that runs a step's model on onnxruntime, and gives its outputs by name."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda given: named(model, session.run(None, given))
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
@@ -140,6 +147,46 @@ def test_sizes_differ_from_step_to_step():
     assert session.optimizer_state["step"] == 4
 
 
+NOTHING = {
+    "with all": {"max_norm": 0.5, "reset": True, "mask": True, "state": True},
+    "lengths alone": {},
+    "without lengths": {"lengths": False, "state": True},
+}
+
+
+@pytest.mark.meet(2)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("options", NOTHING)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional", "Projected", "Dense within"])
+def test_no_steps(name, criterion, optimizer, options, dtype):
+    """Between two steps: as onnxruntime computes a step of rows whose length is 0, of which nothing counts."""
+    given = NOTHING[options] | OPTIMIZERS[optimizer]
+    training = Training(LAYERS[name](dtype), criterion, optimizer, full=True, **given)
+    session = TrainingSession(model_of(training.layer, **training.options), training.layer)
+    model = model_of(training.layer, **training.options | {"lengths": True})
+    run, weights, memory = started(model), training.weights, None
+    for number in range(3):
+        data = training.batch(number)
+        fed = training.feeds({**data, "lengths": np.full(B, T)}, weights, memory, training.state)
+        if number == 1:
+            fed = {key: array[:1] if key in data else array for key, array in fed.items()} | {"lengths": LENGTHS * 0}
+            data = {key: array if key == "lengths" else array[:0] for key, array in data.items()}
+            data |= {"lengths": LENGTHS * 0} if "lengths" in data else {}
+        found = run(fed)
+        result = session(**data, learning_rate=training.rate, **({"state": training.state} if training.state else {}))
+        assert result.y.shape == (len(data["x"]), B, training.layer.output_size) and result.y.dtype == dtype
+        assert number != 1 or result.loss == 0
+        if number == 1 and training.state:
+            assert same(result.state, training.state)
+        after = training.after(found)
+        weights, memory = {key: after[key] for key in weights}, {k: a for k, a in after.items() if k not in weights}
+        for key, array in (session.weights | session.optimizer_state).items():
+            np.testing.assert_allclose(array, after[key], rtol=2e-3 if dtype == "float16" else 1e-12, atol=0)
+            assert array.dtype == after[key].dtype
+
+
 def test_no_rows():
     layer = classifier()
     session = TrainingSession(model_of(layer, optimizer="sgd", max_norm=1), layer)
@@ -206,7 +253,6 @@ def test_placement():
         ({"reset": np.zeros((T, B), bool)}, TypeError, "Stack: reset unknown; expected x, target, learning_rate, len"),
         ({"weights": {}}, TypeError, "Stack: weights unknown"),
         ({"x": np.zeros((T, B, I + 1))}, ValueError, "Stack: x has shape (6, 5, 4); expected (T, B, 3)"),
-        ({"x": np.zeros((0, B, I))}, ValueError, "Stack: x has no steps; expected at least one"),
         ({"x": np.zeros((T, B, I), np.float32)}, TypeError, "Stack: x has dtype float32; expected float64"),
         ({"target": [0, 1]}, ValueError, "Stack: target has shape (2,); expected (5,), with B=5 from x"),
         ({"target": np.zeros(B)}, TypeError, "Stack: target has dtype float64; expected int64"),
