@@ -471,7 +471,9 @@ def _from_arrays(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
 ) -> list[Layer]:
     """The layers whose arrays these are, one layer after the other."""
-    if len(source) in (2, 3) and np.ndim(source[1]) != 1:
+    shapes = [np.shape(array) for array in source]
+    is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
+    if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
         return [_cell_from_arrays(caller, source, reset_after, activations)]
     parts = _parts(caller, source)
     layers: list[Layer] = []

@@ -356,6 +356,12 @@ def test_keras_refused(source, message):
             ValueError,
             r"array 0 has shape \(9, 3\), .* of an Embedding, leave that array out: weights\[1:\]; or, of a Dense,",
         ),
+        (arrays((9, I)) + LSTM_ARRAYS[:2], ValueError, r"array 0 has shape \(9, 3\), .* leave that array out: weights"),
+        (
+            arrays((9, H)) + arrays((H, 4 * H), (H, 4 * H)),
+            ValueError,
+            r"array 0 has shape \(9, 4\), .* leave that array",
+        ),
         (LSTM_ARRAYS + arrays((H, 5), (5, 5), (5,)), ValueError, r"array 3 has shape \(4, 5\), .* a SimpleRNN"),
         (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, r"array 3 has shape \(4,\); expected the kernel of an LSTM, a"),
         (arrays((3, I, 8), (8,)) + LSTM_ARRAYS, ValueError, r"array 0 has shape \(3, 3, 8\); .*pass the model itself"),
