@@ -257,7 +257,7 @@ def inspect_file(options: argparse.Namespace) -> int:
         sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
         verdict: list[str | bool] = ["", "refused" if found.refused is not None else "not checked"]
         if check is not None:
-            verdict = [f"{check.error:.2f}", check.ok]
+            verdict = [f"{check:.2f}", check.ok]
         rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])
     title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
     print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
@@ -335,7 +335,7 @@ def extract(options: argparse.Namespace) -> int:
                 raise ValueError(f"{what}; pass {flags}, {where}")
             check = found.check(**owns[k])
             if not check.ok:
-                off = f"{found.name} is off by {check.error:.0f} eps, and {check.bound:.0f} are allowed"
+                off = f"{found.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
                 raise ValueError(f"{off}; nothing is written")
             checks.append(check)
         tell("checking cells", len(chosen), len(chosen))
@@ -354,7 +354,7 @@ def extract(options: argparse.Namespace) -> int:
         described = [_described(cells, *each) for each in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
-        say(f"{options.out} is {layer!r}, off by {max(check.error for check in checks):.2f} eps")
+        say(f"{options.out} is {layer!r}, off by {max(checks):.2f} eps")
         for found in chosen:
             if found.state_from is not None:
                 say(f"{found.name} begins with {_state_said(found)}, which is not in {options.out}")
@@ -408,7 +408,7 @@ def _described(cells: Cells, found: Found, check: Check | None) -> dict[str, Any
         "input": found.input,
         "state_from": found.state_from,
         "refused": found.refused,
-        "error_eps": check.error if check is not None and math.isfinite(check.error) else None,
+        "error_eps": float(check) if check is not None and math.isfinite(check) else None,
         "bound_eps": None if check is None else check.bound,
     }
 

@@ -110,7 +110,7 @@ def test_block_nodes(tmp_path, op, options, where):
         if op.endswith("V2"):
             del expected["forget_bias"]
     agrees(found.layer(), exact(op, weights, X, **expected), X)
-    assert found.check().error <= 8
+    assert found.check() <= 8
     assert repr(found) in repr(model) and op in repr(found)
 
 
@@ -291,7 +291,7 @@ def test_composed_lstm(tmp_path, peephole, clip, order, loop):
         columns = np.arange(4 * H).reshape(4, H)[[0, 2, 1, 3]].ravel()
         weights |= {"w": weights["w"][:, columns], "b": weights["b"][columns]}
     agrees(found.layer(), exact("BlockLSTM", weights, X, **expected), X)
-    assert found.check().error <= 8
+    assert found.check() <= 8
 
 
 def test_composed_gru(tmp_path):
@@ -300,7 +300,7 @@ def test_composed_gru(tmp_path):
     (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
     assert (found.name, found.kind, found.refused, found.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
     agrees(found.layer(), exact("GRUBlockCell", weights, X), X)
-    assert found.check().error <= 8
+    assert found.check() <= 8
 
 
 PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
@@ -404,7 +404,7 @@ def test_checkpoint_asks(tmp_path):
     weights = drawn("w", "b", *PEEPHOLES)
     expected = exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True)
     agrees(found.layer(**LSTM_BIASES), expected, X)
-    assert found.check(**LSTM_BIASES).error <= 8
+    assert found.check(**LSTM_BIASES) <= 8
     doubled = {role: value * 2 for role, value in weights.items()}
     agrees(
         found.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X
@@ -514,7 +514,7 @@ def test_large_cells_are_checked_in_part(tmp_path):
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
     np.testing.assert_array_equal(arrays["b"], b[columns])
-    assert found.check().error <= 8
+    assert found.check() <= 8
 
 
 def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
@@ -525,7 +525,7 @@ def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(found.attributes, name, value)
             check = found.check()
-            assert check.error > 1000 > check.bound and not check.ok
+            assert check > 1000 > check.bound and not check.ok
 
 
 # -------------------------------------------------------------------------------------------------------- commands

@@ -190,7 +190,7 @@ def test_a_large_projected_cell_is_checked_in_part(tmp_path):
         lines |= {f"begin_{k}": ("Const", np.int32([0, k * size])),
                   f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
     (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
-    assert (one.input_size, one.hidden_size, one.output_size) == (inputs, size, out) and one.check().error <= 8
+    assert (one.input_size, one.hidden_size, one.output_size) == (inputs, size, out) and one.check() <= 8
 
 
 def test_a_dense_layer_behind_an_lstm_is_no_projection(tmp_path):

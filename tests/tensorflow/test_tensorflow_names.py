@@ -285,7 +285,7 @@ def test_cells_of_keras(tmp_path, gates, bias, dtype):
     expected = convert.from_keras(values, recurrent_activation="sigmoid")
     x = X.astype(dtype)
     agrees(found.layer(), expected(x)[0].astype(np.float64), x)
-    assert found.check().error <= 8
+    assert found.check() <= 8
     with pytest.raises(ValueError, match="there is no moving average"):
         found.layer(average=True)
 
@@ -293,7 +293,7 @@ def test_cells_of_keras(tmp_path, gates, bias, dtype):
 def test_large_cells_of_keras_are_checked_in_part(tmp_path):
     for gates, bias in ((4, (4 * 800,)), (3, (2, 3 * 800))):
         (found,) = write_cell(tmp_path, gates, gates, bias, cells=800, inputs=600)[0].values()
-        assert found.check().error <= 8
+        assert found.check() <= 8
 
 
 @pytest.mark.parametrize(

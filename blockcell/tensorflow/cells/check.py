@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,29 @@ _FACTOR = 16.0  # Of 2,000 random cells, no layer was off by more than 6 times w
 _WHOLE = 2**20  # entries of the largest array that gets rounding errors; those of x and of the state do for larger ones
 
 
-class Check(NamedTuple):
-    """How far a layer is off its cell's nodes in float64, in eps of the largest entry, and how far it may be."""
+class Check(float):
+    """The largest error of a layer against its cell's nodes in float64, in eps of the largest entry.
 
-    error: float
+    Attributes
+    ----------
+    bound : float
+        How large the error may be.
+    """
+
     bound: float
+
+    def __new__(cls, error: float, bound: float) -> Check:
+        check = super().__new__(cls, error)
+        check.bound = bound
+        return check
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return float(self), self.bound
 
     @property
     def ok(self) -> bool:
         """Whether the error is within the bound, which NaN is not."""
-        return self.error <= self.bound
+        return self <= self.bound
 
 
 def compare(

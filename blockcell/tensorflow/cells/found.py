@@ -274,7 +274,7 @@ class Found:
         backward = bool(self.reverse if reverse is None else reverse)
         attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._arrays(average)
         eps = float(np.finfo(np.float64).eps)
-        if self.nodes and (off := self._compare(arrays, attributes, average, np.float64).error * eps) > _MOST_OFF:
+        if self.nodes and (off := self._compare(arrays, attributes, average, np.float64) * eps) > _MOST_OFF:
             found = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
             raise ValueError(f"the cell {self.name!r}: {found}")
         return self._made(arrays, attributes, backward)
@@ -370,7 +370,7 @@ class Found:
         Returns
         -------
         Check
-            ``error``, the largest error in eps of the largest entry; ``bound``, how large it may be; and ``ok``,
+            The largest error in eps of the largest entry, a float; with ``bound``, how large it may be, and ``ok``,
             whether it is within the bound. That is 24 eps, more where I + H is more than 256, and in float64 1e-13 of
             the largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
             float32 make of the step.
@@ -395,6 +395,11 @@ class Found:
         with np.errstate(all="ignore"):  # weights may be anything
             rows = draw_rows(sizes, by_kind, dtype, may_overflow="exponential" in attributes.values())
             return compare(layer, lambda known, x, state: step(known, x, state, attributes), weights, rows, self._floor)
+
+    @property
+    def bound(self) -> float:
+        """The bound of `check()`; the least one if the cell is refused, or if `check` has to be given an attribute."""
+        return self._floor if self.refused is not None or self.unsaid else self.check().bound
 
     @property
     def _floor(self) -> float:
