@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from bits import same
 from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, lstm
-from graphs import named, tells_placement
+from graphs import EPS, named, tells_placement
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
@@ -183,7 +183,11 @@ def test_no_steps(name, criterion, optimizer, options, dtype):
         after = training.after(found)
         weights, memory = {key: after[key] for key in weights}, {k: a for k, a in after.items() if k not in weights}
         for key, array in (session.weights | session.optimizer_state).items():
-            np.testing.assert_allclose(array, after[key], rtol=2e-3 if dtype == "float16" else 1e-12, atol=0)
+            largest, limit = (
+                np.abs(after[key]).max(initial=0),
+                LIMIT if dtype == "float64" else 24 * EPS[np.dtype(dtype)],
+            )
+            np.testing.assert_allclose(array, after[key], rtol=0, atol=limit * largest, err_msg=key)
             assert array.dtype == after[key].dtype
 
 
