@@ -12,6 +12,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 node = helper.make_node
 Nodes = list[NodeProto]
+BOOLS = ("fresh", "h_inside")  # the arrays of bool that a step may read a row of; all others are of floats
 SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have
 
 
@@ -200,7 +201,7 @@ def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto],
 def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     """One Scan."""
     inputs = [
-        value_of(_now(name), TensorProto.BOOL if name == "fresh" else body.dtype)
+        value_of(_now(name), TensorProto.BOOL if name in BOOLS else body.dtype)
         for name in [*body.carried, *body.scan_inputs]
     ]
     graph = _graph(body, "step", [], inputs, [])
@@ -222,11 +223,12 @@ def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     """One Loop."""
     array = _back if body.reverse else lambda name: name
     # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
-    stored = {name: "fresh_number" if name == "fresh" else name for name in body.scan_inputs}
+    stored = {name: f"{name}_number" if name in BOOLS else name for name in body.scan_inputs}
     numbers, rows = [], [node("Gather", [array(name), "step"], [_now(name)]) for name in stored.values()]
-    if "fresh" in stored:
-        numbers = [node("Cast", ["fresh"], ["fresh_number"], to=body.dtype)]
-        rows.append(node("Cast", [_now("fresh_number")], [_now("fresh")], to=TensorProto.BOOL))
+    for name in BOOLS:
+        if name in stored:
+            numbers.append(node("Cast", [name], [stored[name]], to=body.dtype))
+            rows.append(node("Cast", [_now(stored[name])], [_now(name)], to=TensorProto.BOOL))
     inputs = [
         value_of("step", TensorProto.INT64, []),
         value_of("go_on", TensorProto.BOOL, []),

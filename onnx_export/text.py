@@ -7,8 +7,8 @@ own; ``late`` is ``bias`` where products are in integers. Of layers, ``coupled``
 that it is not, ``i_sees`` is ``peephole`` where i has one; ``project`` means a projection, ``p_clip`` one with a clip,
 and ``entire`` that there is none; ``ending`` that a sequence has gradients to its cell states from elsewhere than the
 next step; ``sigmoid`` and ``other`` are kinds of recurrent activations. **If the condition does not hold, the line's
-outputs are other names of its first input.** Four names in brackets stand in the order i, ci, f, o and are put into the
-order of the op's gates; ``gates`` is H for each of these.
+outputs are other names of its first input**, those of a Where of its second. Four names in brackets stand in the order
+i, ci, f, o and are put into the order of the op's gates; ``gates`` is H for each of these.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TextParser:
                 self.defined.update(outputs)
                 matches.append(match)
             else:
-                self.alias.update(dict.fromkeys(outputs, inputs[0]))
+                self.alias.update(dict.fromkeys(outputs, inputs[1 if match["op"] == "Where " else 0]))
         nodes = []
         for match in matches:
             outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[part]) for part in ("outputs", "inputs"))

@@ -160,6 +160,20 @@ def test_a_training_step_of_one_row(activation, factor):
             assert np.abs(array - right).max() <= FLOAT64 * np.abs(right).max(), name
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("loop", "static"), FORMS)
+def test_gradients_to_outputs_that_are_clipped(loop, static, bad):
+    """They stop at a projection's clip, whatever they are, and nothing else is what they were."""
+    layer = lstm(5, "float64", proj_size=3, proj_clip=0.1)
+    case = Case(layer, train=True, reset=True)
+    is_clipped = np.abs(case.expected["y"]) == 0.1
+    assert 5 < is_clipped.sum() < is_clipped.size / 2
+    case.feeds["d_y"] = case.arguments["d_y"] = np.where(is_clipped, bad, case.feeds["d_y"])
+    case.expected = case.computed()
+    assert all(np.isfinite(array).all() for array in case.expected.values())
+    case.check(exported(layer, case, loop=loop, static=static))
+
+
 # ----------------------------------------------------------------------------------------- states of rows without steps
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["LSTM with all", "GRU", "GRU after", "Bidirectional", "Projected", "Both ends"])
