@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import blockcell
-from blockcell import _cpu
+from blockcell import _cpu, _team
 
 # This CPU's, and others.
 CACHES = [_cpu.machine()["caches"], (1, 1, 1), (1 << 40, 1 << 40, 1), (1, 1 << 40, 1 << 40)]
@@ -45,11 +45,26 @@ def like(state: Any, function: Callable[[np.ndarray], Any]) -> Any:
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
+def back_off() -> None:
+    """Let calls run on half as many threads as are set, as after losses of time, until threads are set again.
+
+    A second of calls ends that, too.  Whoever calls this undoes it by `_team.adapt(False)` (tests/conftest.py).
+    """
+    _team.adapt(True)  # and forget earlier losses
+    threads = _team.ready(blockcell.get_num_threads())
+    for _ in range(2):
+        _team.report(10**9)
+    assert _team.ready(threads) == max(threads // 2, 1)
+    _team.report(0)
+
+
 @contextmanager
-def on_threads(n: int) -> Iterator[None]:
-    """So many threads for what is done here, and as many as before afterwards."""
+def on_threads(n: int, busy: bool = False) -> Iterator[None]:
+    """So many threads for what is done here, and as many as before afterwards; where it is busy, calls back off."""
     before = blockcell.get_num_threads()
     blockcell.set_num_threads(n)
+    if busy:
+        back_off()
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import CACHES, GRIDS, leaves, like, on_threads, same, use_grid, with_machine, zeros
+from bits import CACHES, GRIDS, back_off, leaves, like, on_threads, same, use_grid, with_machine, zeros
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 from scoring import alone
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _integer, _kernels
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _integer, _kernels, _team
 from blockcell.activations import PARAMETERS
 from blockcell.optable import ACTIVATIONS, ROUNDINGS, WEIGHT_STORAGES
 
@@ -55,6 +55,14 @@ INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
 UNPROJECTED = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "RNN", "Dense"])
 KINDS = st.sampled_from(["projected LSTM", "coupled LSTM"]) | UNPROJECTED
 NAMES = st.sampled_from([*PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)])
+
+
+@pytest.fixture(autouse=True)
+def _calls_may_back_off():
+    """As for users, and other than in other tests (tests/conftest.py)."""
+    _team.adapt(True)
+    yield
+    _team.adapt(False)
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -291,7 +299,15 @@ def with_products_of(way):
         _integer.use(before)
 
 
-class Streams(RuleBasedStateMachine):
+class BusyMachine(RuleBasedStateMachine):
+    """Where other work takes the CPUs, calls back off; those of models, which set the number of threads, end that."""
+
+    @rule()
+    def back_off(self):
+        back_off()
+
+
+class Streams(BusyMachine):
     """A stream and its model side by side."""
 
     @initialize(
@@ -608,7 +624,7 @@ class Streams(RuleBasedStateMachine):
 
 
 # -------------------------------------------------------------------------------------------------------------- layers
-class Layers(RuleBasedStateMachine):
+class Layers(BusyMachine):
     """A layer and a copy of it that uses one thread; tapes stay good whatever happens in between.
 
     The copy's arrays are byte-swapped, so that it has to read and convert them, where the layer takes them as they are.
@@ -743,7 +759,7 @@ class Layers(RuleBasedStateMachine):
 
 
 # ------------------------------------------------------------------------------------------------------- packed layers
-class PackedLayers(RuleBasedStateMachine):
+class PackedLayers(BusyMachine):
     """A packed layer and streams of several batches, at any CPU level and with caches of any size; sizes stand around
     whole lines of units, of which one row takes several panels at once and the last ones share lines."""
 
@@ -879,7 +895,7 @@ class Hooked:
         return getattr(self.stream, name)
 
 
-class ManySessions(RuleBasedStateMachine):
+class ManySessions(BusyMachine):
     """Sessions of one layer at two places, each of them beside the layer that is called for it alone."""
 
     places = st.integers(0, 1)
@@ -1087,7 +1103,7 @@ class ManySessions(RuleBasedStateMachine):
 
 
 # ------------------------------------------------------------------------------------------------------------- scorers
-class Scorers(RuleBasedStateMachine):
+class Scorers(BusyMachine):
     """A scorer beside calls of its layer with one sequence at a time, on one thread."""
 
     outputs = st.sampled_from(["last", "all", "mean", np.flip])
