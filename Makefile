@@ -1,12 +1,16 @@
 # Everything a contributor runs. Tools and the package, editable, live in .venv; PYTHON is what that is made from.
 PYTHON ?= python3
 BIN := .venv/bin
-BUILT := .venv/built
+# Compiled are the CPU levels that this CPU runs, or those of BLOCKCELL_LEVELS (setup.py): a file for each says so.
+LEVELS := $(shell echo '$(BLOCKCELL_LEVELS)' | tr -d ' ')
+BUILT := .venv/built-$(or $(LEVELS),runnable)
 # What the demo needs is less than that, and part of it.
-DEMO := $(or $(wildcard $(BUILT)),.venv/demo)
+DEMO_ALONE := .venv/demo-$(or $(LEVELS),best)
+DEMO := $(or $(wildcard $(BUILT)),$(DEMO_ALONE))
 
 .PHONY: demo page docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
-.PHONY: test-engines test-page test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short bench
+.PHONY: test-engines test-page test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short test-cpus
+.PHONY: test-cpus-short bench
 .PHONY: wheels gpu-check lint clean
 
 demo: $(DEMO)
@@ -74,6 +78,14 @@ test-arm: .venv/tools
 test-arm-short: .venv/tools
 	$(BIN)/python tests/lib/arm.py short
 
+# For CPUs of x86-64 without AVX-512 and without AVX2, by an emulator of them: Debian's qemu-user, 7.2 or later.
+test-cpus: $(BUILT)
+	$(BIN)/python tests/lib/cpus.py
+
+test-cpus-short: $(BUILT)
+	$(BIN)/python tests/lib/cpus.py short
+
+# With what is installed, of `pip install -e '.[bench]'`; with `pip install -e '.[torch]'` the part that needs PyTorch.
 test-peers: $(BUILT)
 	$(BIN)/pytest -m peers
 
@@ -127,8 +139,8 @@ clean:
 	touch $@
 
 $(BUILT): EXTRA := dev
-.venv/demo: EXTRA := demo,onnx
-$(BUILT) .venv/demo: .venv/tools setup.py $(wildcard pyx/* pyx/*/*.pxd pyx/*/*/*.pxd)
+$(DEMO_ALONE): EXTRA := demo,onnx
+$(BUILT) $(DEMO_ALONE): .venv/tools setup.py $(wildcard pyx/* pyx/*/*.pxd pyx/*/*/*.pxd)
 	@echo 'Compiling the kernels takes some minutes'
-	$(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'
+	BLOCKCELL_LEVELS=$(lastword $(subst -, ,$@)) $(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@

@@ -1,7 +1,8 @@
 """Builds the compiled modules; everything else about the package is in pyproject.toml.
 
 Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU level, as `blockcell._name_<level>`,
-and one of them is picked at import. BLOCKCELL_LEVELS (say `v4` or `base,v3`) limits the levels that are built.
+and one of them is picked at import. BLOCKCELL_LEVELS limits the levels that are built: `runnable`, those that this CPU
+runs; `best`, the highest of these alone; or by their names, say `base,v3`. Without it, or with `all`, all are built.
 """
 
 import gzip
@@ -23,6 +24,7 @@ from setuptools.command.sdist import sdist
 
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
 PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
+NO_KERNELS = (*PLAIN, "_cyutility")
 FOR_TESTS = "blockcell._activations_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
@@ -42,6 +44,7 @@ MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"
 OPENMP = MAC_OPENMP if MAC else (["-fopenmp"], ["-fopenmp"])  # to compile, to link
 NO_SYMBOLS = ["-Wl,-x"] if MAC else ["-Wl,-s"]  # of functions inside: for profilers in a checkout, not in wheels
 PROBE = "int main(void) { return 0; }"
+LEVEL_PROBE = '#include "{header}"\nint main(void) {{ return !runs_{level}(); }}'
 OPENMP_PROBE = """
 #include <omp.h>
 int main(void) {
@@ -63,12 +66,18 @@ DIRECTIVES = {
 }
 
 
+WANTED_LEVELS = os.environ.get("BLOCKCELL_LEVELS") or "all"
+
+
 def levels():
+    """Return the CPU levels that may be built; of `runnable` and `best` only a compiler can tell which they are."""
     known = list(LEVELS) if HAS_LEVELS else ["base"]
-    wanted = os.environ.get("BLOCKCELL_LEVELS")
-    chosen = [level.strip() for level in wanted.split(",")] if wanted else known
+    if WANTED_LEVELS in ("all", "runnable", "best"):
+        return known
+    chosen = [level.strip() for level in WANTED_LEVELS.split(",")]
     if not set(chosen) <= set(known):
-        raise SystemExit(f"BLOCKCELL_LEVELS={wanted}: this platform's levels are {', '.join(known)}")
+        names = ", ".join(known)
+        raise SystemExit(f"BLOCKCELL_LEVELS={WANTED_LEVELS}: expected all, runnable, best, or levels out of {names}")
     return chosen
 
 
@@ -88,7 +97,7 @@ def extensions():
             if source.stem in hashes:
                 extension.define_macros = [("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"')]
             elif source.stem == "_cpu":
-                extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
+                extension.depends += ["pyx/levels.h", *(f"pyx/{stem}.pyx" for stem in hashes)]
                 sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
                 extension.define_macros = [("BLOCKCELL_SOURCES", f'"{sources}"')]
             extension.level, extension.stem = level, source.stem
@@ -134,24 +143,39 @@ class BuildExt(build_ext):
             compile_flags, link_flags = [], []
         if not self.failure(PROBE, NO_CALLS, []):
             compile_flags = NO_CALLS + compile_flags
+        self.extensions = self.chosen_extensions()
         c_files = self.translated({extension.stem: extension.sources for extension in self.extensions})
         # The longest first, so that no core waits for the last one.
         self.extensions.sort(key=lambda extension: Path(c_files[extension.stem]).stat().st_size, reverse=True)
         for extension in self.extensions:
             extension.sources = [named(extension, c_files[extension.stem])]
-            plain = extension.stem in (*PLAIN, "_cyutility")
             level_flags = LEVELS[extension.level] if HAS_LEVELS else []
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
             # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
-            extension.extra_link_args = self.link_flags + ([] if plain else link_flags)
+            extension.extra_link_args = self.link_flags + ([] if extension.stem in NO_KERNELS else link_flags)
             if extension.stem in ("_integer", "_training"):
                 extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
             if extension.stem in ("_args", "_layers", "_stream", "_training"):
                 extension.include_dirs = [numpy.get_include()]
                 extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
             if extension.stem == "_cpu":
+                extension.include_dirs = ["pyx"]
                 extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
+
+    def chosen_extensions(self):
+        """Return the extensions without the levels that BLOCKCELL_LEVELS leaves out on this CPU."""
+        if not HAS_LEVELS or WANTED_LEVELS not in ("runnable", "best"):
+            return self.extensions
+        runnable = self.runnable_levels()
+        chosen = runnable[-1:] if WANTED_LEVELS == "best" else runnable
+        return [ext for ext in self.extensions if ext.level in chosen or ext.stem in NO_KERNELS]
+
+    def runnable_levels(self):
+        """Return the CPU levels that this CPU runs, from the oldest; all of them where the build is for another CPU."""
+        header = Path("pyx/levels.h").resolve().as_posix()
+        probes = {level: LEVEL_PROBE.format(header=header, level=level) for level in LEVELS if level != "base"}
+        return ["base", *(level for level, probe in probes.items() if not self.failure(probe, [], []))]
 
     def translated(self, sources):
         """The C file of each source, which may have a folder of .pxd files for itself."""

@@ -4,25 +4,12 @@ from cpython.pycapsule cimport PyCapsule_New
 
 from machine cimport Machine
 
+cdef extern from "levels.h":
+    bint runs_v3()
+    bint runs_v4()
+
 cdef extern from *:
     """
-    #if defined(__x86_64__) && defined(__GNUC__)
-        /* What tells the psABI levels x86-64-v3 and v4 apart in practice. The compiler's own name for a level would do,
-           but clang learned it late. Includes the check that the operating system saves the wide registers. */
-        static int runs_v3(void) {
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi")
-                && __builtin_cpu_supports("bmi2");
-        }
-        static int runs_v4(void) {
-            return runs_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-                && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq")
-                && __builtin_cpu_supports("avx512vl");
-        }
-    #else
-        static int runs_v3(void) { return 0; }
-        static int runs_v4(void) { return 0; }
-    #endif
-
     static Machine this_machine;  /* a cache has 0 bytes where the processor does not tell */
     #if defined(__x86_64__)
         #include <cpuid.h>
@@ -77,8 +64,6 @@ cdef extern from *:
         #define COMPILER_NAME "unknown"
     #endif
     """
-    bint runs_v3()
-    bint runs_v4()
     Machine this_machine
     void read_cache_sizes()
     bint HAS_OPENMP

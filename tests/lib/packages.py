@@ -37,7 +37,7 @@ assert place.is_relative_to(sys.argv[1]), f"blockcell is imported from {place}, 
 assert blockcell.__version__ == importlib.metadata.version("blockcell")
 info = blockcell.build_info()
 levels = sys.argv[2].split(",")
-assert info["levels"] == tuple(level for level in levels if level in info["supported_levels"]), info
+assert info["levels"] == tuple(levels), info  # also those that this CPU does not run
 print(f"    {info['version']} at {place.parent}: levels {', '.join(info['levels'])}, OpenMP {info['openmp']}")
 """
 TYPED = """

@@ -1,0 +1,97 @@
+"""Which CPU levels are compiled: setup.py goes by BLOCKCELL_LEVELS, and the Makefile knows by its stamps which were."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockcell import _cpu
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ------------------------------------------------------------------------------------------------------------- setup.py
+@pytest.fixture
+def setup(monkeypatch):
+    """setup.py as a module, as on x86-64."""
+    pytest.importorskip("Cython")
+    pytest.importorskip("setuptools")
+    monkeypatch.chdir(ROOT)
+    spec = importlib.util.spec_from_file_location("blockcell_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HAS_LEVELS", True)
+    return module
+
+
+def build_command(setup):
+    from setuptools import Distribution
+
+    command = setup.BuildExt(Distribution())
+    command.extensions = list(setup.extensions())
+    return command
+
+
+@pytest.mark.parametrize(
+    ("wanted", "levels"),
+    [("all", "base v3 v4"), ("runnable", "base v3"), ("best", "v3"), ("v4", "v4"), ("base, v3", "base v3")],
+)
+def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
+    """On a CPU with AVX2 and without AVX-512."""
+    monkeypatch.setattr(setup, "WANTED_LEVELS", wanted)
+    monkeypatch.setattr(setup.BuildExt, "runnable_levels", lambda self: ["base", "v3"])
+    names = {extension.name for extension in build_command(setup).chosen_extensions()}
+    assert {name.rpartition("_")[2] for name in names if name.startswith("blockcell._lstm_")} == set(levels.split())
+    assert {f"blockcell.{name}" for name in (*setup.PLAIN, "_cyutility")} <= names
+
+
+def test_unknown_levels_are_refused(setup, monkeypatch):
+    monkeypatch.setattr(setup, "WANTED_LEVELS", "v9")
+    with pytest.raises(SystemExit, match="BLOCKCELL_LEVELS=v9: expected all, runnable, best, or levels out of "):
+        setup.levels()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs a compiler")
+def test_a_compiler_tells_what_this_cpu_runs(setup):
+    """Before anything is built the same as afterwards."""
+    from setuptools._distutils import ccompiler, sysconfig
+
+    command = build_command(setup)
+    command.compiler = ccompiler.new_compiler()
+    sysconfig.customize_compiler(command.compiler)
+    assert command.runnable_levels() == [*_cpu.supported_levels()]
+
+
+# ------------------------------------------------------------------------------------------------------------- Makefile
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize(
+    ("there", "target", "wanted", "compiled"),
+    [
+        ([], "demo", "", "best"),
+        ([], "test", "", "runnable"),
+        (["demo-best"], "demo", "", None),
+        (["demo-best"], "test", "", "runnable"),
+        (["built-runnable"], "demo", "", None),
+        (["built-runnable"], "test", "", None),
+        (["built-runnable"], "test", "all", "all"),
+        (["built-all"], "test", "all", None),
+        (["built-runnable"], "demo", "base, v3", "base,v3"),
+        (["built-v4"], "demo", "", "best"),
+        (["built-v4"], "demo", "v4", None),
+    ],
+)
+def test_make_compiles_what_is_missing(tmp_path, there, target, wanted, compiled):
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    for name in ("tools", *there):
+        (tmp_path / ".venv" / name).touch()
+    environment = os.environ | {"BLOCKCELL_LEVELS": wanted}
+    result = subprocess.run(["make", "-n", target], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    runs = [line for line in result.stdout.splitlines() if "pip install" in line]
+    assert [line.split()[0] for line in runs] == [f"BLOCKCELL_LEVELS={compiled}"] * (compiled is not None)
