@@ -54,12 +54,21 @@ def available_levels() -> tuple[str, ...]:
     return tuple(level for level in _cpu.supported_levels() if _is_built(level))
 
 
+def _built_levels() -> tuple[str, ...]:
+    return tuple(level for level in _cpu.LEVELS if _is_built(level))
+
+
 def _is_built(level: str) -> bool:
     return all(importlib.util.find_spec(f"blockcell.{module}_{level}") for module in MODULES)
 
 
 def _pick_level(wanted: str | None) -> str:
     possible = available_levels()
+    if not possible and (built := _built_levels()):
+        raise ImportError(
+            f"blockcell was built for the CPU level {', '.join(built)}, and this CPU runs"
+            f" {', '.join(_cpu.supported_levels())}: build it again here, with `pip install -e .`"
+        )
     if not possible:
         raise ImportError(not_built(os.path.dirname(__file__)))
     if not wanted:
@@ -134,7 +143,7 @@ def build_info() -> dict[str, Any]:
     return {
         "version": __version__,
         "level": LEVEL,
-        "levels": tuple(level for level in _cpu.LEVELS if _is_built(level)),
+        "levels": _built_levels(),
         "supported_levels": _cpu.supported_levels(),
         "openmp": _cpu.OPENMP,
         "num_threads": _threads.get_num_threads(),

@@ -54,6 +54,14 @@ def test_nothing_built(monkeypatch):
         _kernels._pick_level(None)
 
 
+def test_nothing_built_for_this_cpu(monkeypatch):
+    """As when it was built on a newer machine, for the best level of that one."""
+    monkeypatch.setattr(_kernels, "_is_built", lambda level: level == "v4")
+    monkeypatch.setattr(_cpu, "supported_levels", lambda: ("base", "v3"))
+    with pytest.raises(ImportError, match="built for the CPU level v4, and this CPU runs base, v3: build it"):
+        _kernels._pick_level(None)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_have_the_same_kernels(level):
     kernels, work = _kernels.load(level)
