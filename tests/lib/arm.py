@@ -12,13 +12,14 @@ what tests need are PyPI's wheels.  Each file of tests is a process, as many at 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import emulated
+from emulated import files_of, run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "arm"
@@ -89,13 +90,9 @@ def fetch() -> None:
 
 
 def write_python(command: Path, package: Path) -> None:
-    """One that behaves as Python for aarch64, also for programs that it runs itself, by `sys.executable`."""
-    command.write_text(
-        f"#!/bin/sh\n"
-        f"export PYTHONPATH={package}:{PACKAGES}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-        f'exec qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM} -0 {command} {SYSTEM}/usr/bin/python{VERSION} "$@"\n'
-    )
-    command.chmod(0o755)
+    """Write Python for aarch64, which finds blockcell in the folder `package`."""
+    emulator = f'qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM}'
+    emulated.write_python(command, emulator, SYSTEM / f"usr/bin/python{VERSION}", package, PACKAGES)
 
 
 def build(checkout: Path, *command: str) -> None:
@@ -122,14 +119,6 @@ def build(checkout: Path, *command: str) -> None:
     )  # fmt: skip
 
 
-def run_tests(file: str) -> tuple[bool, str]:
-    """Whether those of a file passed, and what pytest printed."""
-    options = ["-q", "-p", "no:cacheprovider", *(f"--deselect={name}" for name in LEFT_OUT)]
-    command = [str(PYTHON), "-m", "pytest", *options, file]
-    result = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return result.returncode == 0, result.stdout.rstrip()
-
-
 def main(what: str) -> None:
     start = time.perf_counter()
     os.environ.pop("BLOCKCELL_LEVELS", None)
@@ -141,21 +130,8 @@ def main(what: str) -> None:
         return
     files = [f"tests/{name}.py" for name in SHORT]
     if what == "all":
-        found = [file for folder in WHOLE for file in (CHECKOUT / "tests" / folder).glob("test_*.py")]
-        found.sort(key=lambda file: file.stat().st_size, reverse=True)
-        files = [str(file.relative_to(CHECKOUT)) for file in found]
-    passed, failed = 0, []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for file, (good, output) in zip(files, pool.map(run_tests, files), strict=True):
-            last = output.rpartition("\n")[2].strip("= ")
-            print(f"{file}: {last}" if good else f"{output[-20000:]}\n{file} failed", flush=True)
-            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last))
-            failed += [] if good else [file]
-    for name, why in LEFT_OUT.items():
-        print(f"left out: {name}, as {why}")
-    print(f"{passed} tests passed; {(time.perf_counter() - start) / 60:.0f} minutes in all")
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+        files = files_of(CHECKOUT, WHOLE)
+    run_tests(CHECKOUT, [(file, PYTHON, file) for file in files], LEFT_OUT)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,121 @@
+"""The tests for other CPUs of x86-64 than this one, run by QEMU's emulation of them.
+
+    python tests/lib/cpus.py            (or `make test-cpus`)
+    python tests/lib/cpus.py short      what every push runs (or `make test-cpus-short`)
+
+Needs QEMU 7.2 or later, of Debian's qemu-user; it is this Python, with all of its packages, that is emulated, and this
+checkout as it was built.  There are two CPUs: one without AVX, which runs the CPU level base, and one with AVX2, which
+runs base and v3.  Neither has AVX-512 or VNNI, with which onnxruntime multiplies integers in another way; QEMU emulates
+no CPU that has them.  Each file of tests is a process, as many at once as there are CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulated import files_of, run_tests, write_python
+from numpy._core._multiarray_umath import __cpu_dispatch__
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "cpus"
+OLDEST = 7, 2
+INSTALL = "apt-get install qemu-user"
+
+
+@dataclass
+class Cpu:
+    """A CPU that QEMU emulates, and what is to be found there."""
+
+    model: str  # QEMU's name, without what it does not emulate and would warn of
+    levels: str
+    integer_products: str
+    features: str  # that numpy finds, of FEATURES
+
+
+CPUS = {
+    "Nehalem": Cpu("Nehalem", "base", "c", ""),
+    "Haswell-noTSX": Cpu("Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid", "base v3", "avx2", "AVX2"),
+}
+FEATURES = "AVX2 AVX512F AVX512VNNI"
+CHECK = """
+import sys
+from numpy._core._multiarray_umath import __cpu_features__
+import blockcell
+info = blockcell.build_info()
+print(*info["supported_levels"], "/", info["level"], "/", info["integer_products"], "/", end=" ")
+print(*[name for name in sys.argv[1].split() if __cpu_features__[name]])
+"""
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+WHOLE = ["kernels", "layers", "onnx"]
+SHORT = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_storage"]
+SHORT += ["onnx/test_onnx_export_sessions", "convert/test_convert_onnx_graphs", "kernels/test_formulas"]
+LEFT_OUT: dict[str, str] = {}  # and why
+# QEMU reads the whole vector where AVX2 loads a part of it, and so beyond the end of memory, where the process ends:
+# it did in OpenVINO, and in numpy unless that is told to do without AVX2. The kernels have no such loads.
+OPTIONS = ("-k", "not OpenVINO")
+NUMPY_AVX2 = {"AVX2", "FMA3", "X86_V3"} & {*__cpu_dispatch__}  # by the names of this version of numpy
+
+
+def check_qemu() -> None:
+    """Exit unless there is a QEMU that emulates AVX2."""
+    program = shutil.which("qemu-x86_64")
+    said = subprocess.check_output([program, "--version"], text=True) if program else "none"
+    version = re.search(r"version (\d+)\.(\d+)", said)
+    if not version or tuple(map(int, version.groups())) < OLDEST:
+        sys.exit(
+            f"qemu-x86_64 {'.'.join(map(str, OLDEST))} or later is needed, as earlier ones have no AVX2; found: "
+            f"{said.splitlines()[0]} ({INSTALL}, on Debian 12, Ubuntu 24.04 or later)"
+        )
+
+
+def emulated_python(name: str) -> Path:
+    """Return a Python on this CPU, in an environment that has the packages of this one."""
+    folder = FOLDER / name
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
+    library = folder / "lib"
+    library.unlink(missing_ok=True)
+    library.symlink_to(Path(sys.prefix, "lib").resolve())
+    python = folder / "bin" / "python"
+    emulator = f"qemu-x86_64 -cpu {CPUS[name].model}"
+    if "AVX2" in CPUS[name].features:
+        emulator = f"env NPY_DISABLE_CPU_FEATURES='{' '.join(sorted(NUMPY_AVX2))}' {emulator}"
+    write_python(python, emulator, Path(sys.executable).resolve(), ROOT)
+    return python
+
+
+def check_cpu(name: str, python: Path) -> None:
+    """Exit unless blockcell and numpy find this CPU, in a process and in one that it starts."""
+    cpu = CPUS[name]
+    expected = f"{cpu.levels} / {cpu.levels.split()[-1]} / {cpu.integer_products} / {cpu.features}".strip()
+    for command in ([python, "-c", CHECK, FEATURES], [python, "-c", CHILD, "-c", CHECK, FEATURES]):
+        result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if result.stdout.strip() != expected:
+            sys.exit(f"expected of {name}: {expected}; found: {result.stdout}")
+    print(f"{name}: {expected}", flush=True)
+
+
+def main(what: str) -> None:
+    if sysconfig.get_platform() != "linux-x86_64":
+        sys.exit("QEMU runs this Python as it is, so that must be one for Linux on x86-64")
+    check_qemu()
+    os.environ.pop("BLOCKCELL_LEVEL", None)
+    pythons = {name: emulated_python(name) for name in CPUS}
+    for name, python in pythons.items():
+        check_cpu(name, python)
+    files = [f"tests/{name}.py" for name in SHORT]
+    if what == "all":
+        files = [*dict.fromkeys([*files_of(ROOT, WHOLE), *files])]
+    jobs = [(f"{name}: {file}", python, file) for file in files for name, python in pythons.items()]
+    run_tests(ROOT, jobs, LEFT_OUT, OPTIONS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "all")
