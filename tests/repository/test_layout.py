@@ -131,6 +131,19 @@ def test_no_test_takes_the_time(source):
     assert not imported & {"time", "timeit"}
 
 
+def test_pages_say_what_ci_runs():
+    """All targets that pages promise to run weekly or on every push are in a workflow."""
+    workflows = "".join(path.read_text() for path in sorted(ROOT.glob(".github/workflows/*.yml")))
+    if not workflows:
+        pytest.skip("not a checkout")
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("Longer tests")[2].partition("\n## ")[0]
+    text = table + (ROOT / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"`make (test-[\w-]+)", text))
+    run = set(re.findall(r"\btest-[\w-]+", workflows))
+    assert {"test-stateful", "test-peers", "test-cpus", "test-cpus-short"} <= named
+    assert named - run == {"test-freethreaded"}  # which reliability.md and CONTRIBUTING.md say
+
+
 def test_every_test_is_in_a_folder():
     """That of its room, so that a part can be moved or run alone. `lib` has what tests share, and no tests."""
     assert [path.name for path in ROOT.glob("tests/*.py")] == ["conftest.py"]
