@@ -95,8 +95,9 @@ def from_torch(
     Notes
     -----
     PyTorch trains two biases where a layer here has one, ``bias_ih + bias_hh``: with the same learning rate, its bias
-    moves twice as far in a step. Only the candidate of a GRU has both, b_c and b_hc. PyTorch's states are ``(h, c)``;
-    here they are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``. ``batch_first`` belongs to the call.
+    moves twice as far in a step; docs/convert.md has the cure. Only the candidate of a GRU has both, b_c and b_hc.
+    PyTorch's states are ``(h, c)``; here they are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``.
+    ``batch_first`` belongs to the call.
     """
     caller = "from_torch"
     module = source

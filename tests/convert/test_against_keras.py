@@ -183,3 +183,27 @@ def test_random_configurations(kind, usual, dtype):
         assert of_limit <= 1, f"seed {SEED}: {where} is {error:.1f} eps off, {of_limit:.1f} times what it may be"
         worst = max(worst, (of_limit, error, where))
     print(f"seed {SEED}, {kind}, {dtype}: {worst[1]:.1f} eps, {worst[0]:.2f} of what it may be, {worst[2]}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_bias_of_a_gru_moves_twice_as_far(kind):
+    """b_ru of a GRU that resets after the product, in one step of SGD; all other weights move as far as here."""
+    import keras
+
+    g = np.random.default_rng(SEED)
+    keras.utils.set_random_seed(SEED)
+    layer = layer_of(keras.layers, kind, 4, 1, True, {})
+    x, target = g.standard_normal((5, 6, 3)), g.standard_normal((5, 6, 4))
+    outputs = layer(inputs := keras.Input((6, 3), dtype="float64"))
+    model = keras.Model(inputs, outputs[0])
+    ours = convert.from_keras(layer)
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
+    model.train_on_batch(x, target)
+    y, _, tape = ours.forward(x, batch_first=True)
+    grads = ours.backward(tape, 2 * (y - target) / y.size)[2]
+    trained = convert.from_keras(layer).weights
+    steps = {name: (trained[name] - weight) / -0.1 for name, weight in ours.weights.items()}
+    for name, grad in grads.items():
+        times = 2 if (kind, name) == ("GRU reset_after", "b_ru") else 1
+        assert np.abs(grad).max() > 1e-3
+        assert np.abs(steps[name] - times * grad).max() < 1e-6, name  # Keras has its learning rate in float32
