@@ -1,6 +1,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .optable import Array
+
+def hold(name: str, tensor: Any) -> Any: ...
+def array_of(name: str, tensor: Any) -> Array: ...
+
 class Sized:
     def __init__(
         self,

@@ -27,43 +27,113 @@ cdef void add(const store *a, const store *b, store *sums, Py_ssize_t n) noexcep
             sums[k] = a[k] + b[k]
 
 
+cdef size_t extent_of(tuple shape, tuple strides, size_t itemsize) except? 0:
+    """Count the bytes from the first number of a tensor to the end of the last one."""
+    cdef size_t numbers = 1, length, stride
+    for length, stride in zip(shape, strides):
+        if length == 0:
+            return 0
+        numbers += (length - 1) * stride
+    return numbers * itemsize
+
+
+cdef forbid_resizing(tensor, storage):
+    """Make PyTorch refuse to resize a tensor's storage, as it does once an array of numpy's may share it."""
+    if not tensor.is_neg():  # else `numpy` would read all of it, to negate it
+        try:
+            tensor.numpy(force=True)
+            return
+        except TypeError:  # numpy has no bfloat16
+            pass
+    tensor.as_strided((0,), (1,), 0).short().set_(storage).numpy()
+
+
+cdef int hold_memory(list held, name, tensor, size_t at, size_t extent) except -1:
+    """Keep a tensor's memory, `extent` bytes from the address `at` on, as long as `held` exists; refuse a tensor whose
+    storage has fewer.
+
+    Another thread may give the tensor a new storage meanwhile, or resize the one that it has.  So the storage is held,
+    and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.
+    """
+    cdef size_t begin, size
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        if not tensor.is_cpu:
+            raise ValueError(f"blockcell: {name} is on {tensor.device}; expected cpu")
+        forbid_resizing(tensor, storage)
+    held.append(storage)
+    begin, size = storage.data_ptr(), storage.nbytes()
+    if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
+        raise ValueError(
+            f"blockcell: {name} has shape {tuple(tensor.shape)}, but its storage has {size} bytes alone"
+        )
+    return 0
+
+
+def hold(name, tensor):
+    """The storage of a tensor, which cannot be resized any more; a ValueError if it is too small.
+
+    PyTorch's own functions read tensors without a look at the sizes of their storages, so this is for tensors that they
+    are about to read.
+    """
+    cdef list held = []
+    extent = extent_of(tuple(tensor.shape), tensor.stride(), tensor.element_size())
+    hold_memory(held, name, tensor, tensor.data_ptr(), extent)
+    return held[0]
+
+
+def array_of(name, tensor):
+    """The memory of a tensor as an array of numpy's, or a copy where it is to be negated; a ValueError if its storage
+    is too small."""
+    tensor = tensor.detach()  # the array holds this one, whose storage nobody can replace
+    hold(name, tensor)
+    return tensor.numpy(force=True)
+
+
 cdef char *taken(
     list held, name, tensor, tuple shape, dtype, Py_ssize_t itemsize, Layout *rows
 ) except? NULL:
     """Where a tensor's memory begins; it stays there as long as `held` does.
 
-    Another thread may give the tensor a new storage meanwhile, or resize the one that it has.  So the storage is held,
-    and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.  What a kernel cannot
-    read as it is, is copied.  Where there are `rows` [T,B,.] or, of one step, [B,.], these may lie anywhere.
+    What a kernel cannot read as it is, is copied.  Where there are `rows` [T,B,.] or, of one step, [B,.], these may lie
+    anywhere.
     """
-    cdef size_t at, begin, size, extent = itemsize  # bytes
-    cdef Py_ssize_t length, T, B
+    cdef size_t at, extent = itemsize  # bytes
+    cdef Py_ssize_t length
+    cdef bint unreadable
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and {dtype}"
         )
     at = tensor.data_ptr()
-    if at % itemsize or tensor.is_neg():
-        tensor = tensor.resolve_neg().contiguous().clone()
+    unreadable = at % itemsize or tensor.is_neg()
+    if unreadable or not (tensor.is_contiguous() if rows is NULL else tensor.stride(-1) == 1):
+        hold_memory(held, name, tensor, at, extent_of(shape, tensor.stride(), itemsize))
+        tensor = tensor.resolve_neg().contiguous()
+        if unreadable:
+            tensor = tensor.clone()
         at = tensor.data_ptr()
-    elif not (tensor.is_contiguous() if rows is NULL else tensor.stride(-1) == 1):
-        tensor = tensor.contiguous()
-        at = tensor.data_ptr()
-    storage = tensor.untyped_storage()
-    if storage.resizable():
-        tensor.numpy(force=True)
-    held.append(storage)
-    for length in shape:
-        extent *= length
-    if rows is not NULL:
-        rows.step, rows.row, _ = tensor.stride() if len(shape) == 3 else (0, *tensor.stride())
-        if extent:
-            T, B, length = shape if len(shape) == 3 else (1, *shape)
-            extent = ((T - 1) * rows.step + (B - 1) * rows.row + length) * itemsize
-    begin, size = storage.data_ptr(), storage.nbytes()
-    if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
-        raise ValueError(f"blockcell: {name} has shape {shape}, but its storage has {size} bytes alone")
+    if rows is NULL:
+        for length in shape:
+            extent *= length
+    else:
+        strides = tensor.stride()
+        extent = extent_of(shape, strides, itemsize)
+        rows.step, rows.row, _ = strides if len(shape) == 3 else (0, *strides)
+    hold_memory(held, name, tensor, at, extent)
     return <char *> at
+
+
+cdef void clear_bytes(char *memory, Py_ssize_t size) noexcept nogil:
+    """Write zeros to `size` bytes.  With none, `memory` may be NULL, which C's own function must not get."""
+    if size:
+        memset(memory, 0, size)
+
+
+cdef void copy_bytes(char *target, const char *source, Py_ssize_t size) noexcept nogil:
+    """Copy `size` bytes.  With none, both pointers may be NULL, which C's own function must not get."""
+    if size:
+        memcpy(target, source, size)
 
 
 cdef class Sized:
@@ -137,14 +207,14 @@ cdef class Sized:
         if len(tensors) != expected:
             raise ValueError(f"blockcell: there are {len(tensors)} {what}; expected {expected}")
 
-    cdef int take_states(self, list held, states, char **first) except -1:
-        """Where states or their gradients are that may be left out, all or, if None, one."""
+    cdef int take_states(self, list held, states, char **first, suffix="") except -1:
+        """Where states are that may be left out, all or, if None, one; or gradients, with a suffix of their names."""
         cdef int k
         for k in range(len(self.states)):
             first[k] = NULL
             if len(states) != 0 and states[k] is not None:
                 first[k] = taken(
-                    held, self.states[k], states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
+                    held, self.states[k] + suffix, states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
                 )
         return 0
 
@@ -186,9 +256,9 @@ cdef class TensorPass(Sized):
         if self.plan is None:
             for k in range(n):
                 if first[k] is NULL:
-                    memset(last[k], 0, self.directions * self.state_bytes[k])
+                    clear_bytes(last[k], self.directions * self.state_bytes[k])
                 else:
-                    memcpy(last[k], first[k], self.directions * self.state_bytes[k])
+                    copy_bytes(last[k], first[k], self.directions * self.state_bytes[k])
             return
         a.y_layout.step, a.y_layout.row = self.B * self.directions * self.P, self.directions * self.P
         block = <char *> PyMem_RawMalloc(biases + self.plan.size)
@@ -263,8 +333,8 @@ cdef class TensorGradients(Sized):
         cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
         cdef bint given = len(states) != 0
         cdef list held = []
-        self.check("weights", matrices, self.directions * per)
-        self.check("gradients", grads, n if self.single else n + 1)
+        self.check("matrices", matrices, self.directions * per)
+        self.check("grads", grads, n if self.single else n + 1)
         if given:
             self.check("states", states, n)
         self.check("outputs", outputs, first_grads - output + (n if given else 0))
@@ -279,7 +349,7 @@ cdef class TensorGradients(Sized):
         self.take_states(held, states, first)
         if grads[0] is not None:
             y_grad = taken(held, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
-        self.take_states(held, [None, *grads[1:]] if self.single else grads[1:], last)
+        self.take_states(held, [None, *grads[1:]] if self.single else grads[1:], last, "_grad")
         marked = self.take_marks(held, marks)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
@@ -339,16 +409,16 @@ cdef class TensorGradients(Sized):
         cdef Py_ssize_t length, size
         cdef int k
         if x_grad is not NULL:
-            memset(x_grad, 0, self.T * self.B * self.I * self.itemsize)
+            clear_bytes(x_grad, self.T * self.B * self.I * self.itemsize)
         if weight_grads is not NULL:
             for k in range(self.directions * self.per):
                 size = self.itemsize
                 for length in self.weight_shapes[k % self.per]:
                     size *= length
-                memset(weight_grads[k], 0, size)
+                clear_bytes(weight_grads[k], size)
         if first_grads is not NULL:
             for k in range(len(self.states)):
                 if last[k] is NULL:
-                    memset(first_grads[k], 0, self.directions * self.state_bytes[k])
+                    clear_bytes(first_grads[k], self.directions * self.state_bytes[k])
                 else:
-                    memcpy(first_grads[k], last[k], self.directions * self.state_bytes[k])
+                    copy_bytes(first_grads[k], last[k], self.directions * self.state_bytes[k])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,7 @@ class Base(torch.nn.Module):
         if tensor.dtype == weight.dtype:
             return tensor
         if torch.is_autocast_enabled("cpu"):
+            op.check_memory(what, tensor)
             return tensor.to(weight.dtype)
         raise ValueError(
             f"RNN {what} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {what}:"
@@ -101,6 +103,28 @@ class Base(torch.nn.Module):
                 " rounded, have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to"
                 " train call blockcell.torch.replace(model) without a storage"
             )
+
+    @property
+    def qconfig(self) -> Any:
+        """What torch.ao.quantization gives every module of a model, quantized or not."""
+        if "qconfig" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'")
+        return self.__dict__["qconfig"]
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self.__dict__["qconfig"] = value
+        if self.storage is None:
+            warnings.warn(
+                f"{self._caller()}: torch.ao.quantization does not quantize it, as it is no torch.nn.{self._name}; for"
+                " products of 8-bit integers call blockcell.torch.replace(model, storage='int8', activations='int8'),"
+                " or blockcell.torch.restore(model) before the quantization",
+                stacklevel=2,
+            )
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        del self.__dict__["qconfig"]
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         narrow.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references

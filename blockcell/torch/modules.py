@@ -96,10 +96,15 @@ class Recurrent(Base, RNNBase):
     def _packed(self, sequences: PackedSequence, data: Tensor, weights: list[op.Tensors], hx: Any) -> Any:
         """`forward` of a PackedSequence with these data."""
         batch_sizes, to_sorted, from_sorted = sequences[1:]
+        for name, tensor in zip(PackedSequence._fields, (data, *sequences[1:]), strict=True):
+            if tensor is not None:
+                op.check_memory("input" if name == "data" else name, tensor)
         packing = Packing(batch_sizes, len(data), batch_sizes[0] if to_sorted is None else len(to_sorted))
         x = packing.pad(data)
         states = self._states(hx, x, weights, True)
         if to_sorted is not None:
+            for state in states:
+                op.check_memory("hx", state)
             states = [state.index_select(1, to_sorted) for state in states]
         y, lasts = self._run(x, packing, None, weights, states, self._narrower_of(sequences.data, hx, x, True))
         if from_sorted is not None:
@@ -159,6 +164,7 @@ class Recurrent(Base, RNNBase):
             raise ValueError(f"{self._caller()}: reset has shape {tuple(reset.shape)}; {expected}")
         if not reset.is_cpu:
             raise ValueError(f"{self._caller()}: reset is on {reset.device}; expected cpu")
+        op.check_memory("reset", reset)
         if len(shape) == 1:
             return reset.unsqueeze(1)
         return reset.transpose(0, 1) if self.batch_first else reset

@@ -7,7 +7,7 @@ nothing of it, so that they are copied, saved and compiled like any other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _threads
+from .._tensors import array_of, hold
 from ..layers.packed import Packed
 from ..optable import Array
-from . import internals
-from .op import Tensors, _dispatches
+from . import internals, op
+from .op import Tensors, _dispatches, check_count, check_rank, check_tensors
 
-_FLOAT32, _INT64, _BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 _library = torch.library.Library("blockcell", "FRAGMENT")
@@ -38,14 +38,15 @@ class Op:
     Parameters
     ----------
     kind : str
-    states : tuple of str
+    exact : op.Op
+        The operator with float32 weights.
     """
 
     _suffixes = "", ""  # of the operator's and the module's name
 
-    def __init__(self, kind: str, states: tuple[str, ...]) -> None:
-        self.kind, self.states = kind.upper(), states
-        name, self.module = (form + end for form, end in zip((kind, self.kind), self._suffixes, strict=True))
+    def __init__(self, kind: str, exact: op.Op) -> None:
+        self.states, self._exact = exact.states, exact
+        name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
         _library.define(f"{name}_narrow({inputs}, str storage, str activations) -> Tensor[]")
         _library.impl(f"{name}_narrow", self.forward, "CPU")
@@ -71,6 +72,7 @@ class Op:
             if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
                 raise self._refusal("input or hx has a forward-mode derivative", storage)
         if dispatches:
+            op.refuse_onnx_export(self.module)
             with torch.no_grad():
                 outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, storage, activations)
         elif internals.transforms_are_active():
@@ -85,11 +87,49 @@ class Op:
             f" {mend} call blockcell.torch.replace(model) without a storage"
         )
 
+    def _check_numbers(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors) -> None:
+        """Refuse an x [T,B,I] of another rank, and lists of tensors of other lengths."""
+        check_rank("x", x.shape, "(T, B, I)")
+        check_count("weights", len(weights), [2 + 2 * bidirectional, 4 + 4 * bidirectional])
+        if states:
+            check_count("states", len(states), [len(self.states)])
+
+    def _check_weights(self, weights: Tensors, bidirectional: bool) -> int:
+        """Refuse weights of other shapes or dtypes; return H."""
+        check_rank("w_ih", weights[0].shape, f"({self._exact.gates} H, I)")
+        check_rank("w_hh", weights[1].shape, f"({self._exact.gates} H, H)")
+        I, D = weights[0].shape[1], 1 + bidirectional  # noqa: E741
+        H: int = weights[1].shape[1]
+        expected = self._exact.weight_shapes(H, H, I, len(weights) // D > 2, False)
+        check_tensors(
+            (name, weight, shape, torch.float32)
+            for weight, (name, shape) in zip(weights, [*expected.items()] * D, strict=True)
+        )
+        return H
+
     def _outputs(
-        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, lengths: Any, *others: Any
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        states: Tensors,
+        lengths: Tensor | None,
+        reset: Tensor | None,
+        *options: str,
     ) -> list[Tensor]:
         """What `forward` returns, without values."""
-        (T, B, _), D, H = x.shape, 1 + bidirectional, weights[1].shape[1]
+        op.refuse_onnx_export(self.module)
+        self._check_numbers(x, weights, bidirectional, states)
+        H, D = self._check_weights(weights, bidirectional), 1 + bidirectional
+        T, B, _ = x.shape
+        check_tensors(
+            [
+                ("x", x, (T, B, weights[0].shape[1]), torch.float32),
+                *[(name, state, (D, B, H), torch.float32) for name, state in zip(self.states, states, strict=False)],
+                ("lengths", lengths, (B,), torch.int64),
+                ("reset", reset, (T, B), torch.bool),
+            ]
+        )
         return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
 
     def forward(
@@ -104,23 +144,24 @@ class Op:
         activations: str,
     ) -> list[Tensor]:
         """y and the last states."""
-        packed = _packed(self.kind, self.module, weights, bidirectional, storage, activations)
-        x_array, ends, first, fresh = _steps(x), None, None, None
-        T, B, _ = x_array.shape
-        _check("x", x_array, (T, B, packed.input_size), _FLOAT32)
+        self._check_numbers(x, weights, bidirectional, states)
+        packed = _packed(self, weights, bidirectional, storage, activations)
+        (T, B, _), ends, first, fresh = x.shape, None, None, None
+        x_array = _array("x", x, (T, B, packed.input_size), torch.float32)
+        if x_array.strides[2] != x_array.itemsize:
+            x_array = np.ascontiguousarray(x_array)
         if lengths is not None:
-            ends = np.ascontiguousarray(lengths.numpy())
-            _check("lengths", ends, (B,), _INT64)
+            ends = np.ascontiguousarray(_array("lengths", lengths, (B,), torch.int64))
             if B and not 0 <= ends.min() <= ends.max() <= T:
                 raise ValueError(f"blockcell: lengths are {ends.min()} to {ends.max()}; expected 0 to {T}, the steps")
         if reset is not None:
-            fresh = np.ascontiguousarray(reset.numpy())
-            _check("reset", fresh, (T, B), _BOOL)
+            fresh = np.ascontiguousarray(_array("reset", reset, (T, B), torch.bool))
         if states:
             D, H = 1 + bidirectional, packed.hidden_size
-            arrays = [np.ascontiguousarray(state.numpy(force=True)) for state in states]
-            for name, array in zip(self.states, arrays, strict=True):
-                _check(name, array, (D, B, H), _FLOAT32)
+            arrays = [
+                np.ascontiguousarray(_array(name, state, (D, B, H), torch.float32))
+                for name, state in zip(self.states, states, strict=True)
+            ]
             each = [tuple([array[k] for array in arrays[::-1]]) for k in range(D)]
             first = tuple(each) if bidirectional else each[0]
         y, last = packed._run(x_array, first, ends, fresh, _threads.num_threads(torch.get_num_threads()))
@@ -134,16 +175,24 @@ class CellOp(Op):
 
     _suffixes = "_cell", "Cell"
 
-    def _outputs(
-        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, lengths: Any, *others: Any
-    ) -> list[Tensor]:
-        return [x.new_empty(x.shape[0], weights[1].shape[1]) for _ in self.states]
+    def _outputs(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
+        self._check_step(x, bidirectional, states)
+        _, *last = super()._outputs(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *others)
+        return [state.squeeze(0) for state in last]
 
     def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
+        self._check_step(x, bidirectional, states)
+        for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
+            hold(name, tensor)  # in our words; `unsqueeze` has its own
+        _, *last = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *others)
+        return [state.squeeze(0) for state in last]
+
+    def _check_step(self, x: Tensor, bidirectional: bool, states: Tensors) -> None:
         if bidirectional:
             raise ValueError("blockcell: a single step has one direction")
-        _, *last = super().forward(x.unsqueeze(0), weights, False, [state.unsqueeze(0) for state in states], *others)
-        return [state.squeeze(0) for state in last]
+        check_rank("x", x.shape, "(B, I)")
+        for name, state in zip(self.states, states, strict=False):
+            check_rank(name, state.shape, "(B, H)")
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
@@ -161,7 +210,7 @@ class _Kept(NamedTuple):
 _kept: dict[tuple[Any, ...], _Kept] = {}
 
 
-def _packed(kind: str, module: str, weights: Tensors, bidirectional: bool, storage: str, activations: str) -> Packed:
+def _packed(owner: Op, weights: Tensors, bidirectional: bool, storage: str, activations: str) -> Packed:
     """The layer with these weights, from an earlier call if they have not changed since."""
     key = storage, activations, bidirectional, *map(id, weights)
     kept = _kept.get(key)
@@ -169,17 +218,20 @@ def _packed(kind: str, module: str, weights: Tensors, bidirectional: bool, stora
         return kept.packed
     from ..convert import from_torch  # only here, since it takes a while to import
 
+    owner._check_weights(weights, bidirectional)
     versions = [None if weight.is_inference() else weight._version for weight in weights]
     tensors = [weight.detach() for weight in weights]
     suffixes = ("", "_reverse")[: 1 + bidirectional]
     names = [name + suffix for suffix in suffixes for name in _NAMES[: len(weights) // len(suffixes)]]
+    for name, tensor in zip(names, tensors, strict=True):
+        hold(name, tensor)
     try:
         layer = from_torch(dict(zip(names, tensors, strict=True)))
         packed: Packed = layer.packed(storage, activations)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"blockcell.torch.{module}: its weights cannot be stored in {storage}: {error}") from error
-    if {type(cell).__name__ for cell in layer._cells().values()} != {kind}:
-        raise ValueError(f"blockcell.torch.{module}: the weights are those of {layer!r}")
+        raise type(error)(
+            f"blockcell.torch.{owner.module}: its weights cannot be stored in {storage}: {error}"
+        ) from error
     tensors = [tensor.clone() if version is None else tensor for tensor, version in zip(tensors, versions, strict=True)]
     end = partial(_kept.pop, key)
     _kept[key] = _Kept(packed, versions, tensors, [weakref.ref(weight, end) for weight in weights])
@@ -188,22 +240,16 @@ def _packed(kind: str, module: str, weights: Tensors, bidirectional: bool, stora
 
 def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
     if version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
+        hold("a weight", weight)
         return bool(torch.equal(weight, tensor))
-    return bool(weight._version == version and weight.is_set_to(tensor))
+    # Of a tensor that is to be negated, `is_set_to` would read all memory before `hold` has looked at it.
+    return bool(weight._version == version and not weight.is_neg() and weight.is_set_to(tensor))
 
 
-def _steps(tensor: Tensor) -> Array:
-    """The memory of a tensor [T,B,.], with any strides but that of the last axis."""
-    array: Array = tensor.numpy(force=True)
-    return array if array.strides[2] == array.itemsize else np.ascontiguousarray(array)
-
-
-def _check(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Kernels read as far as shapes say, so an operator that is called by hand must not lie."""
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
-            f"blockcell: {name} has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}"
-        )
+def _array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Array:
+    """The memory of a tensor, of the shape and dtype that kernels take it for, also if it is from a call by hand."""
+    check_tensors([(name, tensor, shape, dtype)])
+    return array_of(name, tensor)
 
 
 def forget(weights: Iterable[Tensor]) -> None:
@@ -214,7 +260,7 @@ def forget(weights: Iterable[Tensor]) -> None:
             _kept.pop(key, None)
 
 
-LSTM = Op("lstm", ("h", "c"))
-GRU = Op("gru", ("h",))
-LSTM_CELL = CellOp("lstm", ("h", "c"))
-GRU_CELL = CellOp("gru", ("h",))
+LSTM = Op("lstm", op.LSTM)
+GRU = Op("gru", op.GRU)
+LSTM_CELL = CellOp("lstm", op.LSTM_CELL)
+GRU_CELL = CellOp("gru", op.GRU_CELL)

@@ -12,7 +12,7 @@ have P where there is H.  marks [2,T,B], for rows of different lengths and for r
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,13 @@ from torch import Tensor
 from torch.overrides import has_torch_function
 
 from .. import _kernels
-from .._tensors import TensorGradients, TensorPass
+from .._tensors import TensorGradients, TensorPass, hold
 from ..activations import numbers
 from . import internals
 
 Tensors = Sequence[Tensor]
 Sizes = tuple[int, int, int, int]
+Expected = tuple[str, Tensor | None, Sequence[int], torch.dtype]  # of a tensor, by its name
 
 DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
@@ -130,6 +131,7 @@ class Op:
     ) -> Tensors:
         """y, unless this is a single step, and the last states."""
         if _dispatches(x, weights, states, marks):
+            refuse_onnx_export(self.module)
             outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
@@ -148,6 +150,16 @@ class Op:
     def _state_shapes(self, B: int, H: int, P: int, D: int) -> list[tuple[int, ...]]:
         rows = (B,) if self.single else (D, B)
         return [(*rows, width) for width in (P, H)[: len(self.states)]]
+
+    def weight_shapes(self, H: int, P: int, I: int, bias: bool, projected: bool) -> dict[str, tuple[int, ...]]:  # noqa: E741
+        """The weights of a direction."""
+        rows = self.gates * H
+        shapes: dict[str, tuple[int, ...]] = {"w_ih": (rows, I), "w_hh": (rows, P if projected else H)}
+        if bias:
+            shapes |= {"b_ih": (rows,), "b_hh": (rows,)}
+        if projected:
+            shapes["w_hr"] = P, H
+        return shapes
 
     def _output_shapes(self, sizes: Sizes, D: int, keep: bool, apart: bool) -> list[tuple[int, ...]]:
         """Of what `forward` returns."""
@@ -169,9 +181,9 @@ class Op:
     ) -> list[tuple[int, ...]]:
         """Of what `backward` returns, where there are so many weights with a gradient."""
         T, B, H, P = sizes
-        rows, per = self.gates * H, weights // D
+        per = weights // D
         shapes: list[tuple[int, ...]] = [(B, I) if self.single else (T, B, I)] if needs_x else []
-        of_weights = [(rows, I), (rows, P), *[(rows,)] * 2 * (per > 3), *[(P, H)] * (per % 2)] if weights else []
+        of_weights = [*self.weight_shapes(H, P, I, per > 3, per % 2 == 1).values()] if weights else []
         return [*shapes, *of_weights * D, *(self._state_shapes(B, H, P, D) if given else [])]
 
     def _planned(
@@ -186,11 +198,7 @@ class Op:
         """What the kernel and its `..._work` return, None where nothing is to be computed; the dtype; T, B, I and H;
         and P, or 0 without a projection."""
         T, B, H, P = sizes
-        stored, number, found = _dtype(dtype), list(DTYPES).index(dtype), None
-        if projected and not self.projects:
-            raise ValueError(
-                f"blockcell: the number of weights is that of a projection; expected those of {self.module}"
-            )
+        stored, number, found = DTYPES[dtype], list(DTYPES).index(dtype), None
         projection = P if projected else 0
         sized = (projection,) if self.projects else ()
         if T * B * H:
@@ -213,6 +221,7 @@ class Op:
     ) -> tuple[TensorPass, list[tuple[int, ...]], int, np.dtype[Any]]:
         """What computes `forward` for tensors of these shapes, so many weights and threads; the shapes of the outputs,
         how many rows (t, b) they have, and their dtype."""
+        self._check_forward(x, w_hh, count, bidirectional, apart, dtype)
         sizes, D = self._sizes(x, w_hh), 1 + bidirectional
         found, stored, four, projection = self._planned(self._kernel, sizes, x[-1], dtype, threads, count // D % 2 == 1)
         options = stored.itemsize, four, D, count // D > 3, self.gates, self.summed, self.states, self.parts, threads
@@ -232,7 +241,9 @@ class Op:
         dtype: torch.dtype,
         threads: int,
     ) -> tuple[TensorGradients, list[tuple[int, ...]], int, np.dtype[Any]]:
-        """Likewise of `backward`, with so many matrices."""
+        """What computes `backward` for tensors of these shapes, so many matrices and threads; the shapes of the
+        outputs, how many rows (t, b) they have, and their dtype."""
+        self._check_backward(y, w_ih, w_hh, count, dtype)
         sizes, D, I = self._sizes(y, w_hh), 2 if count > 3 else 1, w_ih[1]  # noqa: E741
         found, stored, four, projection = self._planned(self._grad_kernel, sizes, I, dtype, threads, count // D == 3)
         options = stored.itemsize, four, D, bias, self.gates, self.summed, self.states, self.parts, threads
@@ -240,13 +251,71 @@ class Op:
         shapes = self._gradient_shapes(sizes, D, I, (count + 2 * D * bias) * weights, needs_x, given)
         return compute, shapes, sizes[0] * sizes[1], stored
 
+    # ----------------------------------------------------------------------------------- checks of calls made by hand
+    # Of tensors with values, `TensorPass` and `TensorGradients` compare the other shapes.
+    def _check_forward(
+        self,
+        x: tuple[int, ...],
+        w_hh: tuple[int, ...],
+        count: int,
+        bidirectional: bool,
+        apart: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        """Refuse shapes of x and w_hh, and a number of weights, that `forward` cannot take sizes from."""
+        if self.single and (bidirectional or not apart):
+            raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
+        per_direction = (2, 3, 4, 5) if self.projects else (2, 4)
+        check_count("weights", count, [(1 + bidirectional) * per for per in per_direction])
+        check_rank("x", x, "(B, I)" if self.single else "(T, B, I)")
+        check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
+        _check_dtype("x", dtype)
+
+    def _check_backward(
+        self, y: tuple[int, ...], w_ih: tuple[int, ...], w_hh: tuple[int, ...], count: int, dtype: torch.dtype
+    ) -> None:
+        """Refuse shapes of y and matrices, and a number of matrices, that `backward` cannot take sizes from."""
+        per_direction = (2, 3) if self.projects else (2,)
+        check_count("matrices", count, [D * per for D in (1, 2)[: 2 - self.single] for per in per_direction])
+        check_rank("y", y, "(B, P)" if self.single else "(T, B, D P)")
+        check_rank("w_ih", w_ih, f"({self.gates} H, I)")
+        check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
+        _check_dtype("y", dtype)
+
+    def _check_states(
+        self, tensors: Sequence[Tensor | None], suffix: str, sizes: Sizes, D: int, dtype: torch.dtype
+    ) -> None:
+        """Refuse states, or their gradients, whose names have a suffix, of other shapes."""
+        _, B, H, P = sizes
+        names = [name + suffix for name in self.states]
+        shapes = self._state_shapes(B, H, P, D)
+        check_tensors([(*each, dtype) for each in zip(names, tensors, shapes, strict=True)])
+
     # ---------------------------------------------------------------------------------------------------------- forward
     def _outputs(
-        self, x: Tensor, weights: Tensors, keep: bool, bidirectional: bool, apart: bool, *others: Any
+        self,
+        x: Tensor,
+        weights: Tensors,
+        keep: bool,
+        bidirectional: bool,
+        apart: bool,
+        states: Tensors,
+        marks: Tensor | None,
     ) -> list[Tensor]:
         """What `forward` returns, without values."""
-        sizes = self._sizes(x.shape, weights[1].shape)
-        return [x.new_empty(shape) for shape in self._output_shapes(sizes, 1 + bidirectional, keep, apart)]
+        refuse_onnx_export(self.module)
+        count, D, dtype, w_hh = len(weights), 1 + bidirectional, x.dtype, _shape_of(weights, 1)
+        self._check_forward(x.shape, w_hh, count, bidirectional, apart, dtype)
+        sizes = T, B, H, P = self._sizes(x.shape, w_hh)
+        expected = self.weight_shapes(H, P, x.shape[-1], count // D > 3, count // D % 2 == 1)
+        check_tensors(
+            (name, weight, shape, dtype) for weight, (name, shape) in zip(weights, [*expected.items()] * D, strict=True)
+        )
+        if states:
+            check_count("states", len(states), [len(self.states)])
+            self._check_states(states, "", sizes, D, dtype)
+        check_tensors([("marks", marks, (2, T, B), torch.uint8)])
+        return [x.new_empty(shape) for shape in self._output_shapes(sizes, D, keep, apart)]
 
     def forward(
         self,
@@ -259,10 +328,8 @@ class Op:
         marks: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
-        if self.single and (bidirectional or not apart):
-            raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
         wanted = len(weights), bidirectional, keep, apart, x.dtype, torch.get_num_threads()
-        compute, shapes, rows, dtype = self._pass(x.shape, weights[1].shape, *wanted)
+        compute, shapes, rows, dtype = self._pass(x.shape, _shape_of(weights, 1), *wanted)
         outputs = _allocated(shapes, rows, x, dtype)
         compute(x, weights, states, marks, outputs)
         return outputs
@@ -340,18 +407,42 @@ class Op:
     def _gradients(
         self,
         y: Tensor,
-        tape: Any,
+        tape: Tensor,
         matrices: Tensors,
-        grads: Any,
+        grads: Sequence[Tensor | None],
         x: Tensor | None,
         needs_x: bool,
         bias: bool,
         states: Tensors,
-        marks: Any,
+        marks: Tensor | None,
     ) -> list[Tensor]:
         """What `backward` returns, without values."""
-        D, (_, I) = 2 if len(matrices) > 3 else 1, matrices[0].shape  # noqa: E741
-        sizes, weights = self._sizes(y.shape, matrices[1].shape), 0 if x is None else len(matrices) + 2 * D * bias
+        count, dtype, w_ih, w_hh = len(matrices), y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
+        self._check_backward(y.shape, w_ih, w_hh, count, dtype)
+        sizes, D, I = self._sizes(y.shape, w_hh), 2 if count > 3 else 1, w_ih[1]  # noqa: E741
+        T, B, H, P = sizes
+        expected = self.weight_shapes(H, P, I, False, count // D == 3)
+        check_tensors(
+            (name, matrix, shape, dtype)
+            for matrix, (name, shape) in zip(matrices, [*expected.items()] * D, strict=True)
+        )
+        rows = (B,) if self.single else (T, B)
+        check_tensors(
+            [
+                ("x", x, (*rows, I), dtype),
+                ("y", y, (*rows, D * expected["w_hh"][1]), dtype),
+                ("tape", tape, (D, self.parts, T, B, H), dtype),
+                ("marks", marks, (2, T, B), torch.uint8),
+            ]
+        )
+        given = [None, *grads] if self.single else grads
+        check_count("grads", len(grads), [len(self.states) + (not self.single)])
+        check_tensors([("y_grad", given[0], y.shape, dtype)])
+        self._check_states(given[1:], "_grad", sizes, D, dtype)
+        if states:
+            check_count("states", len(states), [len(self.states)])
+            self._check_states(states, "", sizes, D, dtype)
+        weights = 0 if x is None else count + 2 * D * bias
         return [y.new_empty(shape) for shape in self._gradient_shapes(sizes, D, I, weights, needs_x, len(states) > 0)]
 
     def backward(
@@ -371,7 +462,8 @@ class Op:
         Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
         """
         wanted = len(matrices), bias, x is not None, needs_x, len(states) > 0, y.dtype, torch.get_num_threads()
-        compute, shapes, rows, dtype = self._pass_back(y.shape, matrices[0].shape, matrices[1].shape, *wanted)
+        of_matrices = _shape_of(matrices, 0), _shape_of(matrices, 1)
+        compute, shapes, rows, dtype = self._pass_back(y.shape, *of_matrices, *wanted)
         results = _allocated(shapes, rows, y, dtype)
         compute(y, tape, matrices, grads, x, states, marks, needs_x, results)
         return results
@@ -400,11 +492,21 @@ def _dispatches(x: Tensor, weights: Tensors, others: Tensors, marks: Tensor | No
     return (
         torch.compiler.is_compiling()
         or not internals.COMPLETE
+        or not x.is_cpu  # on "meta", from a call by hand
         or not _PLAIN.issuperset(map(type, (x, *weights, *others, marks)))
         or has_torch_function((x,))
         or torch.jit.is_tracing()
         or internals.modes_are_active()
     )
+
+
+def refuse_onnx_export(module: str) -> None:
+    """An error that says what to do, in place of the exporters' own, which know nothing of these operators."""
+    if torch.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            f"blockcell.torch.{module}: torch.onnx.export has no ONNX for it; call blockcell.torch.restore(model)"
+            " before it, and blockcell.torch.replace(model) again after it"
+        )
 
 
 def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
@@ -414,10 +516,43 @@ def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
-def _dtype(dtype: torch.dtype) -> np.dtype[Any]:
+def _check_dtype(name: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
-        raise TypeError(f"blockcell: a tensor is {dtype}; expected torch.float32 or torch.float64")
-    return DTYPES[dtype]
+        raise TypeError(f"blockcell: {name} has dtype {dtype}; expected torch.float32 or torch.float64")
+
+
+def _shape_of(tensors: Tensors, k: int) -> tuple[int, ...]:
+    """The shape of the k-th tensor; () if there are fewer, which a check of their number refuses later."""
+    return tensors[k].shape if k < len(tensors) else ()
+
+
+def check_count(what: str, count: int, expected: Sequence[int]) -> None:
+    """Refuse a list of tensors of another length."""
+    if count not in expected:
+        numbers = " or ".join(map(str, expected))
+        raise ValueError(f"blockcell: there are {count} {what}; expected {numbers}")
+
+
+def check_rank(name: str, shape: tuple[int, ...], expected: str) -> None:
+    """Refuse a shape of more or fewer dimensions than are expected, "(T, B, I)" say."""
+    if len(shape) != expected.count(",") + 1:
+        raise ValueError(f"blockcell: {name} has shape {tuple(shape)}; expected {expected}")
+
+
+def check_tensors(expected: Iterable[Expected]) -> None:
+    """Refuse tensors of other shapes or dtypes; any of them may be None."""
+    for name, tensor, shape, dtype in expected:
+        if tensor is not None and (tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape)):
+            raise ValueError(
+                f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype};"
+                f" expected {tuple(shape)} and {dtype}"
+            )
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor whose storage has been made too small for it, before a function of PyTorch's reads it."""
+    if not (_dispatches(tensor, (), (), None) or internals.transforms_are_active()):
+        hold(name, tensor)
 
 
 def _allocated(shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]) -> list[Tensor]:

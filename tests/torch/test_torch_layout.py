@@ -192,6 +192,8 @@ def test_any_marks(kind):
 class Resizable(Lent):
     """One whose storage may still be resized, until `numpy` is called; and which may have another storage."""
 
+    is_cpu, device = True, "cpu"
+
     def __init__(self, array, storage=None):
         super().__init__(array)
         self.storage, self.held = storage or self, False
@@ -202,7 +204,7 @@ class Resizable(Lent):
     def resizable(self):
         return not self.held
 
-    def numpy(self, force):
+    def numpy(self, force=False):
         self.held = True
 
 
@@ -261,6 +263,57 @@ def test_what_is_refused(kind):
     assert all(np.isnan(output.array).all() for output in outputs)  # nothing was computed
     compute(*given, outputs)
     assert not any(np.isnan(output.array).any() for output in outputs)
+
+
+class Unreadable(Resizable):
+    """One whose copies would be made beyond its storage."""
+
+    is_negated = False
+
+    def is_neg(self):
+        return self.is_negated
+
+    def as_strided(self, *_):
+        return self
+
+    def short(self):
+        return self
+
+    def set_(self, storage):
+        return storage
+
+    def refuse(self):
+        raise AssertionError("read before its storage was looked at")
+
+    resolve_neg = contiguous = clone = refuse
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_what_has_to_be_copied_is_refused_before(kind):
+    """Tensors with gaps, misaligned or negated ones, whose storages are too small: copies would be read beyond."""
+    compute, given, outputs = small(kind)
+    for tensor, put in tensors_in(given):
+        array = tensor.array
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
+        misaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        for other in (wide, misaligned, array):
+            if other is misaligned and array.itemsize == 1:
+                continue
+            unreadable = Unreadable(other)
+            unreadable.is_negated = other is array
+            unreadable.size -= 1
+            with pytest.raises(ValueError, match=r"blockcell: \w+ has shape .*, but its storage has \d+ bytes alone"):
+                compute(*put(unreadable), outputs)
+            assert unreadable.held
+
+
+def test_other_devices_are_refused():
+    compute, given, outputs = small()
+    for tensor, put in tensors_in(given):
+        elsewhere = Resizable(tensor.array)
+        elsewhere.is_cpu, elsewhere.device = False, "meta"
+        with pytest.raises(ValueError, match=r"blockcell: \w+ is on meta; expected cpu"):
+            compute(*put(elsewhere), outputs)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

@@ -24,6 +24,7 @@ nn = pytest.importorskip("blockcell.torch")
 internals = pytest.importorskip("blockcell.torch.internals")
 TorchFunctionMode = pytest.importorskip("torch.overrides").TorchFunctionMode
 tree_map_only = pytest.importorskip("torch.utils._pytree").tree_map_only
+FakeTensorMode = pytest.importorskip("torch._subclasses").FakeTensorMode
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
@@ -769,25 +770,171 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
         for k, value in enumerate(inputs):
             if isinstance(value, list):
                 for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
-                    with pytest.raises((ValueError, IndexError)):
+                    with pytest.raises((ValueError, TypeError)):
                         operator(*inputs[:k], given, *inputs[k + 1 :])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_that_is_gone(kind):
-    """Tensors whose storage has been emptied are refused."""
-    module, hx = made(kind), hx_of(kind, 1, 3, 8)
-    x, states = torch.randn(4, 3, 5), hx if kind == "LSTM" else (hx,)
-    module(x, hx)[0].sum().backward()
-    for tensor in (x, *states, *module.parameters()):
-        whole = tensor.data
-        tensor.data = whole.clone()  # a storage that no array has made fixed
-        tensor.untyped_storage().resize_(0)
+def operators_and_inputs(kind):
+    """Every operator of a kind, with inputs that it takes, by name, and its name."""
+    cell, base = kind.endswith("Cell"), kind.removesuffix("Cell")
+    module, n, rows = made(kind, 5, 8), 1 + (base == "LSTM"), (3,) if cell else (4, 3)
+    weights = [p.detach() for p in module.parameters()]
+    x, states = torch.randn(*rows, 5), [torch.zeros(*([3] if cell else [1, 3]), 8)] * n
+    marks, reset = torch.zeros(2, 1 if cell else 4, 3, dtype=torch.uint8), torch.zeros(4, 3, dtype=torch.bool)
+    op = module._op
+    *outputs, tape = op.forward(x, weights, True, False, cell, states, marks)[: n + 2 - cell]
+    given = {"x": x, "weights": weights}
+    rest = {"bidirectional": False, "apart": cell, "states": states, "marks": marks}
+    yield op._op, given | rest
+    yield op._forward_op, given | {"keep": True} | rest
+    saved = {"y": outputs[0], "tape": tape, "matrices": weights[:2], "grads": outputs}
+    yield op._backward_op, saved | {"x": x, "needs_x": True, "bias": True, "states": states, "marks": marks}
+    if base != "RNN":
+        of_rows = {"lengths": None, "reset": None} if cell else {"lengths": torch.tensor([4, 2, 1]), "reset": reset}
+        stored = {"storage": "int8", "activations": "int8"}
+        yield module._narrow_op._op, given | {"bidirectional": False, "states": states} | of_rows | stored
+
+
+NAMES = {  # what a message calls a tensor in these lists
+    "weights": r"weights|w_\w\w|b_\w\w|weight_\w+|bias_\w+",
+    "matrices": r"matrices|w_\w\w",
+    "states": "states|h|c",
+    "grads": r"grads|[yhc]_grad",
+}
+
+
+def wrong_inputs(inputs):
+    """What is wrong, what a message about it must name, and the inputs.
+
+    Where a size is wrong, that may be the name of another tensor, which no longer agrees with it."""
+    of_any = "|".join(NAMES.get(name, name) for name in inputs)
+    for name, value in inputs.items():
+        tensors, called = value if isinstance(value, list) else [value], NAMES.get(name, name)
+        if isinstance(value, list):
+            counts = {len(value) - 1: value[:-1], len(value) + 1: value + value[-1:], 1: value[:1], 0: []}
+            for count, others in counts.items():
+                if count != len(value) and (count or name != "states"):  # no states are zeros
+                    yield f"{count} {name}", called, inputs | {name: others}
+        for k, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            ranks = {"rank 0": tensor.new_zeros(()), "one rank more": tensor[None], "a row less": tensor[:-1]}
+            if tensor.dim() > 1:
+                ranks |= {"one rank less": tensor[0], "rank 1": tensor.flatten(), "a column less": tensor[..., :-1]}
+            for what, wrong in (ranks | {"int8": tensor.to(torch.int8), "half": tensor.half()}).items():
+                others = [*tensors[:k], wrong, *tensors[k + 1 :]] if isinstance(value, list) else wrong
+                yield f"{name} {k}, {what}", of_any if "less" in what else called, inputs | {name: others}
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta", "fake"])
+@pytest.mark.parametrize("kind", [*KINDS, *(f"{kind}Cell" for kind in KINDS)])
+def test_operators_called_by_hand_name_what_is_wrong(kind, where):
+    """A tensor of another rank, size or dtype, and another number of tensors: also without values."""
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    to = {"cpu": lambda a: a, "meta": lambda a: a.to("meta"), "fake": mode.from_tensor}[where]
+    for operator, inputs in operators_and_inputs(kind):
+        found = operator(*tree_map_only(torch.Tensor, to, tuple(inputs.values())))
+        expected = operator(*inputs.values())
+        assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in expected]
+        count = 0
+        for what, called, wrong in wrong_inputs(inputs):
+            given = tree_map_only(torch.Tensor, to, tuple(wrong.values()))
+            with pytest.raises((ValueError, TypeError), match=rf"^blockcell\b.*\b({called})\b") as raised:
+                operator(*given)
+            assert "\n" not in str(raised.value), (str(operator), what)
+            count += 1
+        assert count > 40
+
+
+def test_weights_elsewhere_are_refused():
+    """One without memory among others that have it, which has an address of 0."""
+    for kind in [*KINDS, *(f"{kind}Cell" for kind in KINDS)]:
+        module = made(kind, 5, 8)
+        name = "weight_hh" + ("" if kind.endswith("Cell") else "_l0")
+        setattr(module, name, torch.nn.Parameter(getattr(module, name).to("meta")))
         for context in (torch.no_grad, torch.enable_grad):
-            with context(), pytest.raises(ValueError, match="its storage has 0 bytes alone"):
-                module(x, hx)
-        tensor.data = whole
-    module(x, hx)
+            with context(), pytest.raises(ValueError, match=r"^blockcell: w_hh is on meta; expected cpu$"):
+                module(torch.zeros(3, 5) if kind.endswith("Cell") else X)
+
+
+def too_small(tensor, left, layout):
+    """A tensor like this one in another layout, of whose storage so many bytes are left."""
+    if layout == "with gaps":
+        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        small = wide[..., ::2].copy_(tensor.detach())
+    else:  # a storage that no array has made fixed
+        small = torch.empty_like(tensor, requires_grad=False).copy_(tensor.detach())
+        small = torch._neg_view(small) if layout == "negated" else small
+    small.untyped_storage().resize_(left)
+    return small
+
+
+CELLS = [f"{kind}Cell" for kind in KINDS]
+STORED = [None, "int8", "float16"]
+
+
+def module_with(kind, storage):
+    """64 inputs and cells, so that 64 bytes are too few for any tensor."""
+    torch.manual_seed(3)
+    module = getattr(torch.nn, kind)(64, 64).eval()
+    nn.replace(module, storage, "int8" if storage == "int8" else "float32")
+    return module
+
+
+@pytest.mark.parametrize("left", [0, 64])
+@pytest.mark.parametrize("kind, storage", [(k, s) for k in (*KINDS, *CELLS) for s in STORED if not s or k[0] != "R"])
+def test_memory_that_is_gone(kind, storage, left):
+    """Tensors whose storage has been emptied or made too small are refused, in any layout, before anything reads it."""
+    module, is_cell = module_with(kind, storage), kind in CELLS
+    x = torch.randn(*([] if is_cell else [4]), 3, 64)
+    states = [torch.randn(*([] if is_cell else [1]), 3, 64) for _ in range(1 + kind.startswith("LSTM"))]
+
+    def called(x, states):
+        return module(x, tuple(states) if len(states) > 1 else states[0])
+
+    match = f"^blockcell: .* has shape .*, but its storage has {left} bytes alone$"
+    for layout in ("as it was", "with gaps", "negated"):
+        for context in (torch.no_grad, *([torch.enable_grad] if storage is None else [])):
+            with context():
+                with pytest.raises(ValueError, match=match):
+                    called(too_small(x, left, layout), states)
+                for k in range(len(states)):
+                    with pytest.raises(ValueError, match=match):
+                        called(x, [*states[:k], too_small(states[k], left, layout), *states[k + 1 :]])
+                for weight in module.parameters():
+                    whole, weight.data = weight.data, too_small(weight, left, layout)
+                    with pytest.raises(ValueError, match=match):
+                        called(x, states)
+                    weight.data = whole
+    with torch.no_grad():
+        called(x, states)
+
+
+@pytest.mark.parametrize("left", [0, 64])
+@pytest.mark.parametrize("kind, storage", [(k, s) for k in KINDS for s in STORED if not s or k != "RNN"])
+def test_memory_that_pytorch_would_read(kind, storage, left):
+    """Of PackedSequences, their states, resets, and what autocast casts: by functions that do not look either."""
+    module, B = module_with(kind, storage), 20
+    lengths = torch.arange(1, B + 1).repeat(2)[:B] * 2
+    packed = rnn.pack_padded_sequence(torch.randn(2 * B, B, 64), lengths, enforce_sorted=False)
+    hx = hx_of(kind, 1, B, 64)
+    match = f"^blockcell: {{}} has shape .*, but its storage has {left} bytes alone$"
+    with torch.no_grad():
+        module(packed, hx)
+        for name in packed._fields:
+            given = packed._replace(**{name: too_small(getattr(packed, name), left, "as it was")})
+            with pytest.raises(ValueError, match=match.format("input" if name == "data" else name)):
+                module(given, hx)
+        wrong = too_small(hx[0] if kind == "LSTM" else hx, left, "as it was")
+        with pytest.raises(ValueError, match=match.format("hx")):
+            module(packed, (wrong, hx[1]) if kind == "LSTM" else wrong)
+        for first in (False, True):
+            module.batch_first = first
+            reset = too_small(torch.zeros(B, B, dtype=torch.bool), left, "as it was")
+            with pytest.raises(ValueError, match=match.format("reset")):
+                module(torch.randn(B, B, 64), reset=reset)
+        with torch.autocast("cpu"), pytest.raises(ValueError, match=match.format("input")):
+            module(too_small(torch.randn(4, B, 64).bfloat16(), left, "as it was"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -815,6 +962,52 @@ def test_memory_that_others_take_meanwhile(kind):
     compute(x, weights, states, None, [Meddling(), *outputs[1:]])
     equal(outputs, expected)
     assert not any(tensor.numel() for tensor in given)
+
+
+# ---------------------------------------------------------------------------------------- PyTorch's exporters and tools
+@pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript-based:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The feature will be removed:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("storage", [None, "int8"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRUCell"])
+def test_onnx_export_is_refused(kind, storage, dynamo, tmp_path):
+    """By both exporters, with what to do about it, and no more of it by torch.export."""
+    pytest.importorskip("onnxscript")
+    module = torch.nn.Sequential(getattr(torch.nn, kind)(5, 8)).eval()
+    nn.replace(module, storage)
+    x, text = torch.zeros(3, 5) if kind == "GRUCell" else X, f"blockcell.torch.{kind}: torch.onnx.export has no "
+    for context in (torch.no_grad, torch.inference_mode):
+        with context(), pytest.raises(RuntimeError, match=re.escape(text)) as raised:
+            torch.onnx.export(module, (x,), tmp_path / "model.onnx", dynamo=dynamo, verbose=False)
+        assert "call blockcell.torch.restore(model) before it" in str(raised.value)
+    assert not list(tmp_path.iterdir())
+    torch.export.export(module, (x,), strict=False)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning:torch.ao")
+def test_quantize_dynamic_says_that_it_does_nothing():
+    model = torch.nn.ModuleDict({"a": torch.nn.LSTM(5, 8), "b": torch.nn.GRUCell(5, 8), "c": torch.nn.Linear(8, 3)})
+    nn.replace(model)
+    quantize = torch.ao.quantization.quantize_dynamic
+    for kinds in ({torch.nn.LSTM}, {torch.nn.Linear}, None):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = quantize(model, kinds)
+        texts = [str(each.message) for each in caught if "blockcell" in str(each.message)]
+        assert [text.partition(" ")[0] for text in texts] == ["blockcell.torch.LSTM:", "blockcell.torch.GRUCell:"]
+        for text in texts:
+            assert "storage='int8', activations='int8'" in text and "blockcell.torch.restore(model)" in text
+        assert type(found["a"]) is nn.LSTM and not hasattr(found["a"], "qconfig")
+        assert not hasattr(model["a"], "qconfig") and "qconfig" not in vars(model["b"])
+    nn.replace(model, storage="int8", activations="int8")  # is quantized already
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quantize(model, {torch.nn.Linear})
+    assert not [each for each in caught if "blockcell" in str(each.message)]
+    nn.restore(model)
+    assert type(quantize(model, {torch.nn.LSTM})["a"]) is not torch.nn.LSTM
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore
