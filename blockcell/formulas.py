@@ -812,7 +812,7 @@ def lstm_layer_grad(
 
 # ================================================================================================================ Dense
 def dense(*, x: ArrayLike, w: ArrayLike, b: ArrayLike, activation: str | None = None) -> Float64:
-    """What `blockcell.Dense` computes of rows (..., I)."""
+    """What `blockcell.Dense` computes of rows (..., I). With `last`, a row without steps is a row of zeros."""
     x, w, b = _float64(x, w, b)
     z = x @ w + b
     if activation == "softmax":

@@ -132,9 +132,9 @@ class Scorer:
         Parameters
         ----------
         sequences : iterable of array_like (t, I)
-            Each of the layer's dtype, with at least one step; lists are converted. A list, a tuple or an array of
-            them; a column of Arrow's, of lists of lists or, if I is 1, of lists; or another iterable, such as a
-            generator.
+            Each of the layer's dtype, with at least one step, unless a `Dense` with `last` stands at the end; lists
+            are converted. A list, a tuple or an array of them; a column of Arrow's, of lists of lists or, if I is 1, of
+            lists; or another iterable, such as a generator.
 
         Returns
         -------
@@ -148,7 +148,7 @@ class Scorer:
         TypeError
             A sequence has another dtype than the layer, or is no array.
         ValueError
-            A sequence has another shape, or no steps.
+            A sequence has another shape, or no steps, of which the layer has no output.
         """
         packed = self._loaded()
         pyarrow: Any = sys.modules.get("pyarrow")  # who has a column has imported it
@@ -163,8 +163,7 @@ class Scorer:
             raise TypeError(f"{READER.caller}: sequences is {short(sequences)}; {expected}")
         if not isinstance(sequences, (list, tuple, np.ndarray)):
             return self._in_windows(packed, values)
-        size, dtype = packed.input_size, packed.dtype
-        arrays = [_read(size, dtype, k, value) for k, value in enumerate(values)]
+        arrays = [_read(packed, k, value) for k, value in enumerate(values)]
         with _counting(sum(map(len, arrays))) as count:
             return self._scored(packed, arrays, 0, count)
 
@@ -179,9 +178,9 @@ class Scorer:
     def _windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
         """The sequences, as many at a time as are sorted together."""
         arrays, held = list[Array](), 0
-        size, dtype, width = packed.input_size, packed.dtype, packed.input_size + packed.output_size
+        width = packed.input_size + packed.output_size
         for k, value in enumerate(values):
-            arrays.append(np.array(_read(size, dtype, k, value), dtype))
+            arrays.append(np.array(_read(packed, k, value), packed.dtype))
             held += len(arrays[-1]) * width
             if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
                 yield arrays
@@ -244,16 +243,19 @@ def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ sequences
-def _read(size: int, dtype: np.dtype[Any], k: int, value: Any) -> Array:
-    """The k-th sequence, of steps of so many numbers, as an array that can be converted to the layer's dtype."""
+def _read(packed: Packed[Any], k: int, value: Any) -> Array:
+    """The k-th sequence as an array that can be converted to the layer's dtype."""
+    size, dtype = packed.input_size, packed.dtype
     if type(value) is np.ndarray:
         if value.dtype == dtype and value.ndim == 2 and value.shape[1] == size and len(value):
             return value
         if value.dtype == object:
             value = value.tolist()  # what pandas has of lists of lists
+    if isinstance(value, (list, tuple)) and not value:
+        value = np.empty((0, size), dtype)
     name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
     array = checked_array(READER, name, value, dtype, (None, size), expected)
-    if not len(array):
+    if not len(array) and packed._layer._over_time:
         raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
     return array
 

@@ -415,11 +415,12 @@ class LayerGraph:
         self.inputs[1:1] = self._about_rows()
 
         # A gradient multiplies what lies past a row's length by zero, which NaN survives.
-        y, tape = self._forward(layer, "", self._live("x") if self.train else "x", False)
+        y, tape = self._forward(layer, "", self._live("x") if self.train or self._head_reads_x else "x", False)
         self.results["y"] = y
         outputs = ["y", *states]
         if self.train:
-            self.results["d_x"] = self._backward(layer, "", tape, self._counted(layer, "d_y"))
+            d_x = self._backward(layer, "", tape, self._counted(layer, "d_y"))
+            self.results["d_x"] = self._live(d_x) if self._head_reads_x else d_x
             outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
         return self._made_of([self._value(name, shapes[name.removeprefix("d_")]) for name in outputs])
 
@@ -543,6 +544,7 @@ class LayerGraph:
         return (self._turn(y) if reverse else y), tape
 
     def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str, wanted: bool) -> str:
+        d_y = self._live(d_y) if self._is_in_head(cell) else d_y
         c = self._config(cell, prefix, "Grad")
         unused = ["x_grad"] * (not wanted) + ["cs_grad"] * (not self._takes_d_state)
         inputs, outputs = (
@@ -581,9 +583,7 @@ class LayerGraph:
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = self._add(layer.activation.capitalize(), y, **axis)
-        y = self._stored(y)
-        if not self.streaming:
-            y = self._counted(layer, y)
+        y = self._counted(layer, self._stored(y))
         return y, (x, y)
 
     def _product_in_integers(self, prefix: str, x: str) -> str:
@@ -615,19 +615,20 @@ class LayerGraph:
         return self._from_last(layer, d_x) if layer.last else d_x
 
     def _at_last(self, layer: Dense, x: str) -> str:
-        """The rows of x that a layer with `last` reads, [B, I]; rows without steps get any values."""
+        """The rows of x that a layer with `last` reads, [B, I]."""
         parts = []
         for part, backwards in self._parts(layer, x, 2):
             first = self._constant(np.array(0, np.int64))
-            parts.append(self._add("Gather", part, first, axis=0) if backwards else self._at_ends(part))
+            last = self._last_step(self._lengths_of(layer))
+            parts.append(self._add("Gather", part, first, axis=0) if backwards else self._at_steps(part, last))
         return self._concat(*parts, axis=1) if len(parts) > 1 else parts[0]
 
     def _from_last(self, layer: Dense, d_rows: str) -> str:
         """The gradient to x, [T, B, I], from that to these rows."""
         parts = []
         for part, backwards in self._parts(layer, d_rows, 1):
-            first = self._add("Unsqueeze", self._add("Equal", self._steps(), self._ints(0)), self._ints(2))
-            parts.append(self._add("Where", first if backwards else self._last(), part, self._zero()))
+            step = self._ints(0) if backwards else self._last_step(self._lengths_of(layer))
+            parts.append(self._add("Where", self._where(step), part, self._zero()))
         d_x = self._concat(*parts, axis=2) if len(parts) > 1 else parts[0]
         shape = self._concat(self._size("T"), self._size("B"), self._ints(layer.input_size))
         return self._add("Expand", d_x, shape)  # which some runtimes do not find out
@@ -799,20 +800,35 @@ class LayerGraph:
             return self._constant(np.arange(self.sizes["T"])[:, None])
         return self._add("Unsqueeze", self._range("T"), self._ints(1))
 
-    def _last_step(self) -> str:
-        """The number of each row's last step, [B], or -1 for a row without steps; without lengths of all rows, [1]."""
-        return self._add("Sub", "lengths" if self.lengths else self._size("T"), self._ints(1))
+    def _lengths_of(self, layer: Layer) -> str:
+        """The rows' lengths; for dense layers at the end, where y is of last steps, a row without steps has one."""
+        if self.lengths and isinstance(layer, Dense) and (layer.last or self._is_in_head(layer)):
+            return self._add("Max", "lengths", self._ints(1))
+        return "lengths"
 
-    def _live(self, array: str) -> str:
+    def _is_in_head(self, layer: Any) -> bool:
+        """Whether a dense layer with `last` reads its y, perhaps through other dense layers."""
+        return bool(layer._in_head and not self.layer._over_time)
+
+    @property
+    def _head_reads_x(self) -> bool:
+        """Whether y is of last steps, and x passes only dense layers on its way."""
+        return not self.layer._over_time and self.layer._head()[1]
+
+    def _last_step(self, lengths: str = "lengths") -> str:
+        """The number of each row's last step, [B], or -1 for a row without steps; without lengths of all rows, [1]."""
+        return self._add("Sub", lengths if self.lengths else self._size("T"), self._ints(1))
+
+    def _live(self, array: str, lengths: str = "lengths") -> str:
         """The array, set to zero past the rows' lengths."""
         if not self.lengths:
             return array
-        live = self._add("Unsqueeze", self._add("Less", self._steps(), "lengths"), self._ints(2))
+        live = self._add("Unsqueeze", self._add("Less", self._steps(), lengths), self._ints(2))
         return self._add("Where", live, array, self._zero())
 
     def _counted(self, layer: Layer, array: str) -> str:
-        """A layer's y, or the gradient to it, set to zero where no step of its row counts."""
-        return self._live(array) if layer._over_time else self._of_begun(array)
+        """A layer's y, or the gradient to it, set to zero at steps that do not count. Of last steps all rows count."""
+        return self._live(array, self._lengths_of(layer)) if layer._over_time else array
 
     def _of_begun(self, array: str) -> str:
         """Set the array [B, ..] to zero in rows without steps."""
@@ -824,7 +840,11 @@ class LayerGraph:
 
     def _last(self) -> str:
         """Where a row's last step is, [T, B, 1] or, without lengths, [T, 1, 1]."""
-        return self._add("Unsqueeze", self._add("Equal", self._steps(), self._last_step()), self._ints(2))
+        return self._where(self._last_step())
+
+    def _where(self, step: str) -> str:
+        """Where a row has the step of this number, [T, B, 1], or [T, 1, 1] if it is the same of all rows."""
+        return self._add("Unsqueeze", self._add("Equal", self._steps(), step), self._ints(2))
 
     def _rows(self, steps: str) -> str:
         """The indices in an array [T B, ...] of these steps of all rows of the batch."""
@@ -832,7 +852,11 @@ class LayerGraph:
 
     def _at_ends(self, array: str) -> str:
         """The array at the rows' last steps; rows without steps get any values."""
-        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(self._last_step()), axis=0)
+        return self._at_steps(array, self._last_step())
+
+    def _at_steps(self, array: str, steps: str) -> str:
+        """The array [T, B, ...] at a step of each row."""
+        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
 
     def _turn(self, array: str) -> str:
         """The array with each row's steps reversed. What is past the row's length stays there, because indices below

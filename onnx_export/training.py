@@ -114,8 +114,8 @@ def training_step(
     ``new_step``, ..                        what the optimizer keeps, after the update
     ===================  ==========  =====  ==========================================================================
 
-    Where a `Dense` with `last` stands at the end, y has no axis T, and neither have ``mask`` and ``target``. Then a row
-    of length 0 does not count.
+    Where a `Dense` with `last` stands at the end, y has no axis T, and neither have ``mask`` and ``target``. Every row
+    counts in the loss then, also one of length 0, unless ``mask`` leaves it out.
 
     Parameters
     ----------
@@ -313,12 +313,9 @@ class _StepGraph(LayerGraph):
 
     def _counts(self) -> str:
         """Which rows of y count; empty where all do."""
-        if not self.lengths:
+        if not (self.lengths and self.layer._over_time):
             return "mask" if self.mask else ""
-        if self.layer._over_time:
-            live = self._add("Less", self._steps(), "lengths")
-        else:
-            live = self._add("Greater", "lengths", self._ints(0))
+        live = self._add("Less", self._steps(), "lengths")
         return self._add("And", live, "mask") if self.mask else live
 
     def _clipped(self, grads: Mapping[str, str]) -> dict[str, str]:

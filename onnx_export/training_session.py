@@ -238,9 +238,8 @@ class StepCall(LayerCall):
         if not wrong.any():
             return
         counts = feeds["mask"] if "mask" in feeds else np.ones(target.shape, np.bool_)
-        if "lengths" in feeds:
-            ends = feeds["lengths"]
-            counts = counts & (np.arange(len(target))[:, None] < ends if target.ndim == 2 else ends > 0)
+        if "lengths" in feeds and target.ndim == 2:
+            counts = counts & (np.arange(len(target))[:, None] < feeds["lengths"])
         for index in np.argwhere(wrong & counts)[:1].tolist():
             expected = f"expected 0 to {self._classes - 1}, for {self._classes} classes"
             raise ValueError(f"{self.caller}: target{index} is {target[tuple(index)]}; {expected}")

@@ -169,8 +169,28 @@ CellTape.__doc__ = "What a cell keeps of a forward pass."
 DenseTape = namedtuple("DenseTape", "weights x y marks ends")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
 Ends = namedtuple("Ends", "T last parts")
-Ends.__doc__ = """Where a dense layer with `last` finds the rows that it reads: of T steps each row's last one, [B], -1
-where there is none; and the parts of x, of which those that run backwards end at the first step."""
+Ends.__doc__ = """Where a dense layer with `last` finds the rows that it reads: of T steps each row's last one, [B]; and
+the parts of x, of which those that run backwards end at the first step."""
+
+
+cdef ndarray at_least_one(ndarray lengths):
+    """Return lengths [B] in which rows without steps have one."""
+    cdef ndarray result = PyArray_NewCopy(lengths, NPY_CORDER)
+    cdef int64_t *length = <int64_t *> PyArray_BYTES(result)
+    cdef Py_ssize_t b
+    for b in range(PyArray_DIMS(result)[0]):
+        length[b] = max(length[b], <int64_t> 1)
+    return result
+
+
+cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
+    """Set the first step of `rows` [T,B,n] to zero in the batch rows whose length is 0."""
+    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
+    cdef Py_ssize_t b
+    for b in range(PyArray_DIMS(rows)[1]):
+        if length[b] == 0:
+            memset(PyArray_BYTES(rows) + b * PyArray_STRIDES(rows)[1], 0,
+                   PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows))
 
 
 @cython.final
@@ -181,7 +201,8 @@ cdef class Current:
     cdef dict weights
     cdef Py_ssize_t T, B
     cdef object lengths, reset  # as for `marks_of`
-    cdef object ahead, back  # the marks of each direction
+    cdef object head_lengths  # of the dense layers at the end (`Dense._in_head`): at least one step for each row
+    cdef object ahead, back, head  # the marks of each direction, and of the dense layers at the end
     cdef bint training
     cdef int threads
 
@@ -195,6 +216,11 @@ cdef class Current:
         if self.ahead is None:
             self.ahead = marks_of(self.T, self.B, self.lengths, self.reset, False)
         return self.ahead
+
+    cdef marks_of_head(self):
+        if self.head is None:
+            self.head = marks_of(self.T, self.B, self.head_lengths, None, False)
+        return self.head
 
 
 # -------------------------------------------------------------------------------------------------------------- runners
@@ -264,21 +290,33 @@ cdef class Runner:
 
         x and `reset` are time first and have no more steps than are needed.  T is the number of the user's, and
         `counted` says which of these they are, if they had to move.  threads are as for `plan_of`.
+
+        Where y is of last steps, a row without steps gets one of zeros for the dense layers at the end, also if T is 0.
         """
         cdef Current current = Current.__new__(Current)
-        cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], b, longest = 0
+        cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], b, longest = 0, shortest = end
+        cdef npy_intp[3] one_step = [1, B, self.inputs]
         cdef const int64_t *length
-        result = y = None
+        result = y = without_steps = None
         if lengths is not None:
             length = <const int64_t *> PyArray_BYTES(<ndarray> lengths)
             for b in range(B):
-                longest = max(longest, <Py_ssize_t> length[b])
+                longest, shortest = max(longest, <Py_ssize_t> length[b]), min(shortest, <Py_ssize_t> length[b])
             if longest < end:
                 x, end = x[:longest], longest
-        if training and counted is None:
+        if not self.over_time and end == 0:
+            x, end = PyArray_ZEROS(3, one_step, self.type_number, 0), 1
+            lengths = without_steps = PyArray_ZEROS(1, one_step + 1, NPY_INT64, 0)
+        elif training and counted is None:
             x = PyArray_NewCopy(x, NPY_CORDER)
+        if not self.over_time and without_steps is None and shortest == 0:
+            without_steps = lengths
+            if not training and counted is None:
+                x = PyArray_NewCopy(x, NPY_CORDER)
+            clear_first_step(x, lengths)
         current.weights, current.T, current.B, current.training = weights, end, B, training
         current.lengths, current.reset = lengths, reset
+        current.head_lengths = lengths if without_steps is None else at_least_one(lengths)
         current.threads = threads
         if not self.over_time:
             if training:  # for the caller; a tape has its own
@@ -299,6 +337,8 @@ cdef class Runner:
             counted.scatter_y(part, self.layer._directions(False), y)
         if result is None:
             result = part
+        if not self.over_time:
+            content = content, without_steps
         return (result, last, T, B, end, content) if training else (result, last)
 
     def differentiate(self, tape, d_y, d_state):
@@ -327,14 +367,19 @@ cdef class Runner:
         cdef Py_ssize_t T = tape.T, B = tape.B, end = tape.end
         result = self.rows(B, T, self.inputs) if tape.batch_first else self.rows(T, B, self.inputs)
         d_x = PyArray_SwapAxes(<ndarray> result, 0, 1) if tape.batch_first else result
-        if tape.counted is None:
+        content, without_steps = (tape.content, None) if self.over_time else tape.content
+        if tape.counted is not None:
+            gathered, d_first, grads = self.backward(content, d_y, d_last, None)
+            tape.counted.scatter(gathered, d_x)
+        elif end > T:  # a step of zeros that no row has
+            _, d_first, grads = self.backward(content, d_y, d_last, None)
+        else:
             if end < T:
                 d_x[end:] = 0
                 d_x = d_x[:end]
-            _, d_first, grads = self.backward(tape.content, d_y, d_last, d_x)
-        else:
-            gathered, d_first, grads = self.backward(tape.content, d_y, d_last, None)
-            tape.counted.scatter(gathered, d_x)
+            _, d_first, grads = self.backward(content, d_y, d_last, d_x)
+            if without_steps is not None:
+                clear_first_step(d_x, without_steps)
         return result, d_first, grads
 
 
@@ -517,10 +562,10 @@ cdef class DenseRunner(SingleRunner):
         marks = ends = tape = None
         if self.over_time:
             if current.lengths is not None:
-                marks = current.marks(reverse)
+                marks = current.marks_of_head() if self.layer._in_head else current.marks(reverse)
         else:
             ends = Ends(T, self.last_steps(current), self.layer._directions_of_x())
-            x, marks, T = self.gather(x, ends), self.without_steps(ends.last), 1
+            x, T = self.gather(x, ends), 1
             y = None if y is None else y[None]
         rows = self.rows(T, B, self.outputs) if y is None or current.training else y
         if PyArray_SIZE(rows):
@@ -560,47 +605,30 @@ cdef class DenseRunner(SingleRunner):
         if d_x is None:
             d_x = self.rows(ends.T, B, self.inputs)
         d_x[...] = 0
-        if ends.T:
-            self.copy_ends(ends, d, d_x, False)
+        self.copy_ends(ends, d, d_x, False)
         return d_x, (), grads
 
     # --------------------------------------------------------------------------------------------------- with `last`
     cdef ndarray last_steps(self, Current current):
-        """Each row's last step, [B]; -1 where there is none."""
+        """Each row's last step, [B]."""
         cdef npy_intp B = current.B
         cdef ndarray steps = PyArray_SimpleNew(1, &B, NPY_INT64)
         cdef int64_t *step = <int64_t *> PyArray_BYTES(steps)
         cdef Py_ssize_t b
         for b in range(B):
             step[b] = current.T - 1
-            if current.lengths is not None:
-                step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> current.lengths))[b] - 1
+            if current.head_lengths is not None:
+                step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> current.head_lengths))[b] - 1
         return steps
 
-    cdef without_steps(self, ndarray last):
-        """The marks of rows that have no step, [1,B]; None if there are none."""
-        cdef npy_intp[2] shape = [1, PyArray_DIMS(last)[0]]
-        cdef const int64_t *step = <const int64_t *> PyArray_BYTES(last)
-        cdef Py_ssize_t b
-        marks = None
-        for b in range(shape[1]):
-            if step[b] < 0:
-                if marks is None:
-                    marks = PyArray_ZEROS(2, shape, NPY_UINT8, 0)
-                PyArray_BYTES(<ndarray> marks)[b] = ENDED
-        return marks
-
     cdef ndarray gather(self, ndarray x, ends):
-        """The rows of x that are read, [1,B,I]."""
+        """Copy the rows of x [T,B,I] that are read to a new array [1,B,I]."""
         cdef ndarray rows = self.rows(1, PyArray_DIMS(x)[1], self.inputs)
-        if ends.T:
-            self.copy_ends(ends, rows, x, True)
-        else:
-            rows[...] = 0
+        self.copy_ends(ends, rows, x, True)
         return rows
 
     cdef int copy_ends(self, ends, ndarray rows, ndarray x, bint gathers) except -1:
-        """To [1,B,I] from the steps of x [T,B,I] where its parts end, or back, but for rows without steps."""
+        """Copy to `rows` [1,B,I] from the steps of `x` [T,B,I] where its parts end, or back."""
         cdef Py_ssize_t b, size, at = 0, itemsize = PyArray_ITEMSIZE(x), B = PyArray_DIMS(x)[1]
         cdef const int64_t *last = <const int64_t *> PyArray_BYTES(<ndarray> ends.last)
         cdef char *row
@@ -610,11 +638,11 @@ cdef class DenseRunner(SingleRunner):
             for b in range(B):
                 row = PyArray_BYTES(rows) + b * self.inputs * itemsize + at
                 step = PyArray_BYTES(x) + b * PyArray_STRIDES(x)[1] + at
-                if last[b] > 0 and not part[1]:
+                if not part[1]:
                     step += last[b] * PyArray_STRIDES(x)[0]
                 if gathers:
                     memcpy(row, step, size)
-                elif last[b] >= 0 or part[1]:
+                else:
                     memcpy(step, row, size)
             at += size
         return 0

@@ -133,6 +133,10 @@ class Layer(ABC, Generic[S_co]):
         """Whether y has a row for each step, or for the last one only."""
         return True
 
+    @abstractmethod
+    def _head(self) -> tuple[list[Single], bool]:
+        """Return cells and dense layers whose output reaches y through dense layers at most, and whether x does."""
+
     def _share(self, shared: SharedWeights) -> None:
         """Use the weights of a layer that this one is now a part of."""
         self._shared = shared
@@ -589,6 +593,8 @@ class Single(Layer[S_co]):
     """What the repr begins with."""
     _sizes: dict[str, int]
     _number: int
+    _in_head = False
+    """Whether a `Dense` with `last` reads y, perhaps through other dense layers."""
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -623,6 +629,9 @@ class Single(Layer[S_co]):
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
+
+    def _head(self) -> tuple[list[Single], bool]:
+        return [self], False
 
     @property
     def _is_stateless(self) -> bool:

@@ -161,6 +161,10 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
+    def _head(self) -> tuple[list[Single], bool]:
+        fw, bw = self.fw._head(), self.bw._head()
+        return fw[0] + bw[0], fw[1] or bw[1]
+
     def _directions(self, reverse: bool) -> Directions:
         return [*self.fw._directions(reverse), *self.bw._directions(not reverse)]
 
@@ -203,6 +207,9 @@ class Stack(Composite[tuple[Any, ...]]):
         for k, layer in enumerate(self.layers):
             if isinstance(layer, Dense):
                 layer._stand_above(self.layers[k - 1] if k else None)
+        if not self._over_time:
+            for layer in self._head()[0]:
+                layer._in_head = True
         self._runner = self._runs(self)
 
     @property
@@ -228,6 +235,14 @@ class Stack(Composite[tuple[Any, ...]]):
     @property
     def _over_time(self) -> bool:
         return self.layers[-1]._over_time
+
+    def _head(self) -> tuple[list[Single], bool]:
+        found, passes = list[Single](), True
+        for layer in reversed(self.layers):
+            if passes:
+                more, passes = layer._head()
+                found += more
+        return found, passes
 
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)

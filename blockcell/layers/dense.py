@@ -40,10 +40,12 @@ class Dense(Single[tuple[()]]):
     activation : {None, "sigmoid", "tanh", "relu", "softmax"}
         What is done with ``x @ w + b``. `blockcell.loss.softmax_cross_entropy` takes logits, that is None.
     last : bool or "ends"
-        Whether y is (B, O), from each row's last step alone, that before its length; zero for a row without steps. A
-        stream gives the answer after each step. "ends", for the end of a `Stack`: from the step at which each
-        direction of the layer below ends, which is the row's first one for a backward direction. That is what the
-        Bidirectional of Keras hands on without ``return_sequences``.
+        Whether y is (B, O), from each row's last step alone, that before its length. A stream gives the answer after
+        each step. "ends", for the end of a `Stack`: from the step at which each direction of the layer below ends,
+        which is the row's first one for a backward direction. That is what the Bidirectional of Keras hands on without
+        ``return_sequences``. Of a row without steps it reads zeros, as in Keras and ONNX: y is ``activation(b)``,
+        whatever the state below, and the row's gradient adds to that of b alone. Dense layers between the cells and
+        this one take part: they make ``activation(b)`` of such a row, too, and this one reads that.
 
     Raises
     ------
@@ -155,6 +157,9 @@ class Dense(Single[tuple[()]]):
             if any(backwards is None for _, backwards in self._below):
                 what = "Stack: last='ends' above a Dense, whose outputs have no direction"
                 raise ValueError(f"{what}; expected a layer with one")
+
+    def _head(self) -> tuple[list[Single], bool]:
+        return [self], True
 
     def _directions(self, reverse: bool) -> Directions:
         return [(self.output_size, None)]

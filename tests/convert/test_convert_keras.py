@@ -568,6 +568,26 @@ def test_keras_rnn_of_cells_itself(package):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.parametrize("form", ["one dense", "two dense", "bidirectional"])
+def test_keras_classifiers_of_rows_without_steps(kind, form):
+    """All of their steps are masked: Keras' dense layers get zeros."""
+    keras = pytest.importorskip("keras")
+    layer = getattr(keras.layers, kind)(H)
+    recurrent = keras.layers.Bidirectional(layer) if form == "bidirectional" else layer
+    dense = [keras.layers.Dense(7, activation="relu")] * (form == "two dense")
+    dense.append(keras.layers.Dense(2, activation="softmax"))
+    model = keras.Sequential([keras.Input((T, I)), keras.layers.Masking(0.0), recurrent, *dense])
+    g = rng()
+    model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
+    x = g.standard_normal((B, T, I)).astype(np.float32)
+    x[0], x[1, :2] = 0, 0
+    stack, _ = warned(convert.from_keras, model)
+    y, _ = stack(x, mask=x.any(axis=2), batch_first=True)
+    np.testing.assert_allclose(y, keras.ops.convert_to_numpy(model(x)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.peers
 def test_keras_itself_refused():
     layers = pytest.importorskip("keras").layers
 

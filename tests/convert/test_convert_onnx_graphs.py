@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from convert_cases import B, H, I, T, assert_same, converted, made, onnx_graph, onnx_weights, parts_of, rng, warned
 from onnx import TensorProto, helper, numpy_helper
@@ -454,6 +455,39 @@ def test_heads_on_both_directions(layers, names, parts, left_out):
     if left_out is None:
         x = rng().standard_normal((T, B, I))
         np.testing.assert_allclose(layer(x)[0], ReferenceEvaluator(model).run(None, {"X": x})[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("takes", ["Y_h", "Y"])
+@pytest.mark.parametrize("dense", [1, 2])
+def test_heads_of_rows_without_steps(dense, takes):
+    """The dense layers get zeros, also where the state before the first step is not zero, as onnxruntime says."""
+    g = rng()
+    shapes = {"W": (1, 3 * H, I), "R": (1, 3 * H, H), "b": (1, 6 * H), "D": (H, 6), "d": 6, "E": (6, 2), "e": 2}
+    weights = {name: g.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    if dense == 1:
+        weights |= {"D": weights["D"][:, :2], "d": weights["d"][:2]}
+    taken = made("Squeeze", ["h", "zero"], "L")
+    if takes == "Y":
+        taken = made("Gather", ["Y3", "last"], "L", axis=0)
+    two = [made("Relu", ["G"], "S"), made("Gemm", ["S", "E", "e"], "G2")]
+    nodes = [
+        helper.make_node("GRU", ["X", "W", "R", "b", "lens", "first"], ["Y", "h"], name="a", hidden_size=H),
+        made("Squeeze", ["Y", "one"], "Y3"),
+        taken,
+        made("Gemm", ["L", "D", "d"], "G"),
+        *(two if dense == 2 else []),
+        made("Softmax", ["G2" if dense == 2 else "G"], "Z", axis=-1),
+    ]
+    lengths = np.full(B, T) * (np.arange(B) != 1)
+    weights |= {"zero": np.array([0]), "one": np.array([1]), "last": np.array(-1), "lens": lengths.astype(np.int32)}
+    first = g.uniform(-1, 1, (1, B, H)).astype(np.float32)
+    model = model_of(nodes, weights | {"first": first}, outputs=["Z"])
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    (layer, state), _ = warned(convert.from_onnx, model, initial_state=True)  # the lengths are the caller's
+    x = g.standard_normal((T, B, I)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"X": x})[0]
+    np.testing.assert_allclose(layer(x, state, lengths=lengths)[0], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("index", ["first", "before"])

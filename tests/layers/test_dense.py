@@ -7,6 +7,7 @@ The tests of all layers (`test_layers.py` and others) have it among their layers
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import pickle
@@ -17,7 +18,7 @@ import sys
 import mpmath
 import numpy as np
 import pytest
-from bits import leaves, on_threads, same
+from bits import leaves, like, on_threads, same
 from cases import derivative, rng
 from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES, same_bits
 from layer_cases import dense, gru, lstm
@@ -233,16 +234,18 @@ def test_scratch_is_enough(threads, activation):
 
 
 # ---------------------------------------------------------------------------------------------------------- last steps
-def last_rows(y, ends):
-    """y of each row's last step; zero for a row without steps."""
-    return np.where((ends > 0)[:, None], y[ends - 1, np.arange(len(ends))] if len(y) else 0, 0).astype(y.dtype)
+def last_rows(array, ends):
+    """The rows of [T,B,.] at each row's last step; zeros for a row without steps."""
+    at_ends = array[ends - 1, np.arange(len(ends))] if len(array) else 0
+    return np.where((ends > 0)[:, None], at_ends, np.zeros(array.shape[1:], array.dtype))
 
 
 @pytest.mark.usefixtures("level")
 @EVERY_DTYPE
 @pytest.mark.parametrize("seed", range(4))
 def test_last(seed, dtype):
-    """y has the bits of the last steps of the layer without `last`; the gradients are those of these rows alone."""
+    """Results and gradients have the bits of the layer without `last` on the last steps alone, which are a single step
+    of zeros for a row without steps."""
     g = np.random.default_rng(seed)
     print("seed", seed)
     for activation in ACTIVATIONS:
@@ -253,17 +256,162 @@ def test_last(seed, dtype):
         lengths = g.integers(0, T + 1, B) if seed % 2 else None
         ends = np.full(B, T) if lengths is None else lengths
         x[np.arange(T)[:, None] >= ends] = np.nan
-        d_y[0, ends == 0] = np.nan
         with on_threads(int(g.integers(1, 5))):
             y, d_x, *grads = results(layer, x, d_y[0], lengths=lengths)
-            assert y.shape == (B, O) and same(y, last_rows(plain(x, lengths=lengths)[0], ends))
-            rows = x[ends - 1, np.arange(B)][None]
-            _, d_rows, *expected = results(plain, rows, d_y[:1], lengths=np.minimum(ends, 1))
-            assert same(grads, expected)
+            (expected,), (d_rows,), *expected_grads = results(plain, last_rows(x, ends)[None], d_y[:1])
+            assert y.shape == (B, O) and same(y, expected)
+            assert same(y[ends > 0], last_rows(plain(x, lengths=lengths)[0], ends)[ends > 0])
+            assert same(grads, expected_grads)
             at = np.arange(T)[:, None] == ends - 1
             assert same(d_x, np.where(at[..., None], d_rows, 0).astype(dtype))
             none = layer.backward(layer.forward(x, lengths=lengths)[2], None)
             assert not any(array.any() for array in (none[0], *none[2].values()))
+
+
+WITHOUT_STEPS = {
+    "lengths": lambda steps: {"lengths": 4 * steps},
+    "mask": lambda steps: {"mask": np.broadcast_to(steps, (4, len(steps)))},
+    "repeat": lambda steps: {"mask": np.broadcast_to(steps, (4, len(steps))), "masked": "repeat"},
+}
+
+
+@EVERY_DTYPE
+@ALL
+@pytest.mark.parametrize("form", WITHOUT_STEPS)
+@pytest.mark.parametrize("kind", ["forwards", "backwards", "both", "nested"])
+def test_rows_without_steps(kind, form, activation, dtype):
+    """As in Keras and ONNX, y is the activation of the bias, whatever the state, which stays. d_y adds to d_b alone."""
+    net, (x, state, d_y) = ends_net(kind, activation, dtype), ends_data(kind, dtype, 4)
+    steps = np.array([True, False, True, True, False])
+    x[:, ~steps] = np.nan
+    options = WITHOUT_STEPS[form](steps)
+    y, last, tape = net.forward(x, state, **options)
+    assert same((y, last), net(x, state, **options))
+    d_x, d_state, grads = net.backward(tape, d_y, last)
+    assert not d_x[:, ~steps].any()
+    for a, b in [(state, last), (last, d_state)]:
+        assert same([part[~steps] for part in leaves(a)], [part[~steps] for part in leaves(b)])
+
+    others, others_last, others_tape = net.forward(x[:, steps], like(state, lambda a: a[steps]))
+    assert same((y[steps], like(last, lambda a: a[steps])), (others, others_last))
+    expected = net.backward(others_tape, d_y[steps], others_last)[2]
+    expected["1.b"] = bias_alone(net, y, d_y, steps)
+    for name, grad in grads.items():
+        assert error_in_eps(grad, expected[name].astype(float), float(np.finfo(dtype).eps)) <= BOUNDS[dtype], name
+
+
+@EVERY_DTYPE
+@ALL
+def test_no_steps_of_any_row(activation, dtype):
+    """Of x without steps."""
+    net, (x, state, d_y) = ends_net("both", activation, dtype), ends_data("both", dtype, 0)
+    for options in ({}, {"batch_first": True}, {"lengths": np.zeros(5, int)}, {"mask": np.zeros((0, 5), bool)}):
+        turned = x.swapaxes(0, 1) if "batch_first" in options else x
+        y, last, tape = net.forward(turned, state, **options)
+        assert same((y, last), net(turned, state, **options)) and same(last, state)
+        d_x, d_state, grads = net.backward(tape, d_y, last)
+        assert d_x.shape == turned.shape and same(d_state, last)
+        d_b = bias_alone(net, y, d_y, np.zeros(5, bool))
+        assert error_in_eps(grads.pop("1.b"), d_b, float(np.finfo(dtype).eps)) <= BOUNDS[dtype]
+        assert not any(grad.any() for grad in grads.values())
+
+
+HEADS = {  # of several layers, for x of 3 numbers
+    "two": lambda d: [gru(3, 4, d), dense(4, 5, d, "relu"), dense(5, 2, d, last=True)],
+    "nested": lambda d: [
+        lstm(3, 4, d),
+        Stack([dense(4, 3, d, "tanh"), Stack([dense(3, 5, d, "softmax"), dense(5, 2, d, "sigmoid", last=True)])]),
+    ],
+    "both": lambda d: [
+        Bidirectional(*(Stack([gru(3, 4, d, seed), dense(4, 2, d, "relu", seed)]) for seed in (1, 2))),
+        dense(4, 2, d, last=True),
+    ],
+    "beside a cell": lambda d: [
+        dense(3, 3, d, "tanh"),
+        Bidirectional(dense(3, 2, d, "relu"), gru(3, 2, d)),
+        dense(4, 2, d, last=True),
+    ],
+    "no cells": lambda d: [dense(3, 4, d, "sigmoid"), dense(4, 2, d, last=True)],
+    "below a cell": lambda d: [dense(3, 4, d, "relu"), lstm(4, 3, d), dense(3, 2, d, "tanh", last=True)],
+}
+
+
+def of_no_steps(layer, row):
+    """By the formulas, what a layer makes of a row without steps, where the layers below make this of it."""
+    if isinstance(layer, Stack):
+        return functools.reduce(lambda row, part: of_no_steps(part, row), layer.layers, row)
+    if isinstance(layer, Bidirectional):
+        return np.concatenate([of_no_steps(layer.fw, row), of_no_steps(layer.bw, row)])
+    if isinstance(layer, Dense):
+        return formulas.dense(x=row, **layer.weights, activation=layer.activation)
+    return np.zeros(layer.output_size)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("head", HEADS)
+def test_rows_without_steps_of_several_dense_layers(head, dtype):
+    """Cells give zeros, and every dense layer above them takes part, forward and backward."""
+    T, B, steps = 4, 5, np.array([True, False, True, True, False])
+    net, g = Stack(HEADS[head](dtype)), rng("several", head)
+    x, d_y = g.uniform(-1, 1, (T, B, 3)).astype(dtype), g.standard_normal((B, 2)).astype(dtype)
+    x[:, ~steps] = np.nan
+    for form in WITHOUT_STEPS.values():
+        options = form(steps)
+        y, last, tape = net.forward(x, **options)
+        assert same((y, last), net(x, **options)) and same(y[steps], net(x[:, steps])[0])
+        exact = of_no_steps(net, np.zeros(3))
+        assert all(error_in_eps(row, exact, float(np.finfo(dtype).eps)) <= BOUNDS[dtype] for row in y[~steps])
+        assert same(y[~steps], net(x[:0, ~steps])[0])
+        d_x, _, grads = net.backward(tape, d_y)
+        assert not d_x[:, ~steps].any() and d_x[:, steps].any()
+        for name, weight in net.weights.items() if dtype == "float64" else ():
+            direction = rng("direction", name).standard_normal(weight.shape)
+
+            def loss(value, name=name, options=options):
+                changed = copy.copy(net)
+                changed.set_weights(**{name: value})
+                return (changed(x, **options)[0] * d_y).sum()
+
+            expected = derivative(loss, weight, direction)
+            assert (grads[name] * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), name
+
+
+@pytest.mark.parametrize(
+    ("storage", "activations"), [("float16", "float32"), ("int8", "float32"), ("int8", "int8"), ("int8", "int16")]
+)
+@pytest.mark.parametrize("head", ["two", "no cells", "below a cell"])
+def test_rows_without_steps_of_packed_layers(head, storage, activations):
+    """They have the bits of the dense layers one after the other."""
+    net = Stack(HEADS[head]("float32"))
+    x, lengths = rng("packed", head).uniform(-1, 1, (4, 5, 3)).astype(np.float32), np.array([4, 0, 3, 1, 0])
+    row = np.zeros((1, 1, {"below a cell": 3, "two": 4}.get(head, 3)), np.float32)
+    for layer in net.layers[{"two": 1, "no cells": 0, "below a cell": 2}[head] :]:
+        row = Dense(**layer.weights, activation=layer.activation).packed(storage, activations)(row)[0]
+    y = net.packed(storage, activations)(x, lengths=lengths)[0]
+    assert same(y[lengths == 0], np.repeat(row[0], 2, axis=0))
+    assert same(y[lengths > 0], net.packed(storage, activations)(x[:, lengths > 0], lengths=lengths[lengths > 0])[0])
+
+
+def ends_net(kind, activation, dtype):
+    """A stack with a dense layer on the last outputs of each direction."""
+    under, backwards = below(kind, dtype)
+    return Stack([under, Dense(*dense(len(backwards), 3, dtype, activation).weights.values(), activation, last="ends")])
+
+
+def ends_data(kind, dtype, T):
+    """x of so many steps, a state and d_y of five rows."""
+    net, g = ends_net(kind, None, dtype), rng("without steps", kind)
+    x, d_y = g.uniform(-1, 1, (T, 5, 3)).astype(dtype), g.standard_normal((5, 3)).astype(dtype)
+    return x, like(net(np.ones((1, 5, 3), dtype))[1], lambda a: g.uniform(-1, 1, a.shape).astype(dtype)), d_y
+
+
+def bias_alone(net, y, d_y, steps):
+    """Compare y of the rows without steps with the activation of the bias, and return d_b, both by the formulas."""
+    w, b = (net.weights[name] for name in ("1.w", "1.b"))
+    head, rows = net.layers[1], np.zeros((5, len(w)))
+    exact = formulas.dense(x=rows[~steps], w=w, b=b, activation=head.activation)
+    assert error_in_eps(y[~steps], exact, float(np.finfo(y.dtype).eps)) <= BOUNDS[y.dtype.name]
+    return formulas.dense_grad(x=rows, w=w, y=y, d_y=d_y, activation=head.activation)[2]
 
 
 def below(kind, dtype):
@@ -303,14 +451,14 @@ def test_ends(kind, ragged, dtype):
     h, state, tape = layer.forward(x, lengths=lengths)
     rows = np.where(backwards, h[0], last_rows(h, ends))
     y, states, net_tape = net.forward(x, lengths=lengths)
-    assert same((y, states), (head(rows[None], lengths=np.minimum(ends, 1))[0][0], (state, ())))
+    assert same((y, states), (head(rows[None])[0][0], (state, ())))
     assert same(net(x, lengths=lengths), (y, states))
     if not ragged:  # which is all that Keras takes into account: the last states of both directions
         assert same(rows, np.concatenate([part[-1] for part in states_of(layer, state)], axis=1))
 
     d_y = rng("d_y").standard_normal((B, 4)).astype(dtype)
     d_x, d_state, grads = net.backward(net_tape, d_y)
-    _, d_rows, *expected = results(head, rows[None], d_y[None], lengths=np.minimum(ends, 1))
+    _, d_rows, *expected = results(head, rows[None], d_y[None])
     d_h = np.zeros_like(h)
     for b in range(B):
         if ends[b]:
@@ -347,6 +495,10 @@ def test_a_stream_answers_after_each_step(dtype, threads):
             assert stream.state[0] == stream.state[2] == ()
             stream.reset()
             assert same(stream.step(x[0]), answers[0])
+            stream.reset()
+            lengths = np.array([7, 0, 3, 0, 1])  # past them nothing is answered
+            y, past = stream.run(x, lengths=lengths), np.arange(7)[:, None] >= lengths
+            assert same(y[~past], np.stack(answers)[~past]) and not y[past].any()
             stream.layer.set_weights(**{"2.b": np.zeros(4, dtype)})
             stream.refresh()
             stream.reset()
@@ -370,15 +522,13 @@ def test_sizes_of_zero(last, dtype, T, B, I, O):
         x = np.ones((T, B, I), dtype)
         y, state, tape = layer.forward(x, lengths=[T] * B)
         assert y.shape == ((B, O) if last else (T, B, O)) and same((y, state), layer(x))
-        if last and not T:
-            assert not y.any()
-        elif not I:
-            expected = formulas.dense(x=x, **layer.weights, activation=activation)
-            np.testing.assert_allclose(y, expected[-1] if last and T else expected, rtol=2e-3)
+        if (last and not T) or not I:
+            expected = formulas.dense(x=np.zeros((*y.shape[:-1], I)), **layer.weights, activation=activation)
+            np.testing.assert_allclose(y, expected, rtol=2e-3)
         d_x, _, grads = layer.backward(tape, np.ones_like(y))
         assert d_x.shape == x.shape and [g.shape for g in grads.values()] == [(I, O), (O,)]
-        if not (T and B):
-            assert not any(grad.any() for grad in grads.values())
+        assert (T and B) or not grads["w"].any()
+        assert y.size or not grads["b"].any()
 
 
 # ------------------------------------------------------------------------------------------------ the layer as a whole

@@ -84,9 +84,15 @@ def test_dense_with_last(last, output):
     layer = Stack(
         [Bidirectional(GRU.init(3, 5, seed=1), LSTM.init(3, 5, seed=2)), Dense.init(10, 4, seed=3, last=last)]
     )
+    layer.set_weights(**{"1.b": g.standard_normal(4).astype(np.float32)})
     xs = sequences(g, layer, 30)
-    expected = [alone(layer, given(output), x) for x in xs]
-    assert same(Scorer(layer, output=given(output), batch=7)(xs), expected)
+    xs[4] = xs[11] = np.zeros((0, 3), np.float32)  # of which y is that of the bias
+    for some in (xs, [xs[4]], [xs[4]] * 9):
+        expected = [alone(layer, given(output), x) for x in some]
+        score = Scorer(layer, output=given(output), batch=7)
+        assert same(score(some), expected) and same([*score(iter(some))], expected)
+    found = Scorer(layer)([xs[4], [], np.empty(0, object)])
+    np.testing.assert_array_equal(found, [layer.weights["1.b"]] * 3)
     for wrong in ("all", "mean"):
         with pytest.raises(ValueError, match=f"Scorer: output is '{wrong}'; expected 'last' or a function"):
             Scorer(layer, output=wrong)
@@ -245,7 +251,8 @@ def test_columns_that_are_refused(rows, kind, error, message):
     ("value", "error", "message"),
     [
         (np.zeros((0, 3), np.float32), ValueError, "has no steps; expected at least one"),
-        ([], ValueError, r"has shape \(0,\); expected \(t, I\) with I=3 from the layer"),
+        ([], ValueError, "has no steps; expected at least one"),
+        (np.zeros(0, np.float32), ValueError, r"has shape \(0,\); expected \(t, I\) with I=3 from the layer"),
         (np.zeros((4, 2), np.float32), ValueError, r"has shape \(4, 2\); expected \(t, I\) with I=3 from the layer"),
         (np.zeros((4, 1, 3), np.float32), ValueError, r"has shape \(4, 1, 3\); expected \(t, I\)"),
         (

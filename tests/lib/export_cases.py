@@ -92,6 +92,14 @@ LAYERS |= {
             ),
         ]
     ),
+    "Head": lambda dtype: Stack(  # dense layers that make something of a row without steps
+        [
+            dense(4, dtype, activation="relu"),
+            Bidirectional(Stack([gru(3, dtype, 4), dense(2, dtype, 3, activation="tanh")]), dense(2, dtype, 4)),
+            dense(4, dtype, 4, activation="softmax"),
+            Stack([dense(3, dtype, 4, activation="sigmoid"), dense(2, dtype, 3, activation="tanh", last=True)]),
+        ]
+    ),
     "Dense within": lambda dtype: Stack(
         [
             Bidirectional(Stack([dense(4, dtype, activation="softmax"), gru(3, dtype, 4)]), dense(3, dtype)),
@@ -193,7 +201,8 @@ class Case:
         if train:
             rows = sizes if layer._over_time else sizes[1:]
             d_y = g.uniform(-1, 1, (*rows, layer.output_size)).astype(dtype)
-            d_y[past if layer._over_time else past[0]] = padding
+            if layer._over_time:
+                d_y[past] = padding
             self.arguments |= {"d_y": d_y, "weights": layer.weights}
             self.feeds |= {"d_y": d_y} | layer.weights
             if state:

@@ -53,7 +53,7 @@ class Training:
         x = g.uniform(-1, 1, (steps, rows, layer.input_size)).astype(layer.dtype)
         x[past] = np.nan
         found = {"x": x}
-        counts = ~past if layer._over_time else ends > 0
+        counts = ~past if layer._over_time else np.ones(rows, bool)  # a row without steps has a y, too
         if self.takes["lengths"]:
             found["lengths"] = ends
         if self.takes["reset"]:
@@ -99,9 +99,8 @@ class Training:
         y, last, tape = layer.forward(double(batch["x"]), state, **given)
         target = batch["target"] if self.loss == "softmax_cross_entropy" else double(batch["target"])
         counted = {name: batch.get(name) for name in ("lengths", "mask")}
-        if not layer._over_time and counted["lengths"] is not None:
-            live = counted.pop("lengths") > 0
-            counted["mask"] = live if counted["mask"] is None else live & counted["mask"]
+        if not layer._over_time:
+            del counted["lengths"]
         value, d_y = getattr(loss, self.loss)(y, target, **counted)
         grads = layer.backward(tape, d_y)[2]
         found = {"loss": np.array(value)}
