@@ -162,7 +162,7 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
     assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == wanted
     assert "blockcell/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-    bad = [name for name in names if re.search(r"\.(c|o|pyx|pxd|pyc)$", name)]
+    bad = [name for name in names if re.search(r"\.(c|h|o|pyx|pxd|pyc)$", name)]
     assert not bad, f"{wheel.name} contains {bad}"
     size = wheel.stat().st_size
     assert size < MOST_BYTES, f"{wheel.name} has {size} bytes, more than {MOST_BYTES}"
