@@ -9,6 +9,9 @@
 Entries count or do not: all of them do unless `mask` or `lengths` says otherwise.  What does not count may hold
 anything, NaN too.  Its gradient is zero, and the mean is over the rest; where nothing counts it is 0.
 
+Where a `Dense` with `last` gives one entry for each row, a row without steps has one, too, and counts, as in Keras.
+Pass ``mask=lengths > 0`` to leave such rows out.
+
 Arrays are float32, float64 or float16, and the gradient has their dtype.  float16 is computed in float32, and its
 gradient is rounded once, at the end.  Means are summed in float64.
 """
