@@ -93,7 +93,8 @@ def briefly_awake() -> Iterator[None]:
 
 
 def load(level: str) -> tuple[Kernels, Work]:
-    """The kernels of a level by name, one for each of DTYPES, and how much scratch each needs."""
+    """Return the kernels of a level and what makes plans of layers, both by name and one for each of DTYPES; and for
+    the kernels how much scratch each needs, where a plan says that itself."""
     kernels: Kernels = {}
     work: Work = {}
     for module in MODULES:
@@ -103,11 +104,12 @@ def load(level: str) -> tuple[Kernels, Work]:
                 f"blockcell.{module}_{level} was built from other sources than the package is now: build that level"
                 f" again, or delete {names['__file__']}"
             )
-        for name in [name.removesuffix("_work") for name in names if name.endswith("_work")]:
-            kernel = names[name]
-            fused = hasattr(kernel, "__signatures__")  # others are of float32 alone
-            kernels[name] = tuple(kernel[storage] if fused else kernel for storage in STORAGE.values())
-            work[name] = names[f"{name}_work"]
+        work |= {name.removesuffix("_work"): names[name] for name in names if name.endswith("_work")}
+        for name in names:
+            if name.endswith("_plan") or name in work:
+                kernel = names[name]
+                fused = hasattr(kernel, "__signatures__")  # others are of float32 alone
+                kernels[name] = tuple(kernel[storage] if fused else kernel for storage in STORAGE.values())
     return kernels, work
 
 

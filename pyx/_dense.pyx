@@ -1,14 +1,15 @@
 """The dense layer's kernels: what Python calls with typed memoryviews.
 
-The equations, the phases and the plan of scratch are in dense.pxd.  `..._work` returns the bytes of scratch that a
-kernel needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
-nanoseconds that they lost by having several.
+The equations, the phases and the plan of scratch are in dense.pxd.  `..._work` returns what a kernel
+requires: bytes of scratch, threads, and how many of these share the units of a row.  `..._plan` returns a layer's
+kernel with its plan, and what this plan requires.  Kernels return the nanoseconds that they lost by having several
+threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from cost cimport threads_of
+from cost cimport requirements_of
 from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back, run_widen
-from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from integer cimport READ_PAST, Product, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow, widening_threads
@@ -19,12 +20,6 @@ from tile cimport aligned, computed_size, first_line, storage_of, store
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
-
-
-cdef forward_work(Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef int narrow = narrow_of(&itemsize)
-    cdef Forward p = forward_of(rows, 1, I, O, itemsize, narrow, 0, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
 
 
 def dense_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
@@ -79,10 +74,6 @@ def dense_widen(
     return nanoseconds
 
 
-def dense_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T * B, I, O, itemsize, num_threads)
-
-
 cdef struct LayerPlan:
     Forward p
     int storage
@@ -93,22 +84,16 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
     return run_pass(&s.p, s.storage, ready, work, a)
 
 
-def dense_layer(
+def dense_layer_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int narrow,
     int activation
 ):
-    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.p = forward_of(T, B, I, O, computed_size(&kind[0]), narrow, activation, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-
-
-def dense_layer_grad_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads
-):
-    cdef Backward p = backward_of(T, B, I, O, itemsize, 0, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -121,11 +106,12 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
     return run_pass_back(&s.p, s.storage, ready, work, a)
 
 
-def dense_layer_grad(
+def dense_layer_grad_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int activation
 ):
-    """Likewise for the gradients."""
+    """The same for the gradients."""
     cdef GradPlan s
     s.p = backward_of(T, B, I, O, computed_size(&kind[0]), activation, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)

@@ -77,7 +77,8 @@ cdef class Plan:
 
 
 cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
-    """From what kernels and their `..._work` return: what runs the steps, its plan, bytes of scratch and threads."""
+    """Make a plan from what a kernel's `..._plan` returns: what runs the steps, its parameters, and what these require:
+    bytes of scratch, threads, members."""
     cdef Plan plan = Plan.__new__(Plan)
     kernel, plan.parameters, plan.size, plan.planned, _ = found
     plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)

@@ -1,20 +1,21 @@
 """The LSTM's kernels: what Python calls with typed memoryviews.
 
 The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
-names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
-needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
-nanoseconds that they lost by having several.
+names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns what a kernel
+requires: bytes of scratch, threads, and how many of these share the units of a row.  `..._plan` returns a layer's
+kernel with its plan, and what this plan requires.  Kernels return the nanoseconds that they lost by having several
+threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from cython.parallel cimport parallel, prange
 
 from backward cimport run_backward, run_pass_back
 from cells cimport Lstm, use_activations
-from cost cimport grid_of, parts_of, threads_of, use_threads
+from cost cimport grid_of, parts_of, requirements_of, use_threads
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from integer cimport READ_PAST, Product, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
@@ -39,22 +40,18 @@ use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-cdef forward_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads,
-    Py_ssize_t P=0, bint coupled=False
-):
-    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    c.narrow = narrow_of(&itemsize)
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, packed, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
+    return requirements_of(p.total, p.L, &p.grid)
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(1, B, I, H, itemsize, False, num_threads)
+    return forward_work(1, B, I, H, itemsize, num_threads)
 
 
 def block_lstm_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, False, num_threads)
+    return forward_work(T, B, I, H, itemsize, num_threads)
 
 
 def lstm_cell(
@@ -106,13 +103,10 @@ def block_lstm(
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef backward_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P=0,
-    bint coupled=False
-):
-    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
+cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+    cdef Lstm c = lstm_of(0, 0, False, False)
     cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+    return requirements_of(p.total, p.L, &p.grid)
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -252,7 +246,7 @@ cdef long long cell_grads(
 
 def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, num_threads))
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+    return requirements_of(p.total, p.L, &p.grid)
 
 
 def lstm_cell_grad(
@@ -354,13 +348,6 @@ def lstm_widen(
     return nanoseconds
 
 
-def lstm_layer_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
-    bint coupled
-):
-    return forward_work(T, B, I, H, itemsize, True, num_threads, P, coupled)
-
-
 cdef struct LayerPlan:
     Forward p
     Lstm c
@@ -372,26 +359,20 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
     return run_pass(&s.p, &s.c, s.storage, ready, work, a)
 
 
-def lstm_layer(
+def lstm_layer_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
     double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled,
     activation, recurrent_activation
 ):
-    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
     use_activations(&s.c, activation, recurrent_activation)
     s.c.narrow = narrow
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-
-
-def lstm_layer_grad_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
-    bint coupled
-):
-    return backward_work(T, B, I, H, itemsize, num_threads, P, coupled)
+    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -405,17 +386,18 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
     return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
 
 
-def lstm_layer_grad(
+def lstm_layer_grad_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, double proj_clip,
     bint use_peephole, bint ifco, Py_ssize_t P, bint coupled, activation, recurrent_activation
 ):
-    """Likewise for the gradients."""
+    """The same for the gradients."""
     cdef GradPlan s
     s.c = layer_of(0, 0, use_peephole, ifco, P, coupled, proj_clip)
     use_activations(&s.c, activation, recurrent_activation)
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -426,39 +408,25 @@ cdef Lstm torch_cell(Py_ssize_t P) noexcept nogil:
     return c
 
 
-def lstm_torch_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
-):
-    cdef Lstm c = torch_cell(P)
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
-
-
-def lstm_torch(
+def lstm_torch_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
 ):
-    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = torch_cell(P)
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
-def lstm_torch_grad_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P
-):
-    cdef Lstm c = torch_cell(P)
-    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
-
-
-def lstm_torch_grad(
+def lstm_torch_grad_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
 ):
-    """Likewise for the gradients."""
+    """The same for the gradients."""
     cdef GradPlan s
     s.c = torch_cell(P)
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)

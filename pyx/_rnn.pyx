@@ -1,18 +1,19 @@
 """The plain RNN's kernels: what Python calls with typed memoryviews.
 
 The equations are in rnn.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
-names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns the bytes of scratch that a kernel
-needs, how many threads are of use to it, and how many of these share the units of a row.  Kernels return the
-nanoseconds that they lost by having several.
+names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns what a kernel
+requires: bytes of scratch, threads, and how many of these share the units of a row.  `..._plan` returns a layer's
+kernel with its plan, and what this plan requires.  Kernels return the nanoseconds that they lost by having several
+threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from activations cimport activation_of
 from backward cimport run_backward, run_pass_back
 from cells cimport Rnn
-from cost cimport grid_of, threads_of
+from cost cimport grid_of, requirements_of
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
-from integer cimport READ_PAST, Product, in_integers, narrow_of, use_product
+from integer cimport READ_PAST, Product, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
@@ -32,23 +33,20 @@ use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ops
-cdef forward_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, int num_threads
-):
+cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
-    c.narrow = narrow_of(&itemsize)
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, packed, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
+    return requirements_of(p.total, p.L, &p.grid)
 
 
 cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
     cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
+    return requirements_of(p.total, p.L, &p.grid)
 
 
 def block_rnn_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, False, num_threads)
+    return forward_work(T, B, I, H, itemsize, num_threads)
 
 
 def block_rnn_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -154,10 +152,6 @@ def rnn_widen(
     return nanoseconds
 
 
-def rnn_layer_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, True, num_threads)
-
-
 cdef struct LayerPlan:
     Forward p
     Rnn c
@@ -169,21 +163,18 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
     return run_pass(&s.p, &s.c, s.storage, ready, work, a)
 
 
-def rnn_layer(
+def rnn_layer_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
     activation
 ):
-    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = rnn_of()
     s.c.activation, s.c.narrow = activation_of(activation), narrow
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-
-
-def rnn_layer_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(T, B, I, H, itemsize, num_threads)
+    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -197,16 +188,17 @@ cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a
     return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
 
 
-def rnn_layer_grad(
+def rnn_layer_grad_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
-    """Likewise for the gradients."""
+    """The same for the gradients."""
     cdef GradPlan s
     s.c = rnn_of()
     s.c.activation = activation_of(activation)
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -217,37 +209,25 @@ cdef Rnn torch_cell(activation):
     return c
 
 
-def rnn_torch_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Rnn c = rnn_of()
-    c.transposed = True
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
-
-
-def rnn_torch(
+def rnn_torch_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
-    """What runs T steps of a layer whose arrays are of this kind, and its plan."""
+    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = torch_cell(activation)
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
 
 
-def rnn_torch_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Rnn c = rnn_of()
-    c.transposed = True
-    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return p.total * itemsize + 64, threads_of(&p.grid), p.grid.members
-
-
-def rnn_torch_grad(
+def rnn_torch_grad_plan(
     const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation
 ):
-    """Likewise for the gradients."""
+    """The same for the gradients."""
     cdef GradPlan s
     s.c = torch_cell(activation)
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
-    return PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
+    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)

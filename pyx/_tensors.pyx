@@ -143,7 +143,7 @@ cdef class Sized:
     Parameters
     ----------
     found : tuple or None
-        What the kernel and its `..._work` return; None where nothing is to be computed.
+        What the kernel's `..._plan` returns; None where nothing is to be computed.
     dtype, marks_dtype : torch.dtype
         Of the marks, and of all other tensors.
     itemsize : int

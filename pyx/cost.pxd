@@ -49,6 +49,12 @@ cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
         g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
 
 
+cdef inline tuple requirements_of(Py_ssize_t total, Py_ssize_t L, const Grid *g):
+    """What a plan with this grid requires: bytes of scratch, with `total` numbers, L in a line, from any address on;
+    threads; how many of these are members of one group."""
+    return total * (64 // L) + 64, threads_of(g), g.members
+
+
 # --------------------------------------------------------------------------------------------------------------- costs
 cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide, in panels of `width` lines
     Py_ssize_t T, B, L  # L: numbers in a line

@@ -11,7 +11,7 @@ correction takes out the 128.  Where k is not a multiple of 4 there are more cod
 Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
 of NaN.  Products, up to z, are compiled once, in `_integer.pyx`, for all instructions that there are.
 """
-from narrow cimport INT8_INT16, INT8_INT8, WIDE
+from narrow cimport INT8_INT16, INT8_INT8
 from tile cimport LF, LINE_BYTES, LINES
 
 cdef extern from *:
@@ -100,14 +100,6 @@ cdef extern from *:
 cdef inline void use_product(const Product *product) noexcept:
     global integer_product
     integer_product = product
-
-
-cdef inline int narrow_of(Py_ssize_t *itemsize) noexcept nogil:
-    """By the bytes of a number in a row as products read it: 1 and 2 stand for products in integers of float32."""
-    cdef int narrow = INT8_INT8 if itemsize[0] == 1 else INT8_INT16 if itemsize[0] == 2 else WIDE
-    if narrow != WIDE:
-        itemsize[0] = sizeof(float)
-    return narrow
 
 
 cdef inline bint in_integers(int narrow) noexcept nogil:

@@ -526,8 +526,8 @@ class Layer(ABC, Generic[S_co]):
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, cell in self._cells().items():
             grids = []
-            for work in ("layer", "layer_grad"):
-                _, count, members = cell._work(work, sizes[0], sizes[1], threads)
+            for name in ("layer", "layer_grad"):
+                *_, count, members = cell._plan(name, 0, sizes[0], sizes[1], threads)
                 grids.append(Grid(count // members, members))
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
@@ -723,8 +723,7 @@ class Single(Layer[S_co]):
         return array
 
     def _pack(self, arrays: dict[str, Array]) -> CellWeights:
-        size, _, _ = self._work("pack", 1, 1, 1)
-        packed = np.empty(size, np.uint8)
+        packed = np.empty(self._packed_size(), np.uint8)
         if self.hidden_size:
             self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
         return CellWeights(arrays, packed)
@@ -754,13 +753,12 @@ class Single(Layer[S_co]):
         size, _, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
         narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
         self._exchange(narrow, {name.removeprefix(prefix): each for name, each in stored.items()}, False)
-        keeps = keeps_widened(number, self._work("pack", 1, 1, 1)[0])
+        keeps = keeps_widened(number, self._packed_size())
         return self._widened(narrow, get_num_threads()) if keeps else narrow
 
     def _widened(self, narrow: CellWeights, threads: int) -> CellWeights:
         """The same as float32 packs them."""
-        size, _, _ = self._work("pack", 1, 1, 1)
-        wide = CellWeights(narrow.arrays, np.empty(size, np.uint8), 0, narrow)
+        wide = CellWeights(narrow.arrays, np.empty(self._packed_size(), np.uint8), 0, narrow)
         if self.hidden_size:
             sizes = self.input_size, self.hidden_size
             arguments = *sizes, *self._form, narrow.packed, wide.packed, narrow.narrow
@@ -769,7 +767,7 @@ class Single(Layer[S_co]):
 
     def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
         """What a call of T steps of B rows reads of weights in fewer bytes."""
-        wide = widens(narrow.narrow, self._work("pack", 1, 1, 1)[0], T, B)
+        wide = widens(narrow.narrow, self._packed_size(), T, B)
         return self._widened(narrow, threads) if wide else narrow
 
     def _apart(self) -> Parts:
@@ -827,7 +825,7 @@ class Single(Layer[S_co]):
         if storage is not None:
             reader = ArgumentReader(f"{type(self).__name__}.stream")
             weights = self._narrow(reader, "", weights, storage, activations)
-        nbytes = self._work("pack", 1, 1, 1)[0]
+        nbytes = self._packed_size()
         if keeps_widened(weights.narrow, nbytes, batch):
             return self._widened(weights, get_num_threads()), rows_that_gain(weights.narrow, nbytes)
         return weights._replace(stored=None), 0
@@ -859,21 +857,19 @@ class Single(Layer[S_co]):
             )
         return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
 
-    def _work(self, name: str, T: int, B: int, threads: int, narrow: int = 0) -> tuple[int, int, int]:
-        """The bytes of scratch that a kernel needs, how many of the threads it uses, and how many of these share the
-        hidden units of a row."""
+    def _packed_size(self) -> int:
+        """The bytes of all weights as `_pack` packs them."""
         itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
-        if narrow > len(WEIGHT_STORAGES):  # then it is that of a number in a row of a product, of int8 or int16
-            itemsize = narrow - len(WEIGHT_STORAGES)
-        sizes = T, B, self.input_size, self.hidden_size
-        return _kernels.WORK[f"{self._kernel}_{name}"](*sizes, itemsize, threads, *self._form)
+        sizes = self.input_size, self.hidden_size
+        size, _, _ = _kernels.WORK[f"{self._kernel}_pack"](1, 1, *sizes, itemsize, 1, *self._form)
+        return size
 
     def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
-        """What runs T steps, or differentiates them; its plan, and what `_work` returns."""
+        """What runs T steps, or differentiates them; its plan; the bytes of scratch that the plan needs, how many of
+        the threads it uses, and how many of these share the hidden units of a row."""
         options = (narrow, *self._forward_options()) if name == "layer" else self._gradient_options()
         sizes = T, B, self.input_size, self.hidden_size
-        kernel, plan = self._run(name, _EMPTY[self._number], *sizes, threads, *options)
-        return kernel, plan, *self._work(name, T, B, threads, narrow)
+        return self._run(f"{name}_plan", _EMPTY[self._number], *sizes, threads, *options)  # type: ignore[no-any-return]
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         fields, arrays = self._state._fields, []

@@ -85,7 +85,7 @@ class Op:
         self._activation = () if activation is None else (tuple(numbers(activation)),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
-        self._kernel, self._grad_kernel = f"{kind}_torch", f"{kind}_torch_grad"
+        self._kernel, self._grad_kernel = f"{kind}_torch_plan", f"{kind}_torch_grad_plan"
         self._pass = functools.lru_cache(self._pass_of)
         self._pass_back = functools.lru_cache(self._pass_back_of)
         rest = "Tensor[] states, Tensor? marks"
@@ -195,17 +195,15 @@ class Op:
         threads: int,
         projected: bool,
     ) -> tuple[Any, np.dtype[Any], tuple[int, int, int, int], int]:
-        """What the kernel and its `..._work` return, None where nothing is to be computed; the dtype; T, B, I and H;
-        and P, or 0 without a projection."""
+        """What the kernel's `..._plan` returns, None where nothing is to be computed; the dtype; T, B, I and H; and P,
+        or 0 without a projection."""
         T, B, H, P = sizes
         stored, number, found = DTYPES[dtype], list(DTYPES).index(dtype), None
         projection = P if projected else 0
         sized = (projection,) if self.projects else ()
         if T * B * H:
-            planned: Any = _kernels.KERNELS[kernel][number](
-                _KINDS[number], T, B, I, H, threads, *sized, *self._activation
-            )
-            found = *planned, *_kernels.WORK[kernel](T, B, I, H, stored.itemsize, threads, *sized)
+            plan: Any = _kernels.KERNELS[kernel][number]
+            found = plan(_KINDS[number], T, B, I, H, threads, *sized, *self._activation)
         return found, stored, (T, B, I, H), projection
 
     def _pass_of(

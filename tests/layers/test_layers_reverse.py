@@ -56,7 +56,8 @@ def test_all_results_are_those_of_time_turned_around(kind, dtype, sizes, threads
     T, B, I, H = sizes
     forwards, backwards = pair(kind, dtype, (I, H))
     if sizes != SIZES[0]:  # work that is worth several threads
-        assert forwards._work("layer", T, B, threads)[1] == threads
+        groups, members = forwards.plan(T, B, threads)[""].forward
+        assert groups * members == threads
     x, state, lengths, _ = draw(forwards, T, B, kind, dtype)
     blockcell.set_num_threads(threads)
     try:

@@ -60,12 +60,11 @@ class Lent:
 def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0, single=False):
     """As `blockcell.torch` makes it, of a layer or a single step; a `TensorPass` or, `back`, its `TensorGradients`."""
     T, B, _, H = sizes
-    number, found, name = DTYPES.index(dtype), None, f"{kind}_torch_grad" if back else f"{kind}_torch"
+    number, found, name = DTYPES.index(dtype), None, f"{kind}_torch_grad_plan" if back else f"{kind}_torch_plan"
     array, sized = np.empty(0, np.uint16 if dtype == np.float16 else dtype), (projection,) if kind == "lstm" else ()
     if T * B * H:
         activation = (tuple(numbers("tanh")),) if kind == "rnn" else ()
-        plan = _kernels.KERNELS[name][number](array, *sizes, threads, *sized, *activation)
-        found = (*plan, *_kernels.WORK[name](*sizes, max(dtype.itemsize, 4), threads, *sized))
+        found = _kernels.KERNELS[name][number](array, *sizes, threads, *sized, *activation)
     counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
     of = TensorGradients if back else TensorPass
     return of(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)

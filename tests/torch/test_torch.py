@@ -14,7 +14,7 @@ from bits import same
 from peer_cases import BOUNDS, SEED, parts_of, random_sizes, worst_of
 from torch_cases import MARKS
 
-from blockcell import _kernels, convert
+from blockcell import convert
 
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
@@ -178,7 +178,7 @@ def test_bits_after_any_calls_on_any_threads(kind):
     options = {"num_layers": 2, "bidirectional": True}
     torch.manual_seed(SEED)
     module = getattr(nn, kind)(48, 96, **options)
-    planned, sized = set(), (0,) if kind == "LSTM" else ()
+    planned = set()
     for k in range(40):
         change = str(g.choice([*CHANGES]))
         module = CHANGES[change](g, module)
@@ -200,7 +200,8 @@ def test_bits_after_any_calls_on_any_threads(kind):
             if results[-1][0].requires_grad:
                 torch.autograd.backward(results[-1], [torch.cos(a.detach()) for a in results[-1]])
             results[-1] += [parameter.grad for parameter in each.parameters()]
-        planned.add(_kernels.WORK[f"{kind.lower()}_torch"](T, B, 48, 96, dtype.itemsize, threads, *sized)[1])
+        (*_, count, _), *_ = module._op._planned(module._op._kernel, (T, B, 96, 96), 48, dtype, threads, False)
+        planned.add(count)
         where = f"seed {SEED}, call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
         asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]
         for found, expected, is_asked in zip(*results, asked, strict=True):

@@ -650,13 +650,13 @@ def test_second_derivatives_are_refused(kind, compiled):
 # ------------------------------------------------------------------------------------------------------------- threads
 def test_threads_are_those_of_torch(monkeypatch):
     seen = []
-    work = dict(_kernels.WORK)
+    plans = _kernels.KERNELS["gru_torch_plan"]
 
     def watched(*arguments):
         seen.append(arguments[-1])
-        return work["gru_torch"](*arguments)
+        return plans[0](*arguments)
 
-    monkeypatch.setitem(_kernels.WORK, "gru_torch", watched)
+    monkeypatch.setitem(_kernels.KERNELS, "gru_torch_plan", (watched, *plans[1:]))
     module, x = made("GRU"), torch.randn(4, 3, 5)
     module._op._pass.cache_clear()  # that of calls before
     for threads in (1, 3, 2):

@@ -611,13 +611,14 @@ def test_refused_by_replace(arguments, error, message):
 
 
 def test_threads_are_those_of_torch(monkeypatch):
-    seen, work = [], dict(blockcell._kernels.WORK)
+    seen, name = [], "gru_reset_after_layer_plan"
+    plans = blockcell._kernels.KERNELS[name]
 
-    def watched(*arguments):
-        seen.append(arguments[-1])
-        return work["gru_reset_after_layer"](*arguments)
+    def watched(kind, T, B, I, H, threads, *options):  # noqa: E741
+        seen.append(threads)
+        return plans[0](kind, T, B, I, H, threads, *options)
 
-    monkeypatch.setitem(blockcell._kernels.WORK, "gru_reset_after_layer", watched)
+    monkeypatch.setitem(blockcell._kernels.KERNELS, name, (watched, *plans[1:]))
     module = made("GRU")
     for threads in (1, 3, 2):
         torch.set_num_threads(threads)

@@ -1,0 +1,44 @@
+"""No call writes past its workspace: the plan that runs is the one that says how large the workspace is."""
+
+from pathlib import Path
+
+import pytest
+from fresh import python
+
+CALLS = """
+import sys
+import numpy as np
+sys.path.insert(0, {lib!r})
+from bits import on_threads, same, with_machine
+from layer_cases import LAYERS, draw, run_all
+from blockcell import _team
+from blockcell.layers import storage
+
+def results(layer, x, state, lengths, stored):
+    if not stored:
+        return run_all(layer, x, state, lengths=lengths)
+    packed = layer.packed(*stored)
+    return packed(x, state), packed(x, state, lengths=lengths)
+
+_team.adapt(False)  # as many threads as are asked for, also where the machine is busy
+storage.CACHES.update(L2=1, L3=1)  # so that calls read the stored weights, not what was made of them
+name = {name!r}
+for sizes in ((2, 16, 40, 70), (3, 40, 40, 70), (5, 40, 40, 70)):
+    for stored in ((), ("float16",), ("int8",), ("int8", "int8")):
+        found = []
+        for threads in (1, 4, 8, 16):
+            with on_threads(threads), with_machine(caches=(1, 1, 1)):  # where grids depend on how weights are stored
+                layer = LAYERS[name](*sizes[2:], np.float32)
+                found.append(results(layer, *draw(layer, *sizes[:2])[:3], stored))
+        assert all(same(found[0], one) for one in found), (name, sizes, stored)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["lstm", "coupled lstm", "gru reset after", "rnn", "projected lstm", "gru", "dense softmax"]
+)
+def test_no_call_writes_past_its_workspace(name):
+    """Python's debugging allocator ends the process where the bytes behind a block were written to."""
+    lib = str(Path(__file__).parents[1] / "lib")
+    result = python(CALLS.format(lib=lib, name=name), PYTHONMALLOC="debug")
+    assert result.returncode == 0, result.stderr
