@@ -93,7 +93,7 @@ def dense_layer_plan(
     s.p = forward_of(T, B, I, O, computed_size(&kind[0]), narrow, activation, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -114,4 +114,4 @@ def dense_layer_grad_plan(
     s.p = backward_of(T, B, I, O, computed_size(&kind[0]), activation, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)

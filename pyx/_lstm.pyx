@@ -33,6 +33,7 @@ from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from team cimport Team, barrier, gather, join, lost, share
 from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
+from workspace cimport guard_zones, release_zones
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
@@ -43,7 +44,7 @@ use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Lstm c = lstm_of(0, 0, False, False)
     cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return requirements_of(p.total, p.L, &p.grid)
+    return requirements_of(&p.workspace, p.L, &p.grid)
 
 
 def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -106,7 +107,7 @@ def block_lstm(
 cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Lstm c = lstm_of(0, 0, False, False)
     cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return requirements_of(p.total, p.L, &p.grid)
+    return requirements_of(&p.workspace, p.L, &p.grid)
 
 
 def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -220,12 +221,14 @@ cdef long long cell_grads(
         d = <real *> outputs[DICFO]
     use_threads(&p.grid, ready)
     parts = parts_of(&p.grid)
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if parts == 1:
         if c.peephole:
             peephole_parts(p, c, inputs, outputs, work, d, True, 0, 1)
         dicfo_rows(p, c, inputs, outputs, work, d, 0, 1)
         if c.peephole:
             peephole_parts(p, c, inputs, outputs, work, d, False, 0, 1)
+        release_zones(&p.workspace, work, 64 // p.L, 1)
         return 0
     gather(&team, parts, 1)
     with nogil, parallel(num_threads=parts):
@@ -241,12 +244,13 @@ cdef long long cell_grads(
             for part in prange(parts, schedule="static"):
                 peephole_parts(p, c, inputs, outputs, work, d, False, part, parts)
         barrier(&team)  # as in `forward`
+    release_zones(&p.workspace, work, 64 // p.L, 1)
     return lost(&team)
 
 
 def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, num_threads))
-    return requirements_of(p.total, p.L, &p.grid)
+    return requirements_of(&p.workspace, p.L, &p.grid)
 
 
 def lstm_cell_grad(
@@ -372,7 +376,7 @@ def lstm_layer_plan(
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -397,7 +401,7 @@ def lstm_layer_grad_plan(
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -417,7 +421,7 @@ def lstm_torch_plan(
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 def lstm_torch_grad_plan(
@@ -429,4 +433,4 @@ def lstm_torch_grad_plan(
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)

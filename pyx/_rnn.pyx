@@ -36,13 +36,13 @@ use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
     cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return requirements_of(p.total, p.L, &p.grid)
+    return requirements_of(&p.workspace, p.L, &p.grid)
 
 
 cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
     cdef Rnn c = rnn_of()
     cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return requirements_of(p.total, p.L, &p.grid)
+    return requirements_of(&p.workspace, p.L, &p.grid)
 
 
 def block_rnn_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
@@ -174,7 +174,7 @@ def rnn_layer_plan(
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 cdef struct GradPlan:
@@ -198,7 +198,7 @@ def rnn_layer_grad_plan(
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 # -------------------------------------------------------------------------- layers with weights as PyTorch has them
@@ -218,7 +218,7 @@ def rnn_torch_plan(
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
 
 
 def rnn_torch_grad_plan(
@@ -230,4 +230,4 @@ def rnn_torch_grad_plan(
     s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(s.p.total, s.p.L, &s.p.grid)
+    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)

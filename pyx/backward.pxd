@@ -38,6 +38,7 @@ from tile cimport (
     BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow,
     pack_rows, product, row_group, store, store_line, store_row
 )
+from workspace cimport guard_zones, release_zones
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
@@ -618,11 +619,15 @@ cdef inline long long run_backward(
     Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    cdef long long nanoseconds
     use_threads(&p.grid, ready)
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if store is double:
-        return backward(p, c, inputs, outputs, <double *> work)
+        nanoseconds = backward(p, c, inputs, outputs, <double *> work)
     else:
-        return backward(p, c, inputs, outputs, <float *> work)
+        nanoseconds = backward(p, c, inputs, outputs, <float *> work)
+    release_zones(&p.workspace, work, 64 // p.L, 1)
+    return nanoseconds
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -692,6 +697,7 @@ cdef inline long long pass_backward(
         inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
         outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if a.marks is not NULL:
         use_threads(&p.grid, ready)
         take_marks_back(&p, a.marks, work)

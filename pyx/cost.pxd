@@ -10,6 +10,7 @@ from machine cimport L1, L2, L3, machine
 from narrow cimport INT8_INT8
 from team cimport GROUPS
 from tile cimport FEWEST, ROWS, TILES
+from workspace cimport Workspace
 
 cdef extern from *:
     """
@@ -49,10 +50,10 @@ cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
         g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
 
 
-cdef inline tuple requirements_of(Py_ssize_t total, Py_ssize_t L, const Grid *g):
-    """What a plan with this grid requires: bytes of scratch, with `total` numbers, L in a line, from any address on;
+cdef inline tuple requirements_of(const Workspace *workspace, Py_ssize_t L, const Grid *g):
+    """What a plan with this grid requires: bytes of its workspace, with L numbers in a line, from any address on;
     threads; how many of these are members of one group."""
-    return total * (64 // L) + 64, threads_of(g), g.members
+    return workspace.size * (64 // L) + 64, threads_of(g), g.members
 
 
 # --------------------------------------------------------------------------------------------------------------- costs

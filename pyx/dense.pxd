@@ -30,7 +30,7 @@ from machine cimport outgrow_l2
 from narrow cimport WIDE, bytes_of
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
-    take, units_in, widen_panels
+    units_in, widen_panels
 )
 from real cimport real
 from passes cimport Pass
@@ -40,6 +40,7 @@ from tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
     narrow, row_group, store, store_line, store_row
 )
+from workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
 
 cdef enum:  # as in blockcell/optable.py
     NONE, SIGMOID, TANH, RELU, SOFTMAX
@@ -168,8 +169,9 @@ cdef struct Forward:
     Py_ssize_t chunk  # rows
     Panels w
     # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
-    # have not ended; from one part to the next; the size.
-    Py_ssize_t x, z, numbers, part, total
+    # have not ended.
+    Py_ssize_t x, z, numbers
+    Workspace part, workspace  # the scratch memory of each part, and of all
 
 
 cdef inline Forward forward_of(
@@ -190,12 +192,12 @@ cdef inline Forward forward_of(
     p.chunk = each(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
-    p.part = 0
+    p.part = p.workspace = empty_workspace()
     p.x = take(&p.part, p.chunk * p.Is)
     p.z = take(&p.part, p.chunk * p.Os)
     p.numbers = take(&p.part, ((1 + p.chunk) * <Py_ssize_t> sizeof(Py_ssize_t) + 63) // 64 * p.L)
-    p.part += THREAD_GAP * p.L
-    p.total = parts_of(&p.grid) * p.part
+    p.part.size += THREAD_GAP * p.L
+    take(&p.workspace, parts_of(&p.grid) * p.part.size)
     return p
 
 
@@ -293,7 +295,7 @@ cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssiz
 
 cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
     """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
-    return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part + p.numbers)
+    return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part.size + p.numbers)
 
 
 cdef struct Part:
@@ -313,7 +315,7 @@ cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
 
 cdef inline real *sums_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
     """Where a group has z for a softmax: in the scratch of its first member."""
-    return work + (number - number % p.grid.members) * p.part + p.z
+    return work + (number - number % p.grid.members) * p.part.size + p.z
 
 
 cdef inline void multiply_marked(
@@ -322,7 +324,7 @@ cdef inline void multiply_marked(
     """As `multiply`, where rows end: of some rows at a time those are gathered that have not."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
-    cdef real *rows = work + number * p.part + p.x
+    cdef real *rows = work + number * p.part.size + p.x
     cdef real *sums = sums_of(p, work, number)
     cdef Py_ssize_t *numbers = numbers_of(p, work, number)
     if p.grid.members == 1:  # by turns, since rows end late
@@ -349,7 +351,7 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *work
     """One part of the rows and of the panels."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
-    cdef real *rows = work + number * p.part + p.x
+    cdef real *rows = work + number * p.part.size + p.x
     cdef real *sums = sums_of(p, work, number)
     cdef const real *a
     if p.marks is not NULL:
@@ -407,11 +409,18 @@ cdef inline long long run_forward(
     Forward *p, const store *x, store *y, void *work, int ready
 ) noexcept nogil:
     """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    cdef long long nanoseconds
+    cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
+    guard_zones(&p.workspace, work, itemsize, 1)
+    guard_zones(&p.part, work, itemsize, parts)
     use_threads(&p.grid, ready)
     if store is double:
-        return forward(p, x, y, <double *> work)
+        nanoseconds = forward(p, x, y, <double *> work)
     else:
-        return forward(p, x, y, <float *> work)
+        nanoseconds = forward(p, x, y, <float *> work)
+    release_zones(&p.workspace, work, itemsize, 1)
+    release_zones(&p.part, work, itemsize, parts)
+    return nanoseconds
 
 
 cdef inline void run_pack(const Forward *p, const store *w, const store *b) noexcept nogil:
@@ -470,10 +479,11 @@ cdef struct Backward:
     Py_ssize_t d_panels  # of d_z
     Grid grid  # groups of one
     bint by_inputs  # parts of w_grad are of its rows, not of its columns
-    Py_ssize_t tile_gap, part  # from one tile of inputs to the next, and from one part's scratch to the next part's
+    Py_ssize_t tile_gap  # from one tile of inputs to the next
     # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double, slots;
     # and of each part: a row of y, and for a block of rows x in tiles and a panel of d_z.
-    Py_ssize_t w_x, w_grad, d, sums, slots, parts, y, x, d_panel, total
+    Py_ssize_t w_x, w_grad, d, sums, slots, parts, y, x, d_panel
+    Workspace part, workspace  # the scratch memory of each part, and of all
 
 
 cdef inline Backward backward_of(
@@ -493,17 +503,17 @@ cdef inline Backward backward_of(
     p.grid = grid_backward(rows, I, O, itemsize, threads)
     p.by_inputs = tiles_of(I) >= p.d_panels
     p.tile_gap = stride_of(block * ROWS, p.L)
-    p.total = p.part = 0
-    p.w_x = take(&p.total, p.x_panels * p.panel)
-    p.w_grad = take(&p.total, stride_of(I * O, p.L))
-    p.d = take(&p.total, rows * p.Ns)
-    p.sums = take(&p.total, 2 * p.Ns)
-    p.slots = take(&p.total, size_of_slots(B, p.L))
+    p.part = p.workspace = empty_workspace()
+    p.w_x = take(&p.workspace, p.x_panels * p.panel)
+    p.w_grad = take(&p.workspace, stride_of(I * O, p.L))
+    p.d = take(&p.workspace, rows * p.Ns)
+    p.sums = take(&p.workspace, 2 * p.Ns)
+    p.slots = take(&p.workspace, size_of_slots(B, p.L))
     p.y = take(&p.part, p.Ns)
     p.x = take(&p.part, tiles_of(I) * p.tile_gap)
     p.d_panel = take(&p.part, block * PLAIN * p.L)
-    p.part += THREAD_GAP * p.L
-    p.parts = take(&p.total, parts_of(&p.grid) * p.part)
+    p.part.size += THREAD_GAP * p.L
+    p.parts = take(&p.workspace, parts_of(&p.grid) * p.part.size)
     return p
 
 
@@ -517,7 +527,7 @@ cdef inline void z_grads(
 ) noexcept nogil:
     """One part of the rows of d_z."""
     cdef Py_ssize_t lines = lines_in(work, p.O), r, t, b, j, at
-    cdef real *row = work + p.parts + number * p.part + p.y
+    cdef real *row = work + p.parts + number * p.part.size + p.y
     cdef real *d
     for r in range(share(p.rows, number, parts), share(p.rows, number + 1, parts)):
         t, b = r // p.B, r % p.B
@@ -555,8 +565,8 @@ cdef inline void weight_grads(
     and d_z.  No part waits for another: what two of them need, both pack."""
     cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, c, k, j, l, m, at, r
     cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
-    cdef real *tiles = work + p.parts + number * p.part + p.x
-    cdef real *panel = work + p.parts + number * p.part + p.d_panel
+    cdef real *tiles = work + p.parts + number * p.part.size + p.x
+    cdef real *panel = work + p.parts + number * p.part.size + p.d_panel
     cdef double *sums = <double *> (work + p.sums)
     cdef const store *rows[PACK]
     cdef real *out
@@ -640,11 +650,18 @@ cdef inline long long run_backward(
     Backward *p, const Pass *a, const store *x, void *work, int ready
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    cdef long long nanoseconds
+    cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
+    guard_zones(&p.workspace, work, itemsize, 1)
+    guard_zones(&p.part, <char *> work + p.parts * itemsize, itemsize, parts)
     use_threads(&p.grid, ready)
     if store is double:
-        return backward(p, a, x, <double *> work)
+        nanoseconds = backward(p, a, x, <double *> work)
     else:
-        return backward(p, a, x, <float *> work)
+        nanoseconds = backward(p, a, x, <float *> work)
+    release_zones(&p.workspace, work, itemsize, 1)
+    release_zones(&p.part, <char *> work + p.parts * itemsize, itemsize, parts)
+    return nanoseconds
 
 
 cdef inline long long pass_backward(
@@ -652,6 +669,7 @@ cdef inline long long pass_backward(
 ) noexcept nogil:
     cdef Backward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if a.marks is not NULL:
         take_marks_back(&p, a.marks, work)
     return run_backward(&p, a, x, work, ready)

@@ -41,6 +41,7 @@ from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
     DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
 )
+from workspace cimport guard_zones, release_zones
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
@@ -398,11 +399,15 @@ cdef inline long long run_forward(
     Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
 ) noexcept nogil:
     """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    cdef long long nanoseconds
     use_threads(&p.grid, ready)
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if store is double:
-        return forward(p, c, inputs, outputs, <double *> work)
+        nanoseconds = forward(p, c, inputs, outputs, <double *> work)
     else:
-        return forward(p, c, inputs, outputs, <float *> work)
+        nanoseconds = forward(p, c, inputs, outputs, <float *> work)
+    release_zones(&p.workspace, work, 64 // p.L, 1)
+    return nanoseconds
 
 
 cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs) noexcept nogil:
@@ -491,6 +496,7 @@ cdef inline long long pass_forward(
     else:
         inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
+    guard_zones(&p.workspace, work, 64 // p.L, 1)
     if a.marks is not NULL:
         use_threads(&p.grid, ready)
         take_marks(&p, a.marks, work)

@@ -42,12 +42,6 @@ cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
     return ((n + L - 1) // L | 1) * L
 
 
-cdef inline Py_ssize_t take(Py_ssize_t *total, Py_ssize_t size) noexcept nogil:
-    """Reserve `size` reals of scratch; returns where they begin."""
-    total[0] += size
-    return total[0] - size
-
-
 cdef inline Py_ssize_t widening_threads(Py_ssize_t weights, Py_ssize_t threads) noexcept nogil:
     """How many threads are of use where so many weights are widened."""
     return 1 if weights < FEW_TO_WIDEN else threads

@@ -12,11 +12,12 @@ from gradients cimport PLAIN, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
 from machine cimport L2, machine, outgrow_l2
 from narrow cimport WIDE, bytes_of
-from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of, take
+from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
 from real cimport real
 from steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
 from team cimport share
 from tile cimport LINES, ROW_BLOCK, ROWS
+from workspace cimport Workspace, empty_workspace, take
 
 cdef enum:
     PRODUCTS = 2  # in a step, at most
@@ -176,9 +177,10 @@ cdef struct Forward:
     # Where rows begin in scratch: h, that of every other step, the LSTM's cs, m = o * co, which is projected; or for
     # the GRU h, h_prev * r, u.
     Py_ssize_t h, h_odd, cs, m, hr, u
-    Py_ssize_t x, z, slots, total  # where rows of x, rows of z and the slots begin, and the size of scratch
+    Py_ssize_t x, z, slots  # where rows of x, rows of z and the slots begin
     Py_ssize_t z_panels  # for which z has room
     Py_ssize_t[PRODUCTS] codes  # where rows of codes of these begin, for products in integers
+    Workspace workspace  # the scratch memory
 
 
 cdef struct Part:
@@ -228,26 +230,27 @@ cdef inline Forward forward_of(
     p.chunk = chunk_of(T, B, p.grid.groups)
     p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
-    p.total = 0 if packed else p.panels
+    p.workspace = empty_workspace()
+    if not packed:
+        take(&p.workspace, p.panels)
     rows = B * p.Ps + p.grid.groups * p.gap
-    p.h = take(&p.total, rows)
-    p.h_odd = p.h if cell is Gru or projects(c) else take(&p.total, rows)
+    p.h = take(&p.workspace, rows)
+    p.h_odd = p.h if cell is Gru or projects(c) else take(&p.workspace, rows)
     rows = B * p.Hs + p.grid.groups * p.gap
     if cell is Lstm:
-        p.cs = take(&p.total, rows)
-        p.m = take(&p.total, rows) if projects(c) else 0
+        p.cs = take(&p.workspace, rows)
+        p.m = take(&p.workspace, rows) if projects(c) else 0
     elif cell is Gru:
-        p.hr = take(&p.total, rows)
-        p.u = take(&p.total, rows)
-    p.x = take(&p.total, p.chunk * B * p.Is + p.grid.groups * p.gap)
+        p.hr = take(&p.workspace, rows)
+        p.u = take(&p.workspace, rows)
+    p.x = take(&p.workspace, p.chunk * B * p.Is + p.grid.groups * p.gap)
     for n in range(PRODUCTS):
-        p.codes[n] = p.total
+        p.codes[n] = p.workspace.size
         if in_integers(c.narrow) and (n == 1 or projects(c)):
-            take(&p.total, p.grid.members * codes_of_member(&p, n))
-    p.z = take(&p.total, p.grid.groups * p.gap)
-    if p.chunk > 1 or not p.packs_all:
-        take(&p.total, p.z_panels * p.chunk * B * LINES * p.L)
-    p.slots = take(&p.total, size_of_slots(B, p.L))
+            take(&p.workspace, p.grid.members * codes_of_member(&p, n))
+    rows = p.z_panels * p.chunk * B * LINES if p.chunk > 1 or not p.packs_all else 0
+    p.z = take(&p.workspace, rows * p.L + p.grid.groups * p.gap)
+    p.slots = take(&p.workspace, size_of_slots(B, p.L))
     return p
 
 
@@ -366,7 +369,8 @@ cdef struct Backward:
     Py_ssize_t d_h, d_cs, peep, d
     # And for the gradients of the weights for x and for h, of a block of rows: tiles of each with x or states, panels
     # with d; or, if transposed, tiles with d, panels with x and states.  Sums of columns of d in double.
-    Py_ssize_t x_tiles, h_tiles, sums, panels, slots, total
+    Py_ssize_t x_tiles, h_tiles, sums, panels, slots
+    Workspace workspace  # the scratch memory
 
 
 cdef inline Backward backward_of(
@@ -374,7 +378,7 @@ cdef inline Backward backward_of(
 ) noexcept nogil:
     """The plan of a backward pass; with `weights` it computes gradients of the weights and biases too."""
     cdef Backward p
-    cdef Py_ssize_t block = min(T * B, <Py_ssize_t> ROW_BLOCK), own = 0, N
+    cdef Py_ssize_t block = min(T * B, <Py_ssize_t> ROW_BLOCK), panels = 0, own = 0, N
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), parts = parts_of(&grid)
     cdef int n
     p.steps = steps_of(T, B)
@@ -392,7 +396,6 @@ cdef inline Backward backward_of(
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
     p.fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
-    p.total = 0
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.h_column[n] = n * (c.gates[0] + 1) * H if cell is ResetAfter else p.column[n]
@@ -402,24 +405,27 @@ cdef inline Backward backward_of(
         p.panel[n] = PLAIN * p.L * p.N[n]
         p.w_grad[n] = n * (I + P) * p.N[0]
         own += p.panel[n]
-        p.w_h[n] = take(&p.total, p.h_panels[n] * p.panel[n])
+        p.w_h[n] = panels
+        panels += p.h_panels[n] * p.panel[n]
     for n in range(matrices_of(c)):
-        p.w_x[n] = take(&p.total, p.x_panels * p.panel[n] if p.x_rows[n] > 0 else 0)
-    p.total = max(p.total, parts * own)
-    p.d_h = take(&p.total, B * p.Ps)
+        p.w_x[n] = panels
+        panels += p.x_panels * p.panel[n] if p.x_rows[n] > 0 else 0
+    p.workspace = empty_workspace()
+    take(&p.workspace, max(panels, parts * own))
+    p.d_h = take(&p.workspace, B * p.Ps)
     if cell is Lstm:
-        p.d_cs = take(&p.total, B * p.Hs)
-        p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
-    p.d = take(&p.total, T * B * p.Ns)
+        p.d_cs = take(&p.workspace, B * p.Hs)
+        p.peep = take(&p.workspace, PEEPHOLES * p.J * p.L)
+    p.d = take(&p.workspace, T * B * p.Ns)
     if weights:
         p.tile_gap = stride_of(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
-        p.x_tiles = take(&p.total, tiles_of(N if c.transposed else I) * p.tile_gap)
-        p.h_tiles = take(&p.total, tiles_of(N if c.transposed else max(P, H)) * p.tile_gap)
-        p.sums = take(&p.total, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
+        p.x_tiles = take(&p.workspace, tiles_of(N if c.transposed else I) * p.tile_gap)
+        p.h_tiles = take(&p.workspace, tiles_of(N if c.transposed else max(P, H)) * p.tile_gap)
+        p.sums = take(&p.workspace, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else parts
-        p.panels = take(&p.total, block * PLAIN * p.L * N)
-    p.slots = take(&p.total, size_of_slots(B, p.L))
+        p.panels = take(&p.workspace, block * PLAIN * p.L * N)
+    p.slots = take(&p.workspace, size_of_slots(B, p.L))
     return p
 
 
@@ -464,7 +470,7 @@ cdef inline Backward cell_grad_plan(Py_ssize_t B, Py_ssize_t H, Py_ssize_t items
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H
     p.grid = grid
-    p.total = 0
-    p.peep = take(&p.total, PEEPHOLES * p.J * p.L)
-    p.d = take(&p.total, B * p.Ns)
+    p.workspace = empty_workspace()
+    p.peep = take(&p.workspace, PEEPHOLES * p.J * p.L)
+    p.d = take(&p.workspace, B * p.Ns)
     return p

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,18 @@ longer = np.lib.stride_tricks.as_strided
 kernels = importlib.import_module("blockcell._activations_{level}")
 {call}
 """
+# Calls of workspaces.py with one kind of plan, and of how many regions the workspace of each consists.
+REGIONS = {
+    "op": 6,
+    "cell grad": 2,
+    "layer": 6,
+    "gru": 6,
+    "integers": 8,
+    "backward": 10,
+    "dense": 3,
+    "dense backward": 6,
+}
+DRAWN = 3  # calls of each kind at a level
 BARRIER = re.compile(
     r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE
 )  # those between which a call's threads do something
@@ -106,6 +119,7 @@ threads = [threading.Thread(target=calls) for _ in range(2)]
 [thread.join() for thread in threads]
 """
 RACE = "WARNING: ThreadSanitizer: data race"
+PASSED = "ERROR: AddressSanitizer: "
 
 
 def test_files(checkout: Path, names: list[str]) -> list[str]:
@@ -199,7 +213,7 @@ def memory() -> None:
     folder = copy_of_checkout("asan")
     kernels = folder / "pyx" / "_activations.pyx"
     kernels.write_text(kernels.read_text() + OVERFLOWING)
-    print(build(folder, "-fsanitize=address,undefined", b"__asan_init"), flush=True)
+    print(build(folder, "-fsanitize=address,undefined -DRED_ZONES", b"__asan_init"), flush=True)
     sanitized = Sanitized(
         folder,
         LD_PRELOAD=f"{library('libasan.so')} {library('libstdc++.so')}",
@@ -211,6 +225,19 @@ def memory() -> None:
         for fault, (call, words) in MEMORY_FAULTS.items():
             sanitized.finds(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
     print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
+    for plan, count in REGIONS.items():
+        sanitized.passes("tests/lib/workspaces.py", plan)
+        for number in range(count):
+            short = {"SHORT_REGION": str(number)}
+            sanitized.finds(f"region {number} of {plan} is short", PASSED, "tests/lib/workspaces.py", plan, **short)
+    print(f"{sum(REGIONS.values())} regions of workspaces that are too short found", flush=True)
+    seed = secrets.randbits(32)
+    print(f"seed of drawn calls: {seed}", flush=True)
+    for level in sanitized.levels:
+        print(
+            sanitized.passes("tests/lib/workspaces.py", "draw", str(seed), str(DRAWN), BLOCKCELL_LEVEL=level),
+            flush=True,
+        )
     files = test_files(folder, TESTS)
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-m", "not slow"]
     print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)

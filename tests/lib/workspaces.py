@@ -1,0 +1,273 @@
+"""Calls that take every region of a workspace, for runs in which AddressSanitizer watches these.
+
+    python tests/lib/workspaces.py draw SEED N      N drawn calls of each kind
+    python tests/lib/workspaces.py PLAN             calls with one kind of plan, of PLANS
+
+Every kind of layer, storage, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must have the
+bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any size; the
+others are drawn.  BLOCKCELL_LEVEL says at which CPU level.  `sanitizers.py memory` runs this.
+"""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch_layout
+from bits import CACHES, leaves, on_threads, with_machine
+from cases import arguments
+from kernel_cases import DTYPES, run, same_bits, sizes_of
+from layer_cases import LAYERS, draw, run_all
+
+import blockcell
+from blockcell import LSTM, Dense, _team
+from blockcell._bind import bind
+from blockcell.layers import storage
+from blockcell.optable import OPS
+
+STORED = [("float16",), ("bfloat16",), ("int8",), ("int8", "int8"), ("int8", "int16")]
+TORCH = ["LSTM", "GRU", "RNN"]
+OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
+REAL, FAR = (
+    dict(storage.CACHES),
+    {"L2": 1, "L3": 1},
+)  # as if memory were far away: calls read weights as they are stored
+Generator = np.random.Generator
+done: Counter[str] = Counter()
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+def drawn_sizes(g: Generator) -> tuple[int, int, int, int]:
+    """T, B, I and H, for which plans take many forms of grids."""
+    while True:
+        T, B = int(g.choice([1, 1, 2, 3, g.integers(4, 20)])), int(g.choice([1, 2, 16, 40, 130, g.integers(3, 130)]))
+        I, H = int(g.choice([1, 5, 64, g.integers(1, 200)])), int(g.choice([16, 70, 130, 256, 300, 513]))
+        if T * B * H * (I + H) <= OPERATIONS:
+            return T, B, I, H
+
+
+def drawn_machine(g: Generator) -> tuple[dict[str, Any], int]:
+    """What plans are told of a machine, and the number of threads."""
+    threads = int(g.choice([2, 3, 4, 8, 16, 64, g.integers(2, 65)]))
+    caches = CACHES[g.integers(len(CACHES))] if g.random() < 0.3 else 2 ** g.integers((10, 12, 14), (17, 22, 26))
+    machine: dict[str, Any] = {"caches": tuple(map(int, caches))}
+    if g.random() < 0.3:
+        machine |= {"groups": int(g.integers(1, 17)), "members": int(g.integers(1, 17))}
+    return machine, threads
+
+
+def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int, what: Any) -> None:
+    """Compare what a call gives on one thread with what it gives on many."""
+    with on_threads(1), with_machine(groups=1, members=1):
+        expected = call()
+    with on_threads(threads), with_machine(**machine):
+        _team.set(threads, threads)  # on which a grid of more threads makes do with fewer groups or members
+        found = call()
+    if not same_bits(found, expected):
+        sys.exit(f"not the bits of one thread: {kind} {what} {machine} on {threads} threads")
+    done[kind] += 1
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+def op_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+    args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+    return lambda: list(run(name, args, call=bind(OPS[name]).run))
+
+
+def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+    """Inference, forward and backward, of rows that end or start anew or do neither."""
+    T, B, I, H = sizes
+    layer = LAYERS[name](I, H, DTYPES[dtype])
+    x, state, lengths, reset = draw(layer, T, B)
+    given: dict[str, Any] = [{}, {"lengths": lengths}, {"lengths": lengths, "reset": reset}][g.integers(3)]
+
+    def call() -> list[np.ndarray]:
+        one = copy.copy(layer)  # has no plan yet
+        return [one(x, state, **given)[0], *itertools.chain(*run_all(one, x, state, **given))]
+
+    return call
+
+
+def stored_call(g: Generator, name: str, sizes: tuple[int, ...], stored: tuple[str, ...]) -> Callable[[], list[Any]]:
+    T, B, I, H = sizes
+    packed = LAYERS[name](I, H, np.float32).packed(*stored)
+    x, state, lengths, _ = draw(packed, T, B)
+    given = [{}, {"lengths": lengths}][g.integers(2)]
+
+    def call() -> list[np.ndarray]:
+        y, last = copy.copy(packed)(x, state, **given)
+        return [y, *leaves(last)]
+
+    return call
+
+
+def stream_call(g: Generator, name: str, sizes: tuple[int, ...], stored: tuple[str, ...]) -> Callable[[], list[Any]]:
+    """Steps and runs of all rows and of some."""
+    T, B, I, H = sizes
+    layer = LAYERS[name](I, H, np.float32)
+    x, rows = draw(layer, T, B)[0], np.flatnonzero(g.random(B) < 0.5)
+    lengths = g.integers(0, T + 1, len(rows))
+
+    def call() -> list[np.ndarray]:
+        stream = layer.stream(B, *stored)
+        found = [stream.step(x[0]), stream.run(x), stream.step(x[0, rows], rows=rows)]
+        return [*found, stream.run(x[:, rows], rows=rows, lengths=lengths), *leaves(stream.state)]
+
+    return call
+
+
+def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+    """The kernels of PyTorch's operators on arrays, forward and back, in one direction."""
+    T, B, I, H = sizes
+    projection = int(g.integers(1, H)) if kind == "lstm" and H > 1 and g.random() < 0.4 else 0
+    P, array_dtype = projection or H, np.dtype(DTYPES[dtype])
+    weights, _ = torch_layout.weights_of(g, kind, I, H, array_dtype, projection=projection)
+    widths = (P, H)[: len(torch_layout.STATES[kind])]
+    x, d_y, *states = (
+        g.standard_normal(shape).astype(array_dtype)
+        for shape in [(T, B, I), (T, B, P), *[(1, B, width) for width in widths * 2]]
+    )
+    first, d_last = states[: len(widths)], states[len(widths) :]
+    matrices = weights[:2] + weights[4:]
+
+    def call() -> list[np.ndarray]:
+        given = kind, (T, B, I, H), blockcell.get_num_threads()
+        tape = np.zeros((1, torch_layout.SAVED[kind], T, B, H), array_dtype)
+        outputs = [np.zeros_like(d_y), *map(np.zeros_like, first), tape]
+        torch_layout.forward(*given, x, weights, first, None, outputs, projection=projection)
+        grads = [np.zeros_like(x), *map(np.zeros_like, weights), *map(np.zeros_like, first)]
+        incoming = [d_y, *d_last]
+        torch_layout.backward(
+            *given, outputs[0], tape, matrices, incoming, x, first, None, True, grads, projection=projection
+        )
+        return outputs + grads
+
+    return call
+
+
+def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], list[np.ndarray]]:
+    """A module of two layers in both directions, in inference and in training, or its single step."""
+    import torch
+
+    import blockcell.torch
+
+    T, B, I, H = sizes
+    torch.manual_seed(0)
+    single = g.random() < 0.2
+    if single:
+        module: Any = getattr(blockcell.torch, f"{kind}Cell")(I, H)
+        x = torch.from_numpy(g.standard_normal((B, I)).astype(np.float32))
+    else:
+        module = getattr(blockcell.torch, kind)(I, H, num_layers=2, bidirectional=bool(g.random() < 0.5))
+        x = torch.from_numpy(g.standard_normal((T, B, I)).astype(np.float32))
+
+    def call() -> list[np.ndarray]:
+        torch.set_num_threads(blockcell.get_num_threads())
+        given = x.clone().requires_grad_()
+        module.zero_grad()
+        result = module(given)
+        y = result if single and kind != "LSTM" else result[0]
+        y.square().sum().backward()
+        with torch.no_grad():
+            again = module(x)
+        again = again if single and kind != "LSTM" else again[0]
+        arrays = [y.detach(), again, given.grad, *[parameter.grad for parameter in module.parameters()]]
+        return [array.numpy().copy() for array in arrays]
+
+    return call
+
+
+def calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray]]]]:
+    """One call of each kind: what it is, and what runs it."""
+    dtype = lambda: str(g.choice([*DTYPES]))  # noqa: E731
+    for name in OPS:
+        what = name, drawn_sizes(g), dtype()
+        yield "ops", what, op_call(g, *what)
+    for name in LAYERS:
+        sizes = drawn_sizes(g)
+        what = name, sizes, dtype()
+        yield "layers", what, layer_call(g, *what)
+        storage.CACHES.update(REAL if g.random() < 0.3 else FAR)
+        stored = name, sizes, STORED[g.integers(len(STORED))]
+        yield "stored", stored, stored_call(g, *stored)
+        streamed = name, sizes, STORED[g.integers(len(STORED))] if g.random() < 0.7 else ()
+        if "directional" not in name and "Bidirectional" not in repr(LAYERS[name](1, 1, np.float32)):
+            yield "streams", streamed, stream_call(g, *streamed)
+    for kind in torch_layout.GATES:
+        what = kind, drawn_sizes(g), dtype()
+        yield "PyTorch's layout", what, layout_call(g, *what)
+    if has_torch():
+        for kind in TORCH:
+            of_torch = kind, drawn_sizes(g)
+            yield "PyTorch", of_torch, torch_call(g, *of_torch)
+
+
+def has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def draw_calls(seed: int, n: int) -> None:
+    for k in range(n):
+        g = np.random.default_rng([seed, k])
+        for kind, what, call in calls(g):
+            check(kind, call, *drawn_machine(g), what)
+
+
+# --------------------------------------------------------------------------------------------------- one kind of plan
+def one_op(name: str, dtype: str) -> None:
+    args = arguments(name, sizes_of(3, 30, 64, 128), dtype=DTYPES[dtype])
+    run(name, args, call=bind(OPS[name]).run)
+
+
+def one_layer(layer: Any, B: int = 30, *stored: str) -> None:
+    """A call; one row ends early."""
+    layer = layer.packed(*stored) if stored else layer
+    x, state, _, _ = draw(layer, 3, B)
+    layer(x, state, lengths=[2] + (B - 1) * [3])
+
+
+def one_layer_back(layer: Any) -> None:
+    """A backward pass; no region of the forward pass before is short."""
+    short = os.environ.pop("SHORT_REGION", None)
+    x, state, _, _ = draw(layer, 3, 30)
+    y, last, tape = layer.forward(x, state, lengths=[2] + 29 * [3])
+    if short is not None:
+        os.environ["SHORT_REGION"] = short
+    layer.backward(tape, y, last)
+
+
+PLANS: dict[str, Callable[[], None]] = {
+    "op": lambda: one_op("BlockLSTM", "float32"),
+    "cell grad": lambda: one_op("LSTMBlockCellGrad", "float16"),
+    "layer": lambda: one_layer(LAYERS["lstm"](64, 128, np.float32)),
+    "gru": lambda: one_layer(LAYERS["gru"](64, 128, np.float32)),
+    "integers": lambda: one_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8", "int8"),
+    "backward": lambda: one_layer_back(LAYERS["lstm"](64, 128, np.float32)),
+    "dense": lambda: one_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
+    "dense backward": lambda: one_layer_back(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
+}
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    _team.adapt(False)  # as many threads as are asked for, also where the machine is busy
+    if sys.argv[1] == "draw":
+        draw_calls(int(sys.argv[2]), int(sys.argv[3]))
+        counts = ", ".join(f"{count} of {kind}" for kind, count in done.items())
+        level, seconds = blockcell.build_info()["level"], time.perf_counter() - start
+        print(f"drawn calls at level {level}, seed {sys.argv[2]}: {counts}; {seconds:.0f} s")
+    else:
+        with on_threads(1), with_machine(groups=1, members=1):  # so that who passes a region comes to its zone
+            PLANS[sys.argv[1]]()
