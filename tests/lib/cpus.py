@@ -56,7 +56,6 @@ CHILD = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]],
 WHOLE = ["kernels", "layers", "onnx"]
 SHORT = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_storage"]
 SHORT += ["onnx/test_onnx_export_sessions", "convert/test_convert_onnx_graphs", "kernels/test_formulas"]
-LEFT_OUT: dict[str, str] = {}  # and why
 # QEMU 7.2 reads a whole vector where an instruction of AVX2 or FMA (vmaskmovps, vfmadd231ss) reads a part of it, and so
 # beyond the end of memory, where the process ends: in OpenVINO, in numpy unless that is told to do without AVX2, and in
 # the kernels where arrays end before a protected page.
@@ -115,7 +114,7 @@ def main(what: str) -> None:
     if what == "all":
         files = [*dict.fromkeys([*files_of(ROOT, WHOLE), *files])]
     jobs = [(f"{name}: {file}", python, file) for file in files for name, python in pythons.items()]
-    run_tests(ROOT, jobs, LEFT_OUT, OPTIONS)
+    run_tests(ROOT, jobs, OPTIONS)
 
 
 if __name__ == "__main__":
