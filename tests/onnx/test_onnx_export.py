@@ -338,7 +338,9 @@ def test_other_runtimes(name, runtime, form, train, tmp_path):
 
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize(
-    ("runtime", "lengths"), [("OpenVINO", True), ("OpenVINO", False), ("tract", False)], ids=["lengths", "", ""]
+    ("runtime", "lengths"),
+    [("OpenVINO", True), ("OpenVINO", False), ("tract", False)],
+    ids=["OpenVINO lengths", "OpenVINO", "tract"],
 )
 def test_native_on_other_runtimes(runtime, lengths, state, tmp_path):
     pytest.importorskip(runtime.lower())
