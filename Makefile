@@ -8,116 +8,24 @@ BUILT := .venv/built-$(or $(LEVELS),runnable)
 DEMO_ALONE := .venv/demo-$(or $(LEVELS),best)
 DEMO := $(or $(wildcard $(BUILT)),$(DEMO_ALONE))
 
-.PHONY: demo page docs pictures test test-more test-exhaustive test-stateful test-soak test-faults test-fuzz test-mutants test-peers
-.PHONY: test-engines test-page test-packages test-asan test-tsan test-freethreaded test-webgpu test-arm test-arm-short test-cpus
-.PHONY: test-cpus-short bench
-.PHONY: wheels gpu-check lint clean
+.PHONY: help demo test test-all lint docs page bench gpu-check clean
 
-demo: $(DEMO)
+help:  ## lists these targets
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1:\2/p' Makefile | awk -F: '{ printf "%-16s%s\n", $$1, $$2 }'
+
+demo: $(DEMO)  ## trains on handwritten digits, and checks every op against float64
 	$(BIN)/blockcell demo
 
-# One that reads digits and learns them in a browser; fetches onnxruntime-web with npm to build/npm.
-page: $(DEMO)
-	$(BIN)/python examples/browser/make_page.py
-
-# On all CPUs, up to eight.
-test: $(BUILT)
+test: $(BUILT)  ## runs the tests, in some minutes
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-# The site, in build/site; any warning is an error.
-docs: $(BUILT)
-	rm -rf docs/reference/generated build/site
-	$(BIN)/sphinx-build -q -W --keep-going docs build/site
-	@echo 'The site begins at build/site/index.html'
-
-# Those of the site: examples, with espeak-ng, and measurements that are in docs/benchmarks; the page, as `make test-page`.
-pictures: $(BUILT)
-	$(BIN)/blockcell demo --output docs/images/demo.png
-	$(BIN)/python examples/keyword.py docs/images/keyword.png
-	$(BIN)/python examples/sunspots.py docs/images/sunspots.png
-	$(BIN)/python benchmarks/report.py
-	$(BIN)/python tests/lib/browser.py docs/images
-
-# The combinations of parameters that `make test` leaves out.
-test-more: $(BUILT)
-	$(BIN)/pytest -m more
-
-test-exhaustive: $(BUILT)
-	$(BIN)/pytest -m slow tests/kernels/test_activations.py
-
-test-stateful: $(BUILT)
-	$(BIN)/pytest -m slow tests/reliability/test_stateful.py
-
-test-soak: $(BUILT)
-	$(BIN)/pytest -m slow tests/reliability/test_soak.py
-
-test-faults: $(BUILT)
-	$(BIN)/pytest -m slow tests/reliability/test_faults.py
-
-test-mutants: $(BUILT)
-	$(BIN)/pytest -m slow tests/repository/test_mutants.py
-
-test-fuzz: $(BUILT)
-	$(BIN)/pytest -s -m slow tests/reliability/test_fuzz.py
-
-# Reads and writes past ends, and undefined behaviour; races between threads.  Each builds a copy with sanitizers.
-test-asan: $(BUILT)
+test-all: test  ## runs the longer tests, too, in hours
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m more
+	$(BIN)/pytest -m 'slow or peers or engines or browser'
 	$(BIN)/python tests/lib/sanitizers.py memory
-
-test-tsan: $(BUILT)
 	$(BIN)/python tests/lib/sanitizers.py threads
 
-# With a PYTHON that has no GIL, such as python3.13t; makes an environment of its own.
-test-freethreaded:
-	$(PYTHON) tests/lib/freethreading.py
-
-# Compiled for aarch64, and run by an emulator of it: on Debian, with gcc-aarch64-linux-gnu, qemu-user and its own Python.
-test-arm: .venv/tools
-	$(BIN)/python tests/lib/arm.py
-
-test-arm-short: .venv/tools
-	$(BIN)/python tests/lib/arm.py short
-
-# For CPUs of x86-64 without AVX-512 and without AVX2, by an emulator of them: Debian's qemu-user, 7.2 or later.
-test-cpus: $(BUILT)
-	$(BIN)/python tests/lib/cpus.py
-
-test-cpus-short: $(BUILT)
-	$(BIN)/python tests/lib/cpus.py short
-
-# With what is installed, of `pip install -e '.[bench]'`; with `pip install -e '.[torch]'` the part that needs PyTorch.
-test-peers: $(BUILT)
-	$(BIN)/pytest -m peers
-
-# With Ray, Dask and Spark, of `pip install -e '.[engines]'`, and a Java.
-test-engines: $(BUILT)
-	$(BIN)/pytest -m engines
-
-# The page of `make page` in the system's Chromium or Chrome, with `pip install -e '.[browser]'`.
-test-page: $(BUILT)
-	$(BIN)/pytest -m browser
-
-test-packages:
-	$(PYTHON) tests/lib/packages.py
-
-# Those that this machine can make, into build/wheels.
-wheels: .venv/tools
-	$(BIN)/python tests/lib/wheels.py
-
-# On GPUs that compute on the CPU, if they are installed; fetches onnxruntime's packages for WebGPU to build/webgpu.
-test-webgpu: $(BUILT)
-	$(BIN)/python tests/lib/webgpu.py
-
-# Beside the peers that are installed, of `pip install -e '.[bench]'`; nothing else should run meanwhile.
-bench: $(BUILT)
-	$(BIN)/python benchmarks/bench.py --quick
-
-# On a machine with a GPU, perhaps without a network: with what PYTHON has, onnxruntime-gpu or a WebGPU above all.
-gpu-check:
-	$(PYTHON) -c 'import blockcell' || $(PYTHON) setup.py build_ext --inplace
-	$(PYTHON) benchmarks/gpu_check.py
-
-lint: $(BUILT)
+lint: $(BUILT)  ## checks style, types and Cython's hints
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -128,7 +36,22 @@ lint: $(BUILT)
 	    -X wraparound=False -I pyx -I pyx/modules/$$module --module-name blockcell.$$module -o build/lint/ \
 	    pyx/$$module.pyx; done 2>&1 | grep .
 
-clean:
+docs: $(BUILT)  ## builds the site in build/site; warnings are errors
+	rm -rf docs/reference/generated build/site
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
+	@echo 'The site begins at build/site/index.html'
+
+page: $(DEMO)  ## builds the page that learns digits in a browser, in build/page; takes npm
+	$(BIN)/python examples/browser/make_page.py
+
+bench: $(BUILT)  ## measures a few sizes beside other libraries that are installed; nothing else should run
+	$(BIN)/python benchmarks/bench.py --quick
+
+gpu-check:  ## compares and measures ONNX graphs on a GPU, with the PYTHON of a machine that has one
+	$(PYTHON) -c 'import blockcell' || $(PYTHON) setup.py build_ext --inplace
+	$(PYTHON) benchmarks/gpu_check.py
+
+clean:  ## removes .venv and everything built
 	rm -rf .venv build docs/reference/generated blockcell/*.so
 
 # What pyproject.toml asks for to build, so that the build below reuses its objects instead of starting afresh.

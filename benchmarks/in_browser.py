@@ -12,7 +12,7 @@ onnxruntime-web's that is, with quartiles.  Nothing else should run on the machi
 With --compare it trains as `training_steps.py --compare`, from the same weights on the same batches, and prints the
 last loss and how many of the digits held out are right.
 
-Needs npm, which fetches both packages, and what `make test-page` needs.
+Needs npm, which fetches both packages, and what `pytest -m browser` needs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 two upon each other, with masks or not: y, the final states, and the gradients to x, to the initial states and to all
 weights, by TensorFlow.
 
-`make test-peers`, with keras and tensorflow in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with keras and tensorflow in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

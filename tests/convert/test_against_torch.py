@@ -2,7 +2,7 @@
 one or more upon each other, with rows of different lengths or not: y, the final states, and the gradients to x, to the
 initial states and to all weights.
 
-`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

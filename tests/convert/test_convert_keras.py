@@ -1,6 +1,6 @@
 """Layers from and to Keras: its stored results, its formulas in numpy, and the refusal of what cannot be converted.
 
-`make test-peers` compares with Keras itself.
+`pytest -m peers` compares with Keras itself.
 """
 
 from __future__ import annotations

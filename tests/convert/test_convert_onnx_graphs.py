@@ -1,7 +1,7 @@
 """Weights that nodes of an ONNX model make of constants, branches that are always taken, LSTMs of 8-bit integers, and
 heads on final states.
 
-`make test-peers`: PyTorch's exports of layers that get their states, and silero-vad's models, beside onnxruntime.
+`pytest -m peers`: PyTorch's exports of layers that get their states, and silero-vad's models, beside onnxruntime.
 """
 
 from __future__ import annotations

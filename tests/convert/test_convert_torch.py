@@ -1,6 +1,6 @@
 """LSTMs and GRUs from and to PyTorch: its stored results, its formulas in numpy, and the refusal of all others.
 
-`make test-peers` compares with PyTorch itself.
+`pytest -m peers` compares with PyTorch itself.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ def swaps(name):
 @pytest.mark.parametrize("name", OPS)
 def test_swaps_show(name):
     """The test data tells gates, peepholes and states apart: with any two of them swapped every comparison of this
-    file would fail by far.  (make test-mutants swaps them in the kernels' source.)"""
+    file would fail by far.  (test_mutants.py swaps them in the kernels' source.)"""
     args = arguments(name, sizes_of(3, 4, 6, 5), dtype=np.float64)
     right = FORMULAS[name](**args)
     for what, swapped in swaps(name):

@@ -81,7 +81,7 @@ def test_a_negative_zero_and_a_sum_of_zero_are_zero(K, activations, way):
 
 def test_the_largest_sums_are_exact(way):
     """All codes at their ends, for more values of k than fit into one sum of 32 bits; nor does 128 times the sum of a
-    row's codes, and where that overflows, the sanitizers of `make test-asan` see it."""
+    row's codes, and where that overflows, `sanitizers.py memory` sees it."""
     K = 2 * 65536 + 2000
     x = np.full((2, 1, K), 32639, F32)
     x[1] = -32640 + 128  # low is -128

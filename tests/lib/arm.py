@@ -1,7 +1,7 @@
 """The tests for aarch64, on another machine: compiled for it, and run by QEMU's emulation of such a CPU.
 
-    python tests/lib/arm.py             (or `make test-arm`)
-    python tests/lib/arm.py short       what every push runs (or `make test-arm-short`)
+    python tests/lib/arm.py
+    python tests/lib/arm.py short       what every push runs
     python tests/lib/arm.py build       no tests; build/arm/python is Python for aarch64 then
 
 Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's version of Python.  The same Python for

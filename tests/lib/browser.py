@@ -1,6 +1,6 @@
 """The page of examples/browser in a browser: what its tests share; and its pictures, by
 
-python tests/lib/browser.py FOLDER     (part of `make pictures`)
+python tests/lib/browser.py FOLDER     (one of the commands for pictures in docs/development.md)
 """
 
 from __future__ import annotations

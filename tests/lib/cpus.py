@@ -1,7 +1,7 @@
 """The tests for other CPUs of x86-64 than this one, run by QEMU's emulation of them.
 
-    python tests/lib/cpus.py            (or `make test-cpus`)
-    python tests/lib/cpus.py short      what every push runs (or `make test-cpus-short`)
+    python tests/lib/cpus.py
+    python tests/lib/cpus.py short      what every push runs
 
 Needs QEMU 7.2 or later, of Debian's qemu-user; it is this Python, with all of its packages, that is emulated, and this
 checkout as it was built.  There are two CPUs: one without AVX, which runs the CPU level base, and one with AVX2, which

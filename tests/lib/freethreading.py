@@ -1,6 +1,6 @@
 """The package on a Python without a GIL: built in a copy of the checkout and a new environment, and tried there.
 
-    python3.13t tests/lib/freethreading.py     (or `make test-freethreaded PYTHON=python3.13t`)
+    python3.13t tests/lib/freethreading.py
 
 No import may switch the GIL on again; the tests of the native code pass without it; then eight threads share ops and
 layers, whose weights are replaced meanwhile: all results have the bits of one thread.
@@ -61,7 +61,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 def main() -> None:
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        sys.exit(f"{sys.executable} has a GIL: make test-freethreaded PYTHON=python3.13t")
+        sys.exit(f"{sys.executable} has a GIL: take another Python, such as python3.13t")
     start = time.perf_counter()
     checkout = copy_of_checkout("freethreading")
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
 """Wheel, source distribution and editable install, each in a clean environment outside the checkout and tried there.
 
-    python tests/lib/packages.py        (or `make test-packages`)
+    python tests/lib/packages.py
 
 Builds as a user's pip does, isolated and with every CPU level, and prints sizes and seconds; fails at the first thing
 that is wrong.  The editable install has the oldest CPU level alone, to save time.

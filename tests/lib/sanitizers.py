@@ -1,7 +1,7 @@
 """The native code under AddressSanitizer and UndefinedBehaviorSanitizer, or under ThreadSanitizer.
 
-    python tests/lib/sanitizers.py memory       (or `make test-asan`: needs gcc)
-    python tests/lib/sanitizers.py threads      (or `make test-tsan`: needs gcc and LLVM's libomp)
+    python tests/lib/sanitizers.py memory       (needs gcc)
+    python tests/lib/sanitizers.py threads      (needs gcc and LLVM's libomp)
 
 A copy of the checkout in build/ is built with the sanitizers, for every CPU level.  Faults are planted there, each of
 which must be found, or nothing would be learned; then the tests run, where nothing may be found.  Every barrier is such

@@ -1,6 +1,6 @@
 """The tests of WebGPU, with both packages that have the provider, on every GPU that is found here.
 
-    python tests/lib/webgpu.py     (or `make test-webgpu`)
+    python tests/lib/webgpu.py
 
 Two drivers that compute on the CPU count as GPUs: SwiftShader, of Chromium or Chrome, and llvmpipe, of Mesa.  If
 VK_DRIVER_FILES or VK_ICD_FILENAMES names a driver, that is the only one.  The packages go to build/webgpu and leave the

@@ -1,7 +1,7 @@
 """The graphs on onnxruntime's WebGPU provider, through sessions: every output of every call against float64.
 
-`make test-webgpu` runs this with both packages that have the provider, on every GPU that it finds; most of them are
-programs that compute on the CPU. The bounds are those of the other runtimes, for stacks of layers too.
+`python tests/lib/webgpu.py` runs this with both packages that have the provider, on every GPU that it finds; most of
+them are programs that compute on the CPU. The bounds are those of the other runtimes, for stacks of layers too.
 """
 
 from __future__ import annotations

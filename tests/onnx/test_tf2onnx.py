@@ -1,6 +1,6 @@
 """TensorFlow's graphs through tf2onnx and `onnx_export.link`: onnxruntime gives what TensorFlow gave.
 
-`make test-peers`, with tensorflow-cpu and tf2onnx in .venv. docs/onnx/tensorflow.md has the recipe that this follows.
+`pytest -m peers`, with tensorflow-cpu and tf2onnx in .venv. docs/onnx/tensorflow.md has the recipe that this follows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 TensorFlow's own error, whichever is larger.  Where weights are so large that sequences become chaotic, and an error is
 a matter of luck, ours are no larger than TensorFlow's on the geometric mean of many.
 
-`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """If memory or threads run out or Ctrl-C strikes in a call, it raises or is right, and nothing is left half done.
 
 The calls are those of scenarios.py. faults.py makes them in children, so that a crash or a child that hangs is a failed
-test. `make test-faults` tries every place where an allocation can fail or Ctrl-C can strike; the tests try a few.
+test. `make test-all` tries every place where an allocation can fail or Ctrl-C can strike; the tests try a few.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Damaged files, models and weights are refused in words, or read as what they were: `fuzz` makes and reads them.
 
-`make test-fuzz`: 100,000 of them, 100,000 of TensorFlow's files, and 30,000 of its graphs with one input of a node
+`make test-all`: 100,000 of them, 100,000 of TensorFlow's files, and 30,000 of its graphs with one input of a node
 rewired or one whole number changed; takes about fifteen minutes.
 """
 

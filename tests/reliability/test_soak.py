@@ -1,6 +1,6 @@
 """Eight Python threads call everything at once, on one to three threads of the kernels: each result has its bits.
 
-What a result should be was computed before by one thread alone. `make test-soak` makes many more calls. soak.py runs
+What a result should be was computed before by one thread alone. `make test-all` makes many more calls. soak.py runs
 in a child, so that a crash is a failed test.
 """
 

@@ -4,7 +4,7 @@ layer on one.
 Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a packed layer,
 is the layer called for one step after the other on one thread, with its state as arrays; with products in integers it
 is the packed layer, called so and with plain C's products. The model of a layer is a copy that uses one thread.
-After every call the whole state is compared. `make test-stateful` tries many more; BLOCKCELL_SEED gives others.
+After every call the whole state is compared. `make test-all` tries many more; BLOCKCELL_SEED gives others.
 """
 
 from __future__ import annotations

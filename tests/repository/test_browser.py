@@ -1,4 +1,4 @@
-"""The page of examples/browser in a real browser, a Chromium without a window: `make test-page`."""
+"""The page of examples/browser in a real browser, a Chromium without a window: `pytest -m browser`."""
 
 from __future__ import annotations
 

@@ -132,16 +132,20 @@ def test_no_test_takes_the_time(source):
 
 
 def test_pages_say_what_ci_runs():
-    """All targets that pages promise to run weekly or on every push are in a workflow."""
+    """All commands of docs/development.md are in a workflow, and those of its first table in `make test-all`."""
     workflows = "".join(path.read_text() for path in sorted(ROOT.glob(".github/workflows/*.yml")))
     if not workflows:
         pytest.skip("not a checkout")
-    table = (ROOT / "CONTRIBUTING.md").read_text().partition("Longer tests")[2].partition("\n## ")[0]
-    text = table + (ROOT / "docs" / "reliability.md").read_text()
-    named = set(re.findall(r"`make (test-[\w-]+)", text))
-    run = set(re.findall(r"\btest-[\w-]+", workflows))
-    assert {"test-stateful", "test-peers", "test-cpus", "test-cpus-short"} <= named
-    assert named - run == {"test-freethreaded"}  # which reliability.md and CONTRIBUTING.md say
+    page = (ROOT / "docs" / "development.md").read_text().partition("## Longer tests")[2]
+    tables = [re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) for table in page.split("For other CPUs")]
+    assert [command for table in tables for command in table if command not in workflows] == [
+        "python3.13t tests/lib/freethreading.py"  # as the page says
+    ]
+    makefile = (ROOT / "Makefile").read_text().partition("\ntest-all:")[2].partition("\n\n")[0]
+    programs = {command.removeprefix("python ") for command in tables[0] if command.startswith("python ")}
+    assert programs == set(re.findall(r"\(BIN\)/python (.*)", makefile))
+    marks = {command.split()[2] for command in tables[0] if command.startswith("pytest -m ")}
+    assert marks == set(re.findall(r"\w+", " ".join(re.findall(r" -m '?([^'\n]+)", makefile)))) - {"or"}
 
 
 def test_every_test_is_in_a_folder():

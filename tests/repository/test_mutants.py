@@ -1,6 +1,6 @@
 """Two things swapped in a kernel's source must make the kernel tests fail.
 
-`make test-mutants`: builds each mutant without optimisation in a copy of the checkout; takes some minutes.
+`make test-all` builds each mutant without optimisation in a copy of the checkout; takes some minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random graphs that TensorFlow itself writes and runs: what is found in them gives TensorFlow's results.
 
-`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

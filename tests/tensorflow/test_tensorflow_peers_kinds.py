@@ -1,6 +1,6 @@
 """Random cells of other kinds that TensorFlow itself writes and runs: of Keras and cuDNN, and those to be refused.
 
-`make test-peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`blockcell.torch` beside torch.nn on the same weights: y, the final states, and the gradients to everything.
 
-`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`LSTMCell`, `GRUCell` and `RNNCell` of `blockcell.torch` beside torch.nn's, in loops of one to several steps.
 
-`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

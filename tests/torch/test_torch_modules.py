@@ -1,6 +1,6 @@
 """What modules of `blockcell.torch` are in PyTorch: compiled, exported, copied, saved, swapped; and what they refuse.
 
-`make test-peers`, with torch in .venv.
+`pytest -m peers`, with torch in .venv.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`blockcell.torch.replace(model, storage=..., activations=...)`: always the bits of the layer that `packed` makes.
 
-`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Episodes that start within a sequence: calls with `reset` beside torch.nn's on each episode alone.
 
-`make test-peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
 
 from __future__ import annotations
