@@ -1,5 +1,7 @@
 """What weights in fewer bytes cost in accuracy, on layers that were trained and on initial weights.
 
+Needed by: docs/storage.md
+
     python benchmarks/accuracy.py [--csv docs/benchmarks/storage-errors.csv]   # needs the extras bench and examples
 
 The errors are those of `layer.storage_error` on what the layers were made for, and the scores are of these results:
@@ -17,10 +19,8 @@ Dense above them stays float32.  report.py makes tables of the file.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +29,12 @@ from typing import Any
 
 import numpy as np
 import storage
+from turns import CPUS, arguments
 
 WAYS = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"), ("int8", "int8"), ("int8", "int16")]
 COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
-THREADS = len(os.sched_getaffinity(0))  # of peers: onnxruntime has a scale of h for the rows of each
+THREADS = CPUS  # of peers: onnxruntime has a scale of h for the rows of each
 Run = Callable[[Any, np.ndarray], np.ndarray | None]
 
 
@@ -179,7 +180,7 @@ def initial() -> Iterator[list[Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--csv", help="write the lines to this file")
     options = parser.parse_args()
     root = Path(__file__).resolve().parents[1]

@@ -1,5 +1,7 @@
 """blockcell beside TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
 
+Needed by: docs/performance.md; make bench
+
     python benchmarks/bench.py --quick                          # a few sizes, under 4 minutes: make bench
     python benchmarks/bench.py --csv FILE                       # every size, an hour
     python benchmarks/bench.py --grid --csv FILE                # LSTMs, everybody with one thread, then with all
@@ -25,23 +27,21 @@ import csv
 import importlib.metadata
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection
+import turns
+from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, started
 from ceiling import multiply_adds
-from turns import Worker, counted, in_turn, spread, watch
+from turns import CPUS, Worker, counted, in_turn, opened, spread, watch
 
-ONE_AND_ALL = sorted({1, len(os.sched_getaffinity(0))})
-WORKER = str(Path(__file__).with_name("candidates.py"))
+ONE_AND_ALL = sorted({1, CPUS})
 POINT = ["task", "dtype", "T", "B", "I", "H"]
 COLUMNS = [*POINT, "candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked"]
 WIDTHS, BATCHES, STEPS = (16, 40, 64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (1, 20, 100)
@@ -72,8 +72,7 @@ def machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, A
     from blockcell import build_info
 
     info = {key: str(build_info()[key]) for key in ("cpu", "compiler", "cython", "numpy")}
-    cores = len(os.sched_getaffinity(0))
-    info |= {"threads": str(cores), "level": level or build_info()["level"], "dtype": dtype}
+    info |= {"threads": str(CPUS), "level": level or build_info()["level"], "dtype": dtype}
     for candidate in candidates:
         for package in PACKAGES.get(candidate, (candidate,)):
             try:
@@ -81,7 +80,7 @@ def machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, A
             except importlib.metadata.PackageNotFoundError:
                 continue
     try:
-        ceiling = multiply_adds(info["level"], dtype, cores)
+        ceiling = multiply_adds(info["level"], dtype, CPUS)
     except (OSError, subprocess.CalledProcessError):  # no C compiler
         ceiling = 0.0
     return info | {"ceiling": round(ceiling, 1), "date": time.strftime("%Y-%m-%d")}
@@ -113,14 +112,13 @@ class Point:
 
     def ask(self, workers: dict[Who, Worker], budget: float) -> Times:
         """Everybody's time; a peer whose process ends is left out of this point."""
-        question = {"task": self.task, "dtype": self.dtype, "sizes": self.sizes, "budget": budget}
         times = {}
         for who, worker in workers.items():
             tasks, dtypes = DOES[who[0]]
             if self.task not in tasks or self.dtype not in dtypes or who[1] not in self.teams or who in self.ended:
                 continue
             try:
-                times[who] = worker.ask(question)
+                times[who] = worker.ask((self.task, self.dtype, self.sizes, budget))
             except RuntimeError as error:
                 if who[0] == "blockcell":
                     raise
@@ -201,7 +199,7 @@ def merged(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
 
 # -------------------------------------------------------------------------------------------------------- the measuring
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = turns.arguments(__doc__)
     usual, more = RAW + LAYERS + STREAMS, MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--quick", action="store_true", help="a few sizes in short rounds")
     parser.add_argument("--grid", action="store_true", help="LSTM layers, everybody with one thread, then with all")
@@ -268,20 +266,13 @@ def main() -> None:
         todo = [Point(task, options.dtype, sizes, team) for task, sizes in points(options) for team in teams]
 
     environment = {"BLOCKCELL_LEVEL": options.level} if options.level else {}
-    environment |= {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would wait busily after making the weights
     environment |= AVX2 if options.level == "v3" else {}
     names = [n for n in CANDIDATES if n == "blockcell" or options.peers is None or n in options.peers]
     if options.level == "v3":
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
-    with ExitStack() as stack:
-        workers = {}
-        for name in names:
-            for threads in sorted({threads for point in todo for threads in point.teams}):
-                worker = stack.enter_context(closing(Worker(WORKER, name, str(threads), **environment)))
-                if worker.missing:
-                    print(f"{name} is left out: {worker.missing}")
-                    break
-                workers[name, threads] = worker
+    numbers = sorted({threads for point in todo for threads in point.teams})
+    team = {(name, threads): started(name, threads, **environment) for name in names for threads in numbers}
+    with opened(team, needed=False) as workers:
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:
             sys.exit(f"{', '.join(missing)} must run here")

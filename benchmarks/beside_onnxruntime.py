@@ -1,21 +1,20 @@
 """blockcell's calls and another runtime's in one process: onnxruntime, with several settings, and OpenVINO.
 
+Needed by: docs/threads.md
+
     python benchmarks/beside_onnxruntime.py [--rounds 5] [--seconds 0.2] [--only WAY ...]
 
 Idle threads of onnxruntime wait busily for some time after a run, in the way of everybody else's.  A process is a way
 to run the models: onnxruntime as it comes, or told to wait less, or on one thread; a `Session` of ours; OpenVINO.  In
 each a model is run alone, and in turn with an inference and with a training step of an LSTM (T = 20, B = 16, I = H =
-128) on as many threads as there are CPUs.  The models are an LSTM's: one step of one row with 128 and with 1024 cells,
-a sequence as a Scan and one as ONNX's own LSTM node (T = 20, B = 16, 128 cells), and a large Scan (T = 20, B = 64, 512
-cells).  Prints mean microseconds of a model's run alone and of ours in turn with it, and for how many milliseconds of
-CPU time the runtime's idle threads wait busily after a run, each the median of the rounds.  Nothing else should run on
-the machine.
+128) on as many threads as there are CPUs.  The models are an LSTM's of 128 cells: one step of one row, and a sequence
+as ONNX's own LSTM node (T = 20, B = 16).  Prints mean microseconds of a model's run alone and of ours in turn with it,
+and for how many milliseconds of CPU time the runtime's idle threads wait busily after a run, each the median of the
+rounds.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -24,15 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import Worker, answer, busy_after, means
+from turns import (
+    CPUS,
+    Worker,
+    answer,
+    arguments,
+    ask_all,
+    busy_after,
+    means,
+    opened,
+    print_heads,
+    print_row,
+    run_program,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 MODELS = {  # a name: T, B, I = H, and what export is told
     "step": (1, 1, 128, {"streaming": True}),
-    "large step": (1, 1, 1024, {"streaming": True}),
-    "Scan": (20, 16, 128, {"lengths": False}),
     "LSTM node": (20, 16, 128, {"lengths": False, "loop": "native"}),
-    "large Scan": (20, 64, 512, {"lengths": False}),
 }
 NO_WAITING, NOT_LATER = "session.intra_op.allow_spinning", "session.force_spinning_stop"
 FOR_SO_LONG = "session.intra_op.spin_duration_us"
@@ -67,8 +75,7 @@ def runnable(way: str, name: str) -> Callable[[], object]:
     from onnx_export import Session, export
 
     T, B, H, options = MODELS[name]
-    loop = {"loop": "loop"} if way == "OpenVINO" and "Scan" in name else {}
-    model = export(LSTM.init(H, H, seed=1), None, functions=False, **{**options, **loop})
+    model = export(LSTM.init(H, H, seed=1), None, functions=False, **options)
     step = "streaming" in options
     feeds = {value.name: np.ones((B, H), np.float32) for value in model.graph.input}
     if not step:
@@ -116,9 +123,7 @@ def work(way: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2)
+    parser = arguments(__doc__, rounds=5, seconds=0.2)
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     options = parser.parse_args()
     import onnxruntime
@@ -126,25 +131,17 @@ def main() -> None:
     import blockcell
 
     info = blockcell.build_info()
-    workers = {way: Worker(__file__, "--work", way) for way in options.only}
-    print(f"{os.cpu_count()} CPUs, {info['cpu']}, {info['compiler']}, onnxruntime {onnxruntime.__version__}\n")
-    heads = ["alone", *(f"our {call}" for call in CALLS), "then waits, ms"]
-    print(f"| model | beside | {' | '.join(heads)} |\n" + "|---" * (2 + len(heads)) + "|")
-    for name in MODELS:
-        rounds: dict[str, list[list[float]]] = {way: [] for way in workers}
-        for _ in range(options.rounds):
-            for way, worker in workers.items():
-                rounds[way].append(worker.ask((name, options.seconds)))
-        for way, found in rounds.items():
-            alone, *own, waits = (statistics.median(column) for column in zip(*found, strict=True))
-            cells = [f"{alone:.0f}" if alone else "", *(f"{one:.0f}" for one in own), f"{waits / 1e3:.1f}"]
-            print(f"| {name} | {way} | {' | '.join(cells)} |", flush=True)
-    for worker in workers.values():
-        worker.close()
+    print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, onnxruntime {onnxruntime.__version__}\n")
+    with opened({way: Worker(__file__, "--work", way) for way in options.only}) as workers:
+        print_heads(["model", "beside", "alone", *(f"our {call}" for call in CALLS), "then waits, ms"])
+        for name in MODELS:
+            rounds = [ask_all(workers, name, options.seconds) for _ in range(options.rounds)]
+            for way in workers:
+                columns = zip(*(answers[way] for answers in rounds), strict=True)
+                alone, *own, waits = (statistics.median(column) for column in columns)
+                cells = [f"{alone:.0f}" if alone else "", *(f"{us:.0f}" for us in own), f"{waits / 1e3:.1f}"]
+                print_row([name, way, *cells])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2])
-    else:
-        main()
+    run_program(main, work)

@@ -1,5 +1,7 @@
 """blockcell's calls and PyTorch's in one process, two threads each: with one OpenMP runtime for both, and with two.
 
+Needed by: docs/threads.md
+
     python benchmarks/beside_torch.py [--rounds 9] [--seconds 0.3] [--size 20x16x128]
 
 A process is a way to load the two: which is imported first, whether blockcell has a runtime of its own, as in a wheel
@@ -7,12 +9,11 @@ that auditwheel has repaired, and what the environment says.  In each a call of 
 PyTorch's alone, and both where they alternate: threads that wait busily after a call are in the other's way if they are
 not the same threads.  All of it on a quiet machine, then beside as many busy processes as there are CPUs.  Prints the
 tables of docs/threads.md: mean microseconds of a call alone, and in turn, and for how many PyTorch's idle thread waits
-busily after a call, each the median of the rounds.  The size is TxBxH.  Nothing else should run on the machine.
+busily after a call, each the median of the rounds.  The size is TxBxH.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import os
@@ -22,7 +23,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from turns import Worker, answer, busy_after, means
+from turns import (
+    CPUS,
+    Worker,
+    answer,
+    arguments,
+    ask_all,
+    busy_after,
+    means,
+    opened,
+    print_heads,
+    print_row,
+    run_program,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT), str(ROOT / "tests" / "lib")]  # a copy with its own runtime stands before them
@@ -67,18 +80,19 @@ def calls(T: int, B: int, H: int) -> dict[str, tuple[Call, Call]]:
     return {"inference": (lambda: layer(x), infer), "training": (training, gradients)}
 
 
-def work(imports: list[str], T: int, B: int, H: int) -> None:
+def work(*told: str) -> None:
     """Answers a pair's name and for how many seconds with the means of ours and PyTorch's, alone and in turn."""
+    *imports, T, B, H = told
     for name in imports:
         importlib.import_module(name)
     import torch
 
     import blockcell
 
-    threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+    threads = int(os.environ.get("OMP_NUM_THREADS", CPUS))
     torch.set_num_threads(threads)
     blockcell.set_num_threads(threads)
-    pairs = calls(T, B, H)
+    pairs = calls(int(T), int(B), int(H))
 
     def reply(question: tuple[str, float]) -> list[float]:
         """Microseconds."""
@@ -90,9 +104,7 @@ def work(imports: list[str], T: int, B: int, H: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.3)
+    parser = arguments(__doc__, rounds=9, seconds=0.3)
     parser.add_argument("--size", default="20x16x128", metavar="TxBxH")
     options = parser.parse_args()
     import own_runtime
@@ -101,9 +113,10 @@ def main() -> None:
 
     import blockcell
 
+    rounds: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         own = own_runtime.copy(Path(folder))
-        workers = {
+        team = {
             way: Worker(
                 *(__file__, "--work", *imports.split(), *options.size.split("x")),
                 **environment | (own if two else {}),
@@ -111,31 +124,23 @@ def main() -> None:
             )
             for way, (imports, two, environment) in WAYS.items()
         }
-        rounds: dict[tuple[str, str, str], list[list[float]]] = {}
-        for _ in range(options.rounds):
-            for place, pair in itertools.product(PLACES, PAIRS):
+        with opened(team) as workers:
+            for _, place, pair in itertools.product(range(options.rounds), PLACES, PAIRS):
                 with others(place):
-                    for way, worker in workers.items():
-                        rounds.setdefault((place, pair, way), []).append(worker.ask((pair, options.seconds)))
-        for worker in workers.values():
-            worker.close()
+                    rounds.setdefault((place, pair), []).append(ask_all(workers, pair, options.seconds))
     info = blockcell.build_info()
-    machine = f"{os.cpu_count()} CPUs, {info['cpu']}, {info['compiler']}, torch {torch.__version__}"
-    print(f"{machine}, T x B x H = {options.size}\n")
+    print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, torch {torch.__version__}, T x B x H = {options.size}")
     for place in PLACES:
-        heads = [f"{pair}: {who}" for pair in PAIRS for who in ("blockcell", "PyTorch")]
-        print(f"| {place} | {' | '.join(heads)} | then waits |\n" + "|---" * (2 + len(heads)) + "|")
+        print()
+        print_heads([place, *(f"{pair}: {who}" for pair in PAIRS for who in ("blockcell", "PyTorch")), "then waits"])
         for way in WAYS:
             cells = []
             for pair in PAIRS:
-                found = [statistics.median(column) for column in zip(*rounds[place, pair, way], strict=True)]
+                columns = zip(*(answers[way] for answers in rounds[place, pair]), strict=True)
+                found = [statistics.median(column) for column in columns]
                 cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(found[:2], found[2:4], strict=True)]
-            print(f"| {way} | {' | '.join(cells)} | {found[4]:.0f} |")
-        print()
+            print_row([way, *cells, f"{found[4]:.0f}"])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2:-3], *map(int, sys.argv[-3:]))
-    else:
-        main()
+    run_program(main, work)

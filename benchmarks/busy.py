@@ -1,19 +1,20 @@
 """Two threads beside one: on a quiet machine, in bursts, beside busy processes, and between numpy's threaded products.
 
+Needed by: docs/performance.md
+
     python benchmarks/busy.py [--rounds 5] [--seconds 0.5] [--spin COUNT ...]
 
 Threads that wait for each other may stay awake, which is fast while every thread has a core of its own, and wasteful
 where other work wants that core.  In bursts, of 20 ms after pauses of 50, threads have slept, and it matters on which
 core the system wakes them.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
 it the median of the rounds' ratios to one thread in the same place.  `--spin` adds columns for all threads with
-GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.  Nothing else should run on the machine.
+GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
+import itertools
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from turns import Worker, answer
+from turns import CPUS, Worker, answer, arguments, ask_all, opened, print_heads, print_row, run_program
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -89,7 +90,7 @@ def work() -> None:
 @contextlib.contextmanager
 def others(place: str) -> Iterator[None]:
     """As many busy processes as there are CPUs, where the place is a busy one."""
-    count = len(os.sched_getaffinity(0)) if place == "busy" else 0
+    count = CPUS if place == "busy" else 0
     processes = [subprocess.Popen([sys.executable, "-c", SPINNING]) for _ in range(count)]
     try:
         time.sleep(0.2 if count else 0)
@@ -101,36 +102,27 @@ def others(place: str) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5)
+    parser = arguments(__doc__, rounds=5, seconds=0.5)
     parser.add_argument("--spin", nargs="*", default=[], metavar="COUNT")
     options = parser.parse_args()
-    threads = str(len(os.sched_getaffinity(0)))
-    numpys = {"OPENBLAS_NUM_THREADS": threads}  # which else would take OMP_NUM_THREADS for its own
-    workers = {"1 thread": Worker(__file__, "--work", OMP_NUM_THREADS="1", **numpys)}
-    workers[f"{threads} threads"] = Worker(__file__, "--work", OMP_NUM_THREADS=threads, **numpys)
-    for count in options.spin:
-        workers[f"spin {count}"] = Worker(
-            *(__file__, "--work"), OMP_NUM_THREADS=threads, GOMP_SPINCOUNT=count, **numpys
-        )
-    print(f"| place | call | {' | '.join(workers)} |")
-    print("|---" * (2 + len(workers)) + "|")
-    for place in PLACES:
-        for name in CALLS:
-            question = name, options.seconds, place
-            rounds = []
+    settings = {"1 thread": {"OMP_NUM_THREADS": "1"}, f"{CPUS} threads": {}}
+    settings |= {f"spin {count}": {"GOMP_SPINCOUNT": count} for count in options.spin}
+    threads = {
+        "OMP_NUM_THREADS": str(CPUS),
+        "OPENBLAS_NUM_THREADS": str(CPUS),
+    }  # numpy would take the first for its own
+    team = {name: Worker(__file__, "--work", **threads | mine) for name, mine in settings.items()}
+    with opened(team) as workers:
+        print_heads(["place", "call", *workers])
+        for place, name in itertools.product(PLACES, CALLS):
             with others(place):
-                for _ in range(options.rounds):
-                    rounds.append([worker.ask(question) * 1e6 for worker in workers.values()])
+                rounds = [[*ask_all(workers, name, options.seconds, place).values()] for _ in range(options.rounds)]
             cells = []
             for k, times in enumerate(zip(*rounds, strict=True)):
                 ratio = statistics.median(one[k] / one[0] for one in rounds)
-                cells.append(f"{statistics.median(times):.0f} ({ratio:.2f})")
-            print(f"| {place} | {name} | {' | '.join(cells)} |", flush=True)
-    for worker in workers.values():
-        worker.close()
+                cells.append(f"{statistics.median(times) * 1e6:.0f} ({ratio:.2f})")
+            print_row([place, name, *cells])
 
 
 if __name__ == "__main__":
-    work() if sys.argv[1:] == ["--work"] else main()
+    run_program(main, work)

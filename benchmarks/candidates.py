@@ -1,6 +1,6 @@
 """What is timed: the same work by blockcell and by each peer.  Each candidate is a process of its own; see turns.py.
 
-    python benchmarks/candidates.py NAME THREADS       # answers {"task", "dtype", "sizes", "budget"} with seconds
+    python benchmarks/candidates.py NAME THREADS       # answers [task, dtype, sizes, budget] with seconds
 
 Everybody gets contiguous arrays made beforehand, may pack its weights beforehand, gives all of its results, and does no
 work that can be avoided: onnxruntime and OpenVINO write to bound outputs, PyTorch infers under ``inference_mode``.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import answer, seconds
+from turns import Worker, answer_seconds
 
 Call = Callable[[], object]
 Sizes = dict[str, int]
@@ -224,22 +224,10 @@ DOES = {  # what a candidate can be asked, in which dtypes
 }
 
 
-def main() -> None:
-    name, threads = sys.argv[1:]
-    prepare = CANDIDATES[name](int(threads))
-    ready: dict[str, Call] = {}
-
-    def reply(question: dict[str, Any]) -> float:
-        key = repr([question["task"], question["dtype"], question["sizes"]])
-        if key not in ready:
-            ready.clear()
-            ready[key] = prepare(question["task"], question["dtype"], question["sizes"])
-            ready[key]()
-            ready[key]()
-        return seconds(ready[key], question["budget"])
-
-    answer(reply)
+def started(name: str, threads: int, **environment: str) -> Worker:
+    """A process of a candidate. numpy's threads would wait busily after they have made the weights."""
+    return Worker(__file__, name, str(threads), OPENBLAS_NUM_THREADS="1", **environment)
 
 
 if __name__ == "__main__":
-    main()
+    answer_seconds(CANDIDATES[sys.argv[1]](int(sys.argv[2])))

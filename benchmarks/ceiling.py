@@ -1,5 +1,7 @@
 """The ceilings of this CPU, against which times are put: multiply-adds between registers, and reading memory.
 
+Needed by: docs/performance.md
+
     python benchmarks/ceiling.py [--level v3]
 
 Needs a C compiler.  Every figure is the best of several rounds, with one thread and with all of them at once.

@@ -1,5 +1,7 @@
 """How fast one build of the kernels is beside another, such as that of another commit or compiler.
 
+Needed by: docs/platforms.md
+
     git clone . /elsewhere && (cd /elsewhere && CC=clang python setup.py build_ext --inplace)
     python benchmarks/compare_builds.py . /elsewhere [--tasks "LSTM training"]
 
@@ -11,27 +13,22 @@ turns.py.  BLOCKCELL_LEVEL picks the CPU level of both.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import statistics
-import sys
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS
-from turns import Watch, Worker, counted, spread, watch
+from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, started
+from turns import CPUS, Watch, Worker, arguments, ask_all, counted, opened, spread, watch
 
-WORKER = str(Path(__file__).with_name("candidates.py"))
 STEPS, BATCHES, CELLS = (1, 20, 100), (1, 16, 64), (40, 128, 256, 512)
 ROUNDS = 7
 SLOWER = 0.95
 
 
-def compare(guard: Watch, threads: int, workers: list[Worker], question: dict[str, Any]) -> tuple[float, str]:
+def compare(guard: Watch, threads: int, workers: dict[int, Worker], *question: object) -> tuple[float, str]:
     """The ratio, and a line with microseconds of the first and the second, the ratio and its spread."""
-    found = guard.rounds(threads, lambda: [worker.ask(question) for worker in workers], ROUNDS)
-    rounds, marked = counted(found), sum(mark for _, mark in found)
+    found = guard.rounds(threads, partial(ask_all, workers, *question), ROUNDS)
+    rounds, marked = [[*times.values()] for times in counted(found)], sum(mark for _, mark in found)
     first, second = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
     ratio, low, high = spread([a / b for a, b in rounds])
     marks = f"   {marked} of {len(found)} rounds marked" if marked else ""
@@ -39,30 +36,26 @@ def compare(guard: Watch, threads: int, workers: list[Worker], question: dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("folders", nargs=2, metavar="folder", help="a checkout, built in place")
     every = RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=every, metavar="TASK")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     for name, sizes in (("steps", STEPS), ("batches", BATCHES), ("cells", CELLS)):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=sizes, metavar="N")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=CPUS)
     options = parser.parse_args()
-    workers = [
-        Worker(WORKER, "blockcell", str(options.threads), PYTHONPATH=folder, OPENBLAS_NUM_THREADS="1")
-        for folder in options.folders
-    ]
-    for worker, folder in zip(workers, options.folders, strict=True):
-        if worker.missing:
-            sys.exit(f"{folder} does not run: {worker.missing}")
-    print(f"{'task':18}{'T':>4}{'B':>4}{'I, H':>6}{'first':>14}{'second':>14}   first / second")
-    ratios, guard = [], watch(workers)
-    for task, T, B, H in itertools.product(options.tasks, options.steps, options.batches, options.cells):
-        question = {"task": task, "dtype": options.dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05}
-        ratio, line = compare(guard, options.threads, workers, question)
-        again = f"   again {compare(guard, options.threads, workers, question)[0]:.2f}" if ratio < SLOWER else ""
-        ratios.append(ratio)
-        print(f"{task:18}{T:4}{B:4}{H:6}{line}{again}", flush=True)
+    threads, ratios = options.threads, []
+    builds = {k: started("blockcell", threads, PYTHONPATH=folder) for k, folder in enumerate(options.folders, 1)}
+    with opened(builds) as workers:
+        guard = watch(workers.values())
+        print(f"{'task':18}{'T':>4}{'B':>4}{'I, H':>6}{'first':>14}{'second':>14}   first / second")
+        for task, T, B, H in itertools.product(options.tasks, options.steps, options.batches, options.cells):
+            question = task, options.dtype, {"T": T, "B": B, "I": H, "H": H}, 0.05
+            ratio, line = compare(guard, threads, workers, *question)
+            again = f"   again {compare(guard, threads, workers, *question)[0]:.2f}" if ratio < SLOWER else ""
+            ratios.append(ratio)
+            print(f"{task:18}{T:4}{B:4}{H:6}{line}{again}", flush=True)
     print(f"geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.3f}")
 
 

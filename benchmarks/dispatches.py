@@ -1,5 +1,7 @@
 """Where the nodes of every form run, and how many nodes, GPU dispatches and copies a step takes, as markdown.
 
+Needed by: docs/onnx/gpu.md
+
     python benchmarks/dispatches.py --provider webgpu    # or cuda or cpu; the default is the first of these that runs
 
 Nothing is timed, so that a GPU made of software does. Each model runs at two lengths. What there is more of at the

@@ -1,5 +1,7 @@
 """All there is to check on a machine with a GPU, without a network: results, and times beside cuDNN's where it runs.
 
+Needed by: make gpu-check, docs/onnx/runtimes.md
+
     make gpu-check PYTHON=python3              # on what that Python has: CUDA, else WebGPU; and torch if it is there
     python benchmarks/gpu_check.py --provider cpu --output FILE [--steps T] [--quick]    # the same steps, without a GPU
 

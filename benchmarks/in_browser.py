@@ -1,5 +1,7 @@
 """What a step of training costs in a browser, beside TensorFlow.js; and that it learns the same there.
 
+Needed by: docs/onnx/training.md
+
     python benchmarks/in_browser.py [--rounds 5] [--seconds 2] [--only SIZE ...]
     python benchmarks/in_browser.py --compare
 
@@ -7,7 +9,7 @@ A step is forward, softmax cross-entropy, backward and adam, of an LSTM and a de
 and on one thread: the model of `training_step` in onnxruntime-web, with WebAssembly; and TensorFlow.js' layers, with
 its back end in WebAssembly and the one in JavaScript.  Every round opens each of them in a page of its own, in turn;
 the times are means.  Prints the milliseconds of a step, each the median of the rounds, and how many times
-onnxruntime-web's that is, with quartiles.  Nothing else should run on the machine.
+onnxruntime-web's that is, with quartiles.
 
 With --compare it trains as `training_steps.py --compare`, from the same weights on the same batches, and prints the
 last loss and how many of the digits held out are right.
@@ -17,7 +19,6 @@ Needs npm, which fetches both packages, and what `pytest -m browser` needs.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from training_steps import CLASSES, task
-from turns import spread
+from turns import arguments, print_heads, print_row, ratio_cell
 
 import blockcell
 from blockcell import LSTM, Dense, Stack
@@ -142,9 +143,8 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
             training_step(network(inputs, hidden), folder / f"{size}.onnx", **options, loop="unroll", sizes={"T": T})
         with served(folder) as address, chromium() as browser:
             print(f"Chromium {browser.version}, {blockcell.build_info()['cpu']}\n")
-            others = " | ".join(f"{WAYS[way]}, ms | times that" for way in [*WAYS][1:])
-            print(f"| T | B | I | H | {WAYS['ONNX']}, ms | {others} |")
-            print(f"|{'---|' * 9}", flush=True)
+            others = [head for way in [*WAYS][1:] for head in (f"{WAYS[way]}, ms", "times that")]
+            print_heads(["T", "B", "I", "H", f"{WAYS['ONNX']}, ms", *others])
             for size in only:
                 T, B, inputs, hidden = SIZES[size]
                 g = np.random.default_rng(0)
@@ -163,12 +163,11 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
                         if not found["last"] < found["first"]:
                             sys.exit(f"{WAYS[way]}, {size}: the loss went from {found['first']} to {found['last']}")
                         times[-1][way] = found["seconds"]
-                cells = [f"{1e3 * statistics.median(one['ONNX'] for one in times):.2f}"]
+                columns = {way: [found[way] for found in times] for way in WAYS}
+                cells = [f"{1e3 * statistics.median(columns['ONNX']):.2f}"]
                 for way in [*WAYS][1:]:
-                    ratio, low, high = spread([one[way] / one["ONNX"] for one in times])
-                    median = 1e3 * statistics.median(one[way] for one in times)
-                    cells += [f"{median:.2f}", f"{ratio:.2f}x, {low:.2f} to {high:.2f}"]
-                print(f"| {T} | {B} | {inputs} | {hidden} | {' | '.join(cells)} |", flush=True)
+                    cells += [f"{1e3 * statistics.median(columns[way]):.2f}", ratio_cell(columns[way], columns["ONNX"])]
+                print_row([T, B, inputs, hidden, *cells])
 
 
 def compare() -> None:
@@ -186,13 +185,11 @@ def compare() -> None:
     learned = {name: np.array(numbers, np.float32) for name, numbers in found["weights"].items()}
     trained.set_weights(**{name: learned[name].reshape(array.shape) for name, array in net.weights.items()})
     right = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
-    print(f"| float32 | browser | {found['loss']:.15f} | {100 * right:.1f} % |")
+    print_row(["float32", "browser", f"{found['loss']:.15f}", f"{100 * right:.1f} %"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser = arguments(__doc__, rounds=5, seconds=2.0)
     parser.add_argument("--only", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="SIZE")
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()

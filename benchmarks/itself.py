@@ -1,19 +1,19 @@
 """blockcell beside itself: all threads and one, float64 and float16 and float32, the slowest steps of a stream, and
 what small calls cost.
 
+Needed by: docs/performance.md
+
     python benchmarks/itself.py [--rounds 7]
     python benchmarks/itself.py --small   # instead: what small calls cost
     python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
     python benchmarks/itself.py --storage LSTM GRU  # instead: weights in fewer bytes, where they gain least
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
-Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.  Nothing else should run on the machine.
+Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 import timeit
@@ -21,16 +21,14 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product, repeat
-from pathlib import Path
 
 import numpy as np
-from candidates import LAYERS
-from turns import Watch, Worker, counted, watch
+from candidates import LAYERS, started
+from turns import CPUS, Watch, Worker, arguments, counted, opened, print_heads, print_row, watch
 
 import blockcell
 from blockcell.optable import WEIGHT_STORAGES
 
-WORKER = str(Path(__file__).with_name("candidates.py"))
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
@@ -46,12 +44,8 @@ WORST = 8  # points that are printed
 STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
 
 
-def row(cells: Iterable[object]) -> None:
-    print("|", " | ".join(map(str, cells)), "|", flush=True)
-
-
-def asked(worker: Worker, task: str, dtype: str, T: int, B: int, H: int) -> float:
-    return worker.ask({"task": task, "dtype": dtype, "sizes": {"T": T, "B": B, "I": H, "H": H}, "budget": 0.05})
+def asked(worker: Worker, task: str, dtype: str, T: int, B: int, H: int, padding: int = 0) -> float:
+    return worker.ask((task, dtype, {"T": T, "B": B, "I": H, "H": H, "padding": padding}, 0.05))
 
 
 def step_of_a_stream(H: int) -> Callable[[], object]:
@@ -121,31 +115,53 @@ def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def print_small_calls() -> None:
-    row(["call, H = 32, T = B = 1", "us"])
-    row(["---"] * 2)
+    print_heads(["call, H = 32, T = B = 1", "us"])
     for name, each in times_of_calls(small_calls()).items():
-        row([name, f"{each:.2f}"])
+        print_row([name, f"{each:.2f}"])
 
 
-def ragged(workers: list[Worker], guard: Watch, cores: int, rounds: int) -> None:
+def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
     """How long padded batches take, as a share of the time of full ones."""
 
-    def ask(task: str, T: int, B: int, H: int) -> list[list[float]]:
-        sizes = [{"T": T, "B": B, "I": H, "H": H, "padding": padding} for padding in (0, *PADDING)]
-        return [
-            [worker.ask({"task": task, "dtype": "float32", "sizes": each, "budget": 0.05}) for each in sizes]
-            for worker in workers
-        ]
+    def ask(task: str, *size: int) -> list[list[float]]:
+        return [[asked(worker, task, "float32", *size, padding) for padding in (0, *PADDING)] for worker in workers]
 
-    columns = [f"{what}{padding} % padding" for what in ("", f"{cores} threads: ") for padding in PADDING]
-    row(["T", "B", "I = H", "task", "full, one thread, us", *columns])
-    row(["---"] * (5 + len(columns)))
-    for size in RAGGED:
-        for task in LAYERS:
-            times = counted(guard.rounds(cores, partial(ask, task, *size), rounds))
-            full = statistics.median(t[0][0] for t in times) * 1e6
-            shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
-            row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
+    columns = [f"{what}{padding} % padding" for what in ("", f"{CPUS} threads: ") for padding in PADDING]
+    print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
+    for size, task in product(RAGGED, LAYERS):
+        times = counted(guard.rounds(CPUS, partial(ask, task, *size), rounds))
+        full = statistics.median(t[0][0] for t in times) * 1e6
+        shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
+        print_row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
+
+
+def print_gains(one: Worker, every: Worker, guard: Watch, rounds: int) -> None:
+    """What all threads gain, and what float64 and float16 cost."""
+
+    def ask(task: str, *size: int) -> list[float]:
+        times = [asked(one, task, "float32", *size)]
+        return times + [asked(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
+
+    heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
+    print_heads(["T", "B", "I = H", "task", *heads])
+    for size, task in product(SIZES, LAYERS):
+        times = counted(guard.rounds(CPUS, partial(ask, task, *size), rounds))
+        gain, double, half = (
+            statistics.median(ratios)
+            for ratios in ([t[0] / t[1] for t in times], [t[2] / t[1] for t in times], [t[3] / t[1] for t in times])
+        )
+        single = statistics.median(t[0] for t in times) * 1e6
+        print_row([*size, task, f"{single:.0f}", f"{gain:.2f}x", f"{double:.2f}", f"{half:.2f}"])
+
+
+def print_streams() -> None:
+    """The times of steps of a stream, and what they allocate."""
+    print_heads(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
+    for H in (16, 40, 128):
+        step = step_of_a_stream(H)
+        times = times_of_steps(step)
+        median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
+        print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
 
 
 def normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
@@ -159,7 +175,7 @@ def print_storages(kinds: list[str], rounds: int) -> None:
     for kind, H in product(kinds, STORED["H"]):
         layer = KINDS[kind](H)
         packed = {storage: layer.packed(storage) for storage in (None, *WEIGHT_STORAGES)}
-        for threads, B, T in product((1, len(os.sched_getaffinity(0))), STORED["B"], (0, *STORED["T"])):  # 0: a stream
+        for threads, B, T in product((1, CPUS), STORED["B"], (0, *STORED["T"])):  # 0: a stream
             if max(T, 1) * B * H * H > MOST:
                 continue
             blockcell.set_num_threads(threads)
@@ -172,66 +188,36 @@ def print_storages(kinds: list[str], rounds: int) -> None:
                 gain = statistics.median(turn[None] / turn[storage] for turn in turns)
                 point = [kind, H, B, T or "stream", f"{least:.0f}"]
                 gains.setdefault((threads, storage), []).append((gain, point))
-    row(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
-    row(["---"] * 8)
+    print_heads(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
     for (threads, storage), found in gains.items():
         for gain, point in sorted(found, key=lambda each: each[0])[:WORST]:
-            row([threads, storage, *point, f"{gain:.2f}x"])
+            print_row([threads, storage, *point, f"{gain:.2f}x"])
         short = sum(gain < 0.97 for gain, _ in found)
         mean = statistics.geometric_mean(gain for gain, _ in found)
-        row([threads, storage, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
+        print_row([threads, storage, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--storage", nargs="+", metavar="LAYER", choices=KINDS)
     options = parser.parse_args()
-    if options.small:
-        print_small_calls()
-        return
     if options.storage:
         print_storages(options.storage, options.rounds)
-        return
-    rounds = options.rounds
-    cores = len(os.sched_getaffinity(0))
-    one, all_ = (Worker(WORKER, "blockcell", str(n), OPENBLAS_NUM_THREADS="1") for n in (1, cores))
-    guard = watch([one, all_])
-    if options.ragged:
-        ragged([one, all_], guard, cores, rounds)
-        one.close()
-        all_.close()
-        return
-
-    def ask(task: str, *size: int) -> list[float]:
-        times = [asked(one, task, "float32", *size)]
-        return times + [asked(all_, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
-
-    row(["T", "B", "I = H", "task", "one thread, us", f"{cores} threads", "float64 / float32", "float16 / float32"])
-    row(["---"] * 8)
-    for size in SIZES:
-        for task in LAYERS:
-            times = counted(guard.rounds(cores, partial(ask, task, *size), rounds))
-            single = statistics.median(t[0] for t in times) * 1e6
-            gain, double, half = (
-                statistics.median(ratios)
-                for ratios in ([t[0] / t[1] for t in times], [t[2] / t[1] for t in times], [t[3] / t[1] for t in times])
-            )
-            row([*size, task, f"{single:.0f}", f"{gain:.2f}x", f"{double:.2f}", f"{half:.2f}"])
-    one.close()
-    all_.close()
-    print()
-    row(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
-    row(["---"] * 5)
-    for H in (16, 40, 128):
-        step = step_of_a_stream(H)
-        times = times_of_steps(step)
-        median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
-        row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
-    print()
-    print_small_calls()
+    elif not options.small:
+        with opened({threads: started("blockcell", threads) for threads in (1, CPUS)}) as workers:
+            guard = watch(workers.values())
+            if options.ragged:
+                print_ragged(workers.values(), guard, options.rounds)
+            else:
+                print_gains(workers[1], workers[CPUS], guard, options.rounds)
+    if not (options.storage or options.small or options.ragged):
+        print()
+        print_streams()
+        print()
+    if not (options.storage or options.ragged):
+        print_small_calls()
 
 
 if __name__ == "__main__":

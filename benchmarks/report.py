@@ -1,5 +1,7 @@
 """Pages and pictures from the CSV files of bench.py: how fast blockcell is beside its peers.
 
+Needed by: docs/benchmarks/cpu.md, docs/performance.md
+
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.

@@ -1,5 +1,7 @@
 """How fast calls would be on 1 to 64 cores: parts of plans measured one by one on one core, and waiting by a model.
 
+Needed by: docs/performance.md
+
     python benchmarks/scaling.py [--kinds LSTM] [--tasks inference] [--cells 64 256] [--batches 16] [--csv FILE]
     python benchmarks/scaling.py --vary                      # plans that are wrong by a factor of three about costs
     python benchmarks/scaling.py --check                     # predictions for two threads beside two threads
@@ -31,6 +33,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from turns import arguments, print_heads, print_row
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -201,8 +204,7 @@ def table(options: argparse.Namespace) -> None:
     falls = 0
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
-    print("| kind | task | H | B | cores | grid | plan | before | products | best | share of best |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print_heads(["kind", "task", "H", "B", "cores", "grid", "plan", "before", "products", "best", "share of best"])
     for kind, task, H, B in shapes:
         of, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
@@ -215,15 +217,16 @@ def table(options: argparse.Namespace) -> None:
                              "barrier": k, **{name: round(value, 2) for name, value in one.items()}})  # fmt: skip
             cells = [", ".join(f"{one[name]:.1f}" for one in found) for name in found[0]]
             share = ", ".join(f"{one['plan'] / one['best']:.2f}" for one in found)
-            print(f"| {kind} | {task} | {H} | {B} | {cores} | {chosen} | {' | '.join(cells)} | {share} |", flush=True)
-    print("\n| kind | task | cores | plan | before | products | best |\n|---|---|---|---|---|---|---|")
+            print_row([kind, task, H, B, cores, chosen, *cells, share])
+    print()
+    print_heads(["kind", "task", "cores", "plan", "before", "products", "best"])
     for kind, task, cores in itertools.product(options.kinds, options.tasks, options.cores):
         these = [row for row in rows if (row["kind"], row["task"], row["cores"]) == (kind, task, cores)]
         means = [
             ", ".join(f"{statistics.mean(row[name] for row in these if row['barrier'] == k):.1f}" for k in (0, 1))
             for name in ("plan", "before", "products", "best")
         ]
-        print(f"| {kind} | {task} | {cores} | {' | '.join(means)} |")
+        print_row([kind, task, cores, *means])
     shares = [row["plan"] / row["best"] for row in rows]
     gains = [row["plan"] / row["before"] for row in rows]
     print(
@@ -242,7 +245,7 @@ def vary(options: argparse.Namespace) -> None:
     groups = "waking waking_each slept", "meeting meeting_each", "exchange", "speed", "reading", "alone"
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     measure([passes(*sizes) for *sizes, _ in of], options.cores)
-    print("| what | factor | share of the best: mean | lowest | where |\n|---|---|---|---|---|")
+    print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])
     for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
         changed = {name: np.multiply(COSTS[name], factor) for name in group.split()}
         _cpu.use_machine(**COSTS | changed)
@@ -252,7 +255,7 @@ def vary(options: argparse.Namespace) -> None:
             shares.append((found["plan"] / found["best"], " ".join(map(str, (*sizes, cores)))))
         lowest, where = min(shares)
         mean = statistics.mean(share for share, _ in shares)
-        print(f"| {group or 'as assumed'} | {factor:.2f} | {mean:.2f} | {lowest:.2f} | {where} |", flush=True)
+        print_row([group or "as assumed", f"{factor:.2f}", f"{mean:.2f}", f"{lowest:.2f}", where])
     _cpu.use_machine(**COSTS)
 
 
@@ -265,14 +268,13 @@ def check(options: argparse.Namespace) -> None:
     blockcell.set_num_threads(2)
     measured = [[timed(of, grid) for of, grid in points] for _ in range(ROUNDS)]
     errors = []
-    print("| kind | work | H | B | grid | one core, us | predicted | measured | slowest round | ratio |")
-    print("|" + 10 * "---|")
+    print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
     for (of, grid), rounds in zip(points, zip(*measured, strict=True), strict=True):
         expected = predicted(of, grid, barrier)
         errors.append(abs(expected / min(rounds) - 1))
         numbers = part(of, Grid(1, 1)), expected, min(rounds), max(rounds)
         cells = [of.kind, of.work, of.H, of.B, "{}x{}".format(*grid), *(f"{number:.0f}" for number in numbers)]
-        print(f"| {' | '.join(map(str, cells))} | {expected / min(rounds):.2f} |")
+        print_row([*cells, f"{expected / min(rounds):.2f}"])
     print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
 
 
@@ -303,7 +305,7 @@ def picture(path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")

@@ -1,5 +1,7 @@
 """Scoring sequences of 20 to 400 steps with two LSTMs of 128 cells: `Scorer`, and the ways that others have.
 
+Needed by: docs/scoring.md
+
     python benchmarks/scoring.py [--sequences 20000] [--rounds 3] [--processes 1 2] [--ways ...] [--quick]
     python benchmarks/scoring.py --engines [--sequences 8000] [--rounds 3]
 
@@ -16,8 +18,7 @@ of the steps that a batch has.  Each way runs in processes of its own; they take
 machine are repeated (turns.py).  A figure is the median of the rounds, with the fastest and the slowest.
 
 The second command: thousand sequences a second of two workers of Ray Data, Dask and Spark, as in docs/scoring.md,
-beside two plain processes that read the same eight files.  It is the second job of a cluster that has started.  Nothing
-else should run on the machine.
+beside two plain processes that read the same eight files.  It is the second job of a cluster that has started.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import turns
-from turns import Worker, answer, counted, watch
+from turns import CPUS, Worker, answer, arguments, counted, print_heads, print_row, watch
 
 import blockcell
 from blockcell import LSTM, Scorer, Stack
@@ -194,15 +195,14 @@ def compare(options: argparse.Namespace) -> None:
                 worker.close()
     print(f"\n{options.sequences:,} sequences, {sum(lengths):,} steps, {options.rounds} rounds\n")
     heads = [f"{parts} process{'es' * (parts > 1)}, s" for parts in options.processes]
-    print(f"|  | batch | padding | {' | '.join(heads)} |")
-    print("| --- " * (3 + len(heads)) + "|")
+    print_heads(["", "batch", "padding", *heads])
     for way in best:
         figures = []
         for parts in options.processes:
             mine, ours = seconds[way, parts], seconds[options.ways[0], parts]
             ratio = statistics.median(a / b for a, b in zip(mine, ours, strict=True))
             figures.append(f"{statistics.median(mine):.1f} ({min(mine):.1f} to {max(mine):.1f}), {ratio:.2f}x")
-        print(f"| {way} | {best[way]} | {padding(way, lengths, best[way]):.1%} | {' | '.join(figures)} |")
+        print_row([way, best[way], f"{padding(way, lengths, best[way]):.1%}", *figures])
 
 
 # ---------------------------------------------------------------------------------------------------------- the engines
@@ -328,7 +328,7 @@ def run_engine(name: str, rounds: int) -> None:
 
 def engines(options: argparse.Namespace) -> None:
     print(f"\n{options.sequences:,} sequences, two workers, {options.rounds} jobs after the first\n")
-    print("|  | thousand sequences a second | of two plain processes |\n| --- | --- | --- |")
+    print_heads(["", "thousand sequences a second", "of two plain processes"])
     plain = None
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), options.sequences)
@@ -352,13 +352,12 @@ def engines(options: argparse.Namespace) -> None:
             assert all(int(rows) == options.sequences for _, _, rows in lines), f"{name}: rows are missing"
             rate = options.sequences / statistics.median(float(spent) for _, spent, _ in lines[1:]) / 1e3
             plain = plain or rate
-            print(f"| {name} | {rate:.2f} | {rate / plain:.0%} |", flush=True)
+            print_row([name, f"{rate:.2f}", f"{rate / plain:.0%}"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--sequences", type=int)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--engines", action="store_true")
     parser.add_argument("--ways", nargs="+", help="some of them, the first of which others are compared with")
@@ -368,7 +367,7 @@ def main() -> None:
     options.rounds = 1 if options.quick else options.rounds
     options.ways = options.ways or [*(ENGINES if options.engines else WAYS)]
     about = blockcell.build_info()
-    print(f"{len(os.sched_getaffinity(0))} CPUs, {about['cpu']}, level {about['level']}")
+    print(f"{CPUS} CPUs, {about['cpu']}, level {about['level']}")
     (engines if options.engines else compare)(options)
 
 

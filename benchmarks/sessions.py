@@ -1,5 +1,7 @@
 """Many sessions in one process, of which some are ready at a time: thousand steps of sessions a second, on one thread.
 
+Needed by: docs/serving.md
+
     python benchmarks/sessions.py [--sessions 200] [--ready 60] [--cells 128] [--rounds 5] [--seconds 0.3]
     python benchmarks/sessions.py --rows  # instead: what a step of 100 of 10,000 rows costs, in microseconds
 
@@ -22,7 +24,6 @@ with steps whose number of rows changes each time, and with onnxruntime on a tab
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -35,7 +36,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from turns import seconds
+from turns import arguments, seconds
 
 import blockcell
 from blockcell import LSTM, Sessions, Stack
@@ -168,12 +169,10 @@ def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=5, seconds=0.3)
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--ready", type=int, default=60, help="at a time")
     parser.add_argument("--cells", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a round of one way")
     parser.add_argument("--rows", action="store_true", help="some rows of a large stream")
     options = parser.parse_args()
     blockcell.set_num_threads(1)

@@ -1,5 +1,7 @@
 """The share of the multiply-add ceiling that layers reach, in one build or in several side by side.
 
+Needed by: docs/performance.md
+
     python benchmarks/shares.py [--level v3] [--tasks "LSTM inference"]
     python benchmarks/shares.py ../before .                  # two checkouts, built in place
 
@@ -10,35 +12,28 @@ disturbed machine are repeated (turns.py); a star says that some of them had to 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import statistics
-import sys
-from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 from bench import operations
-from candidates import LAYERS
+from candidates import LAYERS, started
 from ceiling import LEVELS, multiply_adds
-from turns import ENOUGH, Worker, counted, watch
+from turns import CPUS, ENOUGH, Worker, arguments, counted, opened, print_heads, print_row, watch
 
 import blockcell
 
-WORKER = str(Path(__file__).with_name("candidates.py"))
 TASKS = [task for task in LAYERS if "reset_after" not in task]
 CELLS, BATCHES = (256, 512, 1024), (4, 16, 24, 64)
 ROUNDS = 5
 
 
-def shares(workers: list[Worker], task: str, sizes: dict[str, int], level: str, threads: int) -> list[float]:
+def shares(workers: dict[str, Worker], task: str, sizes: dict[str, int], level: str, threads: int) -> list[float]:
     """Of a round: every build's."""
-    question = {"task": task, "dtype": "float32", "sizes": sizes, "budget": 0.05}
     found = []
-    for worker in workers:
+    for worker in workers.values():
         ceiling = multiply_adds(level, "float32", threads, rounds=500_000, tries=3) * 1e9
-        found.append(operations(task, sizes) / worker.ask(question) / ceiling)
+        found.append(operations(task, sizes) / worker.ask((task, "float32", sizes, 0.05)) / ceiling)
     return found
 
 
@@ -50,31 +45,25 @@ def cell(rounds: list[tuple[list[float], bool]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("folders", nargs="*", default=["."], metavar="folder", help="a checkout, built in place (.)")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=LAYERS, metavar="TASK", help=", ".join(LAYERS))
     parser.add_argument("--level", default=blockcell.build_info()["level"], choices=LEVELS)
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, CPUS}))
     options = parser.parse_args()
     for threads in options.threads:
         builds = " / ".join(options.folders)
         print(f"\nShares of the ceiling in per cent, level {options.level}, {threads} thread(s), {builds}:\n")
-        print(f"| H | B | {' | '.join(options.tasks)} |\n|{'---|' * (2 + len(options.tasks))}")
-        with ExitStack() as stack:
-            workers = []
-            for folder in options.folders:
-                environment = {"PYTHONPATH": folder, "BLOCKCELL_LEVEL": options.level, "OPENBLAS_NUM_THREADS": "1"}
-                workers.append(stack.enter_context(closing(Worker(WORKER, "blockcell", str(threads), **environment))))
-                if workers[-1].missing:
-                    sys.exit(f"{folder} does not run: {workers[-1].missing}")
-            guard = watch(workers)
+        environment = {"BLOCKCELL_LEVEL": options.level}
+        with opened(
+            {folder: started("blockcell", threads, PYTHONPATH=folder, **environment) for folder in options.folders}
+        ) as workers:
+            print_heads(["H", "B", *options.tasks])
+            guard = watch(workers.values())
             for H, B in itertools.product(CELLS, BATCHES):
-                print(f"| {H} | {B} |", end="", flush=True)
-                for task in options.tasks:
-                    ask = partial(shares, workers, task, {"T": 20, "B": B, "I": H, "H": H}, options.level, threads)
-                    rounds = guard.rounds(threads, ask, ROUNDS)
-                    print(f" {cell(rounds)} |", end="", flush=True)
-                print()
+                sizes = {"T": 20, "B": B, "I": H, "H": H}
+                asked = [partial(shares, workers, task, sizes, options.level, threads) for task in options.tasks]
+                print_row([H, B, *(cell(guard.rounds(threads, ask, ROUNDS)) for ask in asked)])
 
 
 if __name__ == "__main__":

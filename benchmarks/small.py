@@ -1,16 +1,17 @@
 """What small calls cost: a training step of the classifier in docs/layers.md in parts, PyTorch's beside it; and the
 import of blockcell.
 
+Needed by: docs/performance.md
+
     python benchmarks/small.py [--threads N]
 
 Prints Markdown: microseconds of each line of the training loop, in the loop, as medians over its steps; ours and
 PyTorch's, if that is installed, take turns.  Then a step of adam with many weights; and the import, in a fresh process
-that has imported numpy, with its bytecode compiled before.  Nothing else should run on the machine.
+that has imported numpy, with its bytecode compiled before.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 import numpy as np
+from turns import arguments, print_heads, print_row
 
 import blockcell
 from blockcell import LSTM, Dense, Stack, loss, optim
@@ -124,19 +126,19 @@ def import_times() -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, help="of both; default: each one's own")
     options = parser.parse_args()
     if options.threads:
         blockcell.set_num_threads(options.threads)
         if torch:
             torch.set_num_threads(options.threads)
-    print("|", " | ".join(["T", "B", "", *PARTS, "step, us"]), "|\n|", " | ".join(["---"] * (len(PARTS) + 4)), "|")
+    print_heads(["T", "B", "", *PARTS, "step, us"])
     for T, B in SIZES:
         found = medians([ours(T, B), theirs(T, B)] if torch else [ours(T, B)])
         for name, (*parts, step) in zip(("blockcell", "torch.nn"), found, strict=False):
             shown = [f"{each:.1f}" for each in parts] + [""] * (len(PARTS) - len(parts))
-            print("|", " | ".join([str(T), str(B), name, *shown, f"{step:.0f}"]), "|", flush=True)
+            print_row([T, B, name, *shown, f"{step:.0f}"])
     print(f"\nadam of 10 million weights: {adam_of_many():.1f} ms")
     print(f"import blockcell: {statistics.median(import_times()):.1f} ms beside numpy")
 

@@ -1,5 +1,7 @@
 """Layers whose weights are stored in fewer bytes, beside onnxruntime, PyTorch and OpenVINO: time and error.
 
+Needed by: docs/storage.md
+
     python benchmarks/storage.py --csv docs/benchmarks/storage.csv             # an hour; needs a C compiler
     python benchmarks/storage.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
 
@@ -27,15 +29,12 @@ import csv
 import itertools
 import json
 import logging
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from typing import Any
 import numpy as np
 from bench import machine
 from ceiling import reading
-from turns import Worker, answer, counted, seconds, spread, watch
+from turns import CPUS, Worker, answer, arguments, counted, opened, run_program, seconds, spread, watch
 
 STEPS = 20
 GATES = {"LSTM": 4, "GRU": 3, "GRU(reset_after)": 3}
@@ -165,7 +164,7 @@ def openvino(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     return request.infer, y
 
 
-def work(candidate: str, threads: int) -> None:
+def work(candidate: str, threads: str) -> None:
     """Answers a point, and for how many seconds, with the seconds of a call; without seconds writes y to a file."""
     package, _, storage = candidate.partition(" ")
     prepare = {"onnxruntime": onnxruntime, "torch": torch, "openvino": openvino}.get(package, blockcell)
@@ -176,7 +175,7 @@ def work(candidate: str, threads: int) -> None:
         point, budget, path = question
         if repr(point) not in ready:
             ready.clear()
-            ready[repr(point)] = prepare(*drawn(point), name, threads)
+            ready[repr(point)] = prepare(*drawn(point), name, int(threads))
         call, y = ready[repr(point)]
         if path:
             np.save(path, y())
@@ -268,15 +267,11 @@ def measure(options: argparse.Namespace) -> None:
     about = machine(None, "float32", ["onnxruntime", "torch", "openvino"])
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     for threads, todo in itertools.groupby(points(options), lambda point: point["threads"]):
-        with ExitStack() as stack:
-            workers: dict[str, Worker] = {}
-            for candidate in (*OURS, *PEERS):
-                arguments = "--work", candidate, str(threads)
-                worker = stack.enter_context(closing(Worker(__file__, *arguments, OPENBLAS_NUM_THREADS="1")))
-                if worker.missing:
-                    print(f"{candidate} is left out: {worker.missing}")
-                else:
-                    workers[candidate] = worker
+        team = {
+            candidate: Worker(__file__, "--work", candidate, str(threads), OPENBLAS_NUM_THREADS="1")
+            for candidate in (*OURS, *PEERS)
+        }
+        with opened(team, needed=False) as workers:
             guard = watch(workers.values())
             for point in todo:
                 mine = {name: worker for name, worker in workers.items() if asked(name, point["kind"])}
@@ -298,15 +293,14 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--kinds", nargs="+", default=[*GATES], choices=GATES)
     parser.add_argument("--widths", nargs="*", type=int, default=[128, 256, 512, 1024], help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="B")
     parser.add_argument(
         "--one-row", nargs="*", type=int, default=[512, 1024, 2048, 4096], help="H with B = 1 and I = 1"
     )
-    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, len(os.sched_getaffinity(0))}))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, CPUS}))
     parser.add_argument("--budget", type=float, default=0.04, help="seconds of a round of one candidate (0.04)")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
     options = parser.parse_args()
@@ -316,7 +310,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]))
-    else:
-        main()
+    run_program(main, work)

@@ -1,5 +1,7 @@
 """Two PyTorch models, trained from start to finish with torch.nn's layers and with blockcell.torch's: seconds, losses.
 
+Needed by: docs/torch.md
+
     python benchmarks/torch_models.py [--epochs 5] [--models characters speech]
 
 * characters: predicts the next character of the texts that Python's help() shows (pydoc_data, part of Python), with the
@@ -10,14 +12,12 @@
 
 Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch; a loss stands
 twice where they differ.  A star says that the machine was disturbed in an epoch (turns.py).  `replace` puts blockcell's
-layers into the model.  Nothing else should run on the machine.
+layers into the model.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import os
 import statistics
 import sys
 import time
@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import Worker, answer, watch
+from turns import CPUS, Worker, answer, arguments, ask_all, opened, print_heads, print_row, run_program, watch
 
 CANDIDATES = ("torch.nn", "blockcell.torch")
 CHARACTERS = 250_000
@@ -115,11 +115,11 @@ MODELS = {"characters": characters, "speech": speech}
 
 
 # ----------------------------------------------------------------------------------------------------------- the worker
-def work(candidate: str, threads: int, name: str) -> None:
+def work(candidate: str, name: str) -> None:
     """Answers every question with an epoch: its seconds, its mean loss, then loss and hits on what it has not seen."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(CPUS)
     torch.manual_seed(0)
     model, training, testing = MODELS[name]()
     if candidate == "blockcell.torch":
@@ -153,12 +153,8 @@ def work(candidate: str, threads: int, name: str) -> None:
     answer(epoch)
 
 
-def epoch_of(workers: list[Worker]) -> list[tuple[float, float, float, float]]:
-    return [worker.ask(None) for worker in workers]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
     options = parser.parse_args()
@@ -166,30 +162,23 @@ def main() -> None:
 
     import blockcell
 
-    cores = str(len(os.sched_getaffinity(0)))
     about = blockcell.build_info()
-    print(f"{cores} CPUs, {about['cpu']}, level {about['level']}, torch {torch.__version__}")
+    print(f"{CPUS} CPUs, {about['cpu']}, level {about['level']}, torch {torch.__version__}")
     for name in options.models:
-        workers = [Worker(__file__, "--work", candidate, cores, name) for candidate in CANDIDATES]
-        for candidate, worker in zip(CANDIDATES, workers, strict=True):
-            if worker.missing:
-                sys.exit(f"{candidate} does not run here: {worker.missing}")
-        print(f"\n| {name}, epoch | torch.nn, s | blockcell.torch, s | | loss | unseen: loss | right |")
-        print("|---" * 7 + "|", flush=True)
-        total, guard = [0.0, 0.0], watch(workers)
-        for epoch in range(1, options.epochs + 1):
-            (theirs, ours), marked = guard.round(int(cores), partial(epoch_of, workers))
-            total = [total[0] + theirs[0], total[1] + ours[0]]
-            both = [", ".join(dict.fromkeys(f"{v:.4f}" for v in pair)) for pair in zip(theirs, ours, strict=True)]
-            ratio = f"{theirs[0] / ours[0]:.2f}x{'*' * marked}"
-            print(f"| {epoch} | {theirs[0]:.2f} | {ours[0]:.2f} | {ratio} | {' | '.join(both[1:])} |", flush=True)
-        print(f"| all | {total[0]:.1f} | {total[1]:.1f} | {total[0] / total[1]:.2f}x | | | |", flush=True)
-        for worker in workers:
-            worker.close()
+        team = {candidate: Worker(__file__, "--work", candidate, name) for candidate in CANDIDATES}
+        with opened(team) as workers:
+            print()
+            print_heads([f"{name}, epoch", "torch.nn, s", "blockcell.torch, s", "", "loss", "unseen: loss", "right"])
+            total, guard = [0.0, 0.0], watch(workers.values())
+            for epoch in range(1, options.epochs + 1):
+                answers, marked = guard.round(CPUS, partial(ask_all, workers))
+                theirs, ours = answers.values()
+                total = [total[0] + theirs[0], total[1] + ours[0]]
+                both = [", ".join(dict.fromkeys(f"{v:.4f}" for v in pair)) for pair in zip(theirs, ours, strict=True)]
+                ratio = f"{theirs[0] / ours[0]:.2f}x{'*' * marked}"
+                print_row([epoch, f"{theirs[0]:.2f}", f"{ours[0]:.2f}", ratio, *both[1:]])
+            print_row(["all", f"{total[0]:.1f}", f"{total[1]:.1f}", f"{total[0] / total[1]:.2f}x", "", "", ""])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]), sys.argv[4])
-    else:
-        main()
+    run_program(main, work)

@@ -1,5 +1,7 @@
 """blockcell.torch's modules beside torch.nn's: inference and training steps, eager and compiled.
 
+Needed by: docs/torch.md
+
     python benchmarks/torch_modules.py --quick                                    # a few minutes
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
@@ -28,19 +30,16 @@ import argparse
 import csv
 import itertools
 import json
-import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from turns import Worker, answer, counted, in_turn, seconds, watch
+from turns import CPUS, Worker, answer_seconds, arguments, ask_all, counted, in_turn, opened, run_program, watch
 
 KINDS = ("LSTM", "GRU")
 EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
@@ -61,11 +60,11 @@ Point = tuple[str, dict[str, int]]
 Rounds = list[tuple[list[float], bool]]  # of a point: times of the candidates, and a mark
 
 
-def work(candidate: str, threads: int, lengths: str) -> None:
+def work(candidate: str, threads: str, lengths: str) -> None:
     """Answers a task, its sizes and for how many seconds with the seconds of a call."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(threads))
     package, _, activations = candidate.partition(" ")
     if package == "torch.nn":
         modules = torch.nn
@@ -153,19 +152,7 @@ def work(candidate: str, threads: int, lengths: str) -> None:
 
         return train
 
-    ready: dict[str, Any] = {}
-
-    def reply(question: tuple[str, dict[str, int], float]) -> float:
-        task, sizes, budget = question
-        key = repr((task, sizes))
-        if key not in ready:
-            ready.clear()
-            ready[key] = prepare(task, **sizes)
-            ready[key]()
-            ready[key]()
-        return seconds(ready[key], budget)
-
-    answer(reply)
+    answer_seconds(lambda task, sizes: prepare(task, **sizes))
 
 
 def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
@@ -234,7 +221,7 @@ def table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--quick", action="store_true", help="a few sizes")
     parser.add_argument("--int8", action="store_true", help="inference with weights in int8")
     parser.add_argument("--cells", action="store_true", help="modules of single steps, in loops")
@@ -246,10 +233,8 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, help="T")
     parser.add_argument("--stacks", nargs="+", metavar="LAYERSxDIRECTIONS", choices=STACKS, help=", ".join(STACKS))
     parser.add_argument("--lengths", default="", choices=["uniform", "short"], help="of the rows of PackedSequences")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.1, help="seconds of a round of one candidate (0.1)")
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, default=cores, help="of both (as many as there are CPUs)")
+    parser.add_argument("--threads", type=int, default=CPUS, help="of both (as many as there are CPUs)")
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
     threads, candidates = str(options.threads), ROUNDED if options.int8 else CANDIDATES
@@ -261,26 +246,21 @@ def main() -> None:
         parser.error(f"--lengths is for some of --tasks {EAGER}")
     if options.with_table and (options.csv or options.lengths):
         parser.error("--int8, --cells and --more print a table; --csv and --lengths are for the others")
-    with ExitStack() as stack:
-        workers = [
-            stack.enter_context(
-                closing(Worker(__file__, "--work", candidate, threads, options.lengths, OPENBLAS_NUM_THREADS="1"))
-            )
-            for candidate in candidates
-        ]
-        for candidate, worker in zip(candidates, workers, strict=True):
-            if worker.missing:
-                sys.exit(f"{candidate} does not run here: {worker.missing}")
+    team = {
+        candidate: Worker(__file__, "--work", candidate, threads, options.lengths, OPENBLAS_NUM_THREADS="1")
+        for candidate in candidates
+    }
+    with opened(team) as workers:
         about = machine(None, "float32", ["torch"]) | {"threads": threads}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         eager, compiled = points(options)
         todo, more = eager + compiled, 0 if options.quick else options.rounds
         rounds: list[Rounds] = [[] for _ in todo]
         lines: dict[int, list[Any]] = {}
-        guard, start, all_ = watch(workers), time.time(), options.rounds * len(todo)
+        guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
 
         def ask(point: Point) -> list[float]:
-            return [worker.ask((*point, options.budget)) for worker in workers]
+            return [*ask_all(workers, *point, options.budget).values()]
 
         numbers = order(rounds[: len(eager)], rounds[len(eager) :], options.rounds, more)
         for done, number in enumerate(numbers, 1):
@@ -308,7 +288,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]), sys.argv[4])
-    else:
-        main()
+    run_program(main, work)

@@ -1,5 +1,7 @@
 """What a step of training costs as an ONNX model, beside blockcell's kernels and optimizers, and beside PyTorch.
 
+Needed by: docs/onnx/training.md
+
     python benchmarks/training_steps.py [--rounds 5] [--seconds 0.3] [--only SIZE ...] [--threads 1]
     python benchmarks/training_steps.py --profile [--only SIZE ...] [--threads 1]
     python benchmarks/training_steps.py --compare
@@ -7,7 +9,7 @@
 A step is forward, softmax cross-entropy, backward, clipping by the global norm, and adam, of an LSTM with I = H and a
 dense layer on its last step, in float32. Each way has a process of its own, and they are asked in turn. Prints the
 milliseconds of a step, each the median of the rounds, and how many times blockcell's that is, with quartiles; then what
-a further step of the sequence costs, from the shortest to the longest. Nothing else should run on the machine.
+a further step of the sequence costs, from the shortest to the longest.
 
 With --profile it prints what onnxruntime's own profile says of a step of the model: how many nodes run, which share of
 them adam and its rates have, and which share of the time in nodes goes to matrix products and to sums.
@@ -18,10 +20,8 @@ the same batches, and prints the last loss and how many of the digits held out a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -30,7 +30,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from turns import Worker, answer, seconds, spread
+from turns import (
+    CPUS,
+    Worker,
+    answer_seconds,
+    arguments,
+    ask_all,
+    opened,
+    print_heads,
+    print_row,
+    ratio_cell,
+    run_program,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if TYPE_CHECKING:
@@ -111,23 +122,14 @@ def pytorch(T: int, B: int, H: int, threads: int) -> Call:
     return step
 
 
-def work(way: str, threads: int) -> None:
+def work(way: str, threads: str) -> None:
     """Answers a size with the seconds of a step."""
-    made: dict[str, Call] = {}
-
-    def reply(question: tuple[str, float]) -> float:
-        size, budget = question
-        if size not in made:
-            made.clear()
-            made[size] = {"blockcell": ours, "ONNX": onnx, "PyTorch": pytorch}[way](*SIZES[size], threads)
-            made[size]()
-        return seconds(made[size], budget)
-
-    answer(reply)
+    step_of = {"blockcell": ours, "ONNX": onnx, "PyTorch": pytorch}[way]
+    answer_seconds(lambda size: step_of(*SIZES[size], int(threads)))
 
 
-def profile(size: str, threads: int) -> str:
-    """What a step takes, as a line of a table."""
+def profile(size: str, threads: int) -> list[object]:
+    """What a step takes, as the cells of a table."""
     T, B, H = SIZES[size]
     x, target = data(T, B, H)
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +148,7 @@ def profile(size: str, threads: int) -> str:
         for kinds in (("MatMul", "Gemm", "FusedMatMul"), ("ReduceSum", "ReduceSumSquare"))
     )
     adam = sum("Adam" in name for _, name, _ in nodes)
-    return f"| {T} | {B} | {H} | {len(nodes)} | {adam} | {100 * products:.0f} % | {100 * sums:.1f} % |"
+    return [T, B, H, len(nodes), adam, f"{100 * products:.0f} %", f"{100 * sums:.1f} %"]
 
 
 class Task(NamedTuple):
@@ -219,62 +221,54 @@ def compare(dtype: str) -> None:
         trained = copy.copy(net)
         trained.set_weights(**weights)
         right = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
-        print(f"| {dtype} | {way} | {value:.15f} | {100 * right:.1f} % |")
+        print_row([dtype, way, f"{value:.15f}", f"{100 * right:.1f} %"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3)
+    parser = arguments(__doc__, rounds=5, seconds=0.3)
     parser.add_argument("--only", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="SIZE")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=CPUS)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()
     if options.compare:
-        print("| dtype | | loss of step 100 | right of 360 held out |\n|---|---|---|---|")
+        print_heads(["dtype", "", "loss of step 100", "right of 360 held out"])
         for dtype in ("float64", "float32"):
             compare(dtype)
         return
     if options.profile:
-        print("| T | B | H | nodes | of adam | time in products | time in sums |\n|---|---|---|---|---|---|---|")
+        print_heads(["T", "B", "H", "nodes", "of adam", "time in products", "time in sums"])
         for size in options.only:
-            print(profile(size, options.threads), flush=True)
+            print_row(profile(size, options.threads))
         return
     import onnxruntime
     import torch
 
     import blockcell
 
-    workers = {way: Worker(__file__, "--work", way, str(options.threads)) for way in WAYS}
     told = f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__}, {options.threads} threads"
     print(f"{blockcell.build_info()['cpu']}, {told}\n")
-    print("| T | B | H | blockcell, ms | ONNX, ms | times blockcell's | PyTorch, ms | times blockcell's |")
-    print("|---|---|---|---|---|---|---|---|")
     found: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
-    for size in options.only:
-        T, B, H = SIZES[size]
-        question = size, options.seconds
-        rounds = [{way: worker.ask(question) for way, worker in workers.items()} for _ in range(options.rounds)]
-        median = {way: statistics.median(one[way] for one in rounds) for way in WAYS}
-        found.setdefault((B, H), {})[T] = median
-        cells = [f"{1e3 * median['blockcell']:.2f}"]
-        for way in WAYS[1:]:
-            ratio, low, high = spread([one[way] / one["blockcell"] for one in rounds])
-            cells += [f"{1e3 * median[way]:.2f}", f"{ratio:.2f}x, {low:.2f} to {high:.2f}"]
-        print(f"| {T} | {B} | {H} | {' | '.join(cells)} |", flush=True)
-    print("\n| B | H | a further step: blockcell, us | ONNX, us | PyTorch, us |\n|---|---|---|---|---|")
+    with opened({way: Worker(__file__, "--work", way, str(options.threads)) for way in WAYS}) as workers:
+        heads = [head for way in WAYS[1:] for head in (f"{way}, ms", "times blockcell's")]
+        print_heads(["T", "B", "H", "blockcell, ms", *heads])
+        for size in options.only:
+            T, B, H = SIZES[size]
+            rounds = [ask_all(workers, size, options.seconds) for _ in range(options.rounds)]
+            times = {way: [answers[way] for answers in rounds] for way in WAYS}
+            found.setdefault((B, H), {})[T] = median = {way: statistics.median(times[way]) for way in WAYS}
+            cells = [f"{1e3 * median['blockcell']:.2f}"]
+            for way in WAYS[1:]:
+                cells += [f"{1e3 * median[way]:.2f}", ratio_cell(times[way], times["blockcell"])]
+            print_row([T, B, H, *cells])
+    print()
+    print_heads(["B", "H", *(f"a further step: {way}, us" for way in WAYS)])
     for (B, H), by_length in found.items():
         if len(by_length) > 1:
             short, long = min(by_length), max(by_length)
             further = [1e6 * (by_length[long][way] - by_length[short][way]) / (long - short) for way in WAYS]
-            print(f"| {B} | {H} | {' | '.join(f'{one:.0f}' for one in further)} |")
-    for worker in workers.values():
-        worker.close()
+            print_row([B, H, *(f"{us:.0f}" for us in further)])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]))
-    else:
-        main()
+    run_program(main, work)

@@ -1,14 +1,15 @@
 """Candidates in processes of their own, asked in turn: in one process the idle threads of one would slow the others.
 
-A worker is a Python script that prints "ready" and then answers every line of its standard input, JSON, with a line of
-JSON.  A round of `seconds` gives the median time of a call; a figure is the median of rounds, a ratio the median of the
-rounds' ratios, and its spread their quartiles.  A `Watch` marks a round in which the machine was disturbed: cores were
-shared or slowed down just before or just after it, or threads of a candidate waited for a CPU.  Nothing else should run
-on the machine.
+All benchmarks time, repeat and print with this module.  A worker is a Python script that prints "ready" and then
+answers every line of its standard input, JSON, with a line of JSON.  A round of `seconds` gives the median time of a
+call; a figure is the median of rounds, a ratio the median of the rounds' ratios, and its spread their quartiles.  A
+`Watch` marks a round in which the machine was disturbed: cores were shared or slowed down just before or just after it,
+or threads of a candidate waited for a CPU.  Nothing else should run on the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ SHARED = 1.6  # two threads with less than so many times the multiply-adds of on
 SLOWED = 0.75  # of the best rate seen: a shared core has half of it, the clock alone moves by a fifth
 WAITED = 0.05  # of a candidate's time
 ENOUGH = 3  # rounds without a mark, for those with one to be left out
+CPUS = len(os.sched_getaffinity(0))  # that this process may use
+Name = TypeVar("Name")
 Round = TypeVar("Round")
 waited = 0.0  # of the time of the last `seconds`, while threads of this process were ready to run and had no CPU
 
@@ -163,6 +166,23 @@ def answer(reply: Callable[[Any], Any]) -> None:
         print(json.dumps([result, waited]), flush=True)
 
 
+def answer_seconds(prepare: Callable[..., Callable[[], object]]) -> None:
+    """Be a worker: a question is what to prepare, and for how many seconds; the answer is the seconds of a call."""
+    ready: dict[str, Callable[[], object]] = {}
+
+    def reply(question: Sequence[Any]) -> float:
+        *what, budget = question
+        key = json.dumps(what)
+        if key not in ready:
+            ready.clear()
+            ready[key] = prepare(*what)
+            ready[key]()
+            ready[key]()
+        return seconds(ready[key], budget)
+
+    answer(reply)
+
+
 class Worker:
     """A process that answers.  ``missing`` says why it does not run, or is None; ``waited`` comes with each answer."""
 
@@ -191,3 +211,61 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def opened(workers: dict[Name, Worker], needed: bool = True) -> Iterator[dict[Name, Worker]]:
+    """The workers that run, until they are closed. One that does not run is left out, or ends the program if needed."""
+    try:
+        for name, worker in [*workers.items()]:
+            if worker.missing and needed:
+                sys.exit(f"{name} does not run here: {worker.missing}")
+            if worker.missing:
+                print(f"{name} is left out: {worker.missing}")
+                del workers[name]
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def ask_all(workers: dict[Name, Worker], *question: Any) -> dict[Name, Any]:
+    """Ask each worker the question, one after the other."""
+    return {name: worker.ask(question) for name, worker in workers.items()}
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+def arguments(doc: str | None, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
+    """A parser with the docstring as its help, and the options that benchmarks share."""
+    told = {"description": doc, "epilog": "Nothing else should run on the machine."}
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, **told)
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each point ({rounds})")
+    if seconds:
+        parser.add_argument("--seconds", type=float, default=seconds, help=f"of a round of each candidate ({seconds})")
+    return parser
+
+
+def run_program(main: Callable[[], object], work: Callable[..., object]) -> None:
+    """Be the program, or one of its workers, started with --work and the arguments of ``work``."""
+    if sys.argv[1:2] == ["--work"]:
+        work(*sys.argv[2:])
+    else:
+        main()
+
+
+# --------------------------------------------------------------------------------------------------------- the printing
+def print_row(cells: Iterable[object]) -> None:
+    """Print a line of a Markdown table."""
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+def print_heads(heads: Sequence[object]) -> None:
+    """Begin a Markdown table."""
+    print_row(heads)
+    print_row(["---"] * len(heads))
+
+
+def ratio_cell(values: Sequence[float], bases: Sequence[float]) -> str:
+    """The median of the rounds' ratios, and their quartiles."""
+    return "{:.2f}x, {:.2f} to {:.2f}".format(*spread([a / b for a, b in zip(values, bases, strict=True)]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +37,53 @@ class Machine:
 
     def rate(self, threads):
         return self.speed * (1 if self.shared else threads)
+
+
+# --------------------------------------------------------------------------------------------------------- the programs
+ROOT = Path(turns.__file__).resolve().parents[1]
+PROGRAMS = sorted(ROOT.glob("benchmarks/*.py"))
+MODULES = {"turns", "candidates"}  # which others import
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_each_program_is_needed(program):
+    """Its docstring names the pages that have its figures, or the make target that runs it, and these name it."""
+    tree = ast.parse(program.read_text())
+    if program.stem in MODULES:
+        users = [path for path in PROGRAMS if re.search(rf"^(from|import) {program.stem}\b", path.read_text(), re.M)]
+        assert len(users) > 2
+        return
+    [needs] = re.findall(r"^Needed by: (.*)", ast.get_docstring(tree), re.MULTILINE)
+    for need in re.split("[,;] ", needs):
+        target = need.removeprefix("make ")
+        makefile = (ROOT / "Makefile").read_text().partition(f"\n{target}:")[2].partition("\n\n")[0]
+        text = makefile if need.startswith("make ") else (ROOT / need).read_text()
+        assert f"benchmarks/{program.name}" in text, f"{need} does not name {program.name}"
+
+
+def test_workers_that_do_not_run(capsys):
+    class Candidate:
+        def __init__(self, missing):
+            self.missing, self.closed = missing, False
+
+        def close(self):
+            self.closed = True
+
+    runs, missing = Candidate(None), Candidate("no such package")
+    with turns.opened({"one": runs, "other": missing}, needed=False) as workers:
+        assert workers == {"one": runs} and not runs.closed
+    assert runs.closed and capsys.readouterr().out == "other is left out: no such package\n"
+    runs = Candidate(None)
+    with pytest.raises(SystemExit, match="other does not run here: no such package"):
+        with turns.opened({"one": runs, "other": missing}):
+            pytest.fail("it began")
+    assert runs.closed
+
+
+def test_tables(capsys):
+    turns.print_heads(["B", "ratio"])
+    turns.print_row([16, turns.ratio_cell([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])])
+    assert capsys.readouterr().out.splitlines() == ["| B | ratio |", "| --- | --- |", "| 16 | 2.00x, 1.50 to 2.50 |"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the marks
@@ -314,18 +363,18 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
     class Candidate:
         missing, waited = None, 0.0
 
-        def __init__(self, script, name, threads, **environment):
-            self.name, self.threads, self.environment = name, int(threads), environment
+        def __init__(self, name, threads, **environment):
+            self.name, self.threads, self.environment = name, threads, environment
 
         def ask(self, question):
             machine.shared = len(asked) < 3  # in the first round
-            asked.append((question["sizes"]["H"], self.threads, self.name, self.environment["BLOCKCELL_LEVEL"]))
+            asked.append((question[2]["H"], self.threads, self.name, self.environment["BLOCKCELL_LEVEL"]))
             return {"blockcell": 2e-6, "torch": 3e-6, "onnxruntime": 2.5e-6}[self.name]
 
         def close(self):
             pass
 
-    monkeypatch.setattr(bench, "Worker", Candidate)
+    monkeypatch.setattr(bench, "started", Candidate)
     monkeypatch.setattr(bench, "watch", lambda workers: turns.Watch(workers, machine.rate))
     monkeypatch.setattr(bench, "machine", lambda level, dtype, names: about | {"date": "now"})
     monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
