@@ -233,39 +233,168 @@ cdef extern from *:
     #if X86
     #define INLINED(TARGET) static inline __attribute__((always_inline, target(TARGET)))
 
-    /* --------------------------------------------- AVX2: products of 16 bits, two sums for each unit until the end */
-    #define AVX2 "avx2"
-    INLINED(AVX2) void tile_avx2(const int R, int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t step,
-                                 const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads) {
-        __m256i acc[2][4], w[4];
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < 4; v++)
-                acc[r][v] = _mm256_setzero_si256();
-        for (ptrdiff_t q = 0; q < quads; q++) {
-            for (int v = 0; v < 4; v++)
-                w[v] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *) (panel + q * step + 16 * v)));
-            for (int r = 0; r < R; r++) {
-                const __m128i four = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(quad_at(a + r * stride + 4 * q)));
-                const __m256i x = _mm256_broadcastq_epi64(four);
-                for (int v = 0; v < 4; v++)
-                    acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(w[v], x));
-            }
+    /* -------------------------------------------------------------- AVX2 and SSE2: products of 16 bits, by pmaddwd
+       A quad is two pairs of 16 bits, its codes of even k and of odd k.  Those of weights are codes & 0xff and
+       codes >> 8 of what the panel has.  Those of rows are made beforehand, for a group of rows and a block of quads at
+       a time.  A tile is R rows by N vectors of sums, one for each column, in 16 registers.  Sums go from registers to
+       z; where there are several blocks, they are in `sums` in between. */
+    #define KEPT(vector) __asm__("" : "+v"(vector))  /* in one register from one such place to the next */
+    enum { GROUP_ROWS = 6, BLOCK_QUADS = 256 };
+    typedef struct { int32_t even[GROUP_ROWS][BLOCK_QUADS], odd[GROUP_ROWS][BLOCK_QUADS]; } Pairs;
+    typedef struct {  /* the arguments of a product for one group of rows and one block of quads */
+        float *z;
+        const float *scales;
+        const uint8_t *panel;
+        ptrdiff_t lines;
+        const char *heads;
+        ptrdiff_t apart;
+        int parts;
+        ptrdiff_t quads;
+        int starts, ends;  /* whether it is the first block, and the last one */
+        Pairs pairs;
+        int32_t sums[GROUP_ROWS * ROW];
+    } Block;
+
+    /* Of one set of instructions; OP(add_ps) is _mm256_add_ps or _mm_add_ps, ALL(and) is _mm256_and_si256 and so on. */
+    #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
+    #define ADD_PAIRS(NAME, PAIRS, WEIGHTS) \\
+        for (int v = 0; v < N; v++) { \\
+            const VECTOR codes = ALL(loadu)((const VECTOR *) panel + v); \\
+            w[v] = WEIGHTS; \\
+            KEPT(w[v]); \\
+        } \\
+        for (int r = 0; r < R; r++) { \\
+            const VECTOR x = OP(set1_epi32)(PAIRS[r * BLOCK_QUADS]); \\
+            for (int v = 0; v < N; v++) \\
+                sums[r][v] = NAME##_add_pairs(sums[r][v], w[v], x); \\
         }
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < 4; v += 2) {  /* the sums of pairs come out in the order 0 1 4 5 2 3 6 7 */
-                const __m256i both = _mm256_hadd_epi32(acc[r][v], acc[r][v + 1]);
-                _mm256_storeu_si256((__m256i *) (sums + r * ROW + 4 * v), _mm256_permute4x64_epi64(both, 0xd8));
-            }
+    #define TILE_OF_PAIRS(NAME, TARGET) \\
+        INLINED(TARGET) VECTOR NAME##_add_pairs(VECTOR sums, VECTOR w, VECTOR x) { \\
+            sums = OP(add_epi32)(sums, OP(madd_epi16)(w, x)); \\
+            KEPT(sums); \\
+            return sums; \\
+        } \\
+        INLINED(TARGET) void NAME##_add_scaled(float *z, const Head *head, const float *scales, FLOATS value) { \\
+            const FLOATS scale = OP(mul_ps)(OP(set1_ps)(head->scale), OP(loadu_ps)(scales)); \\
+            OP(storeu_ps)(z, OP(add_ps)(OP(loadu_ps)(z), OP(mul_ps)(scale, value))); \\
+        } \\
+        INLINED(TARGET) void NAME##_tile(const int R, const int N, Block *b, ptrdiff_t first) { \\
+            const ptrdiff_t step = b->lines * LINE_BYTES; \\
+            const uint8_t *panel = b->panel + first * sizeof(VECTOR), *end = panel + b->quads * step; \\
+            const int32_t *even = b->pairs.even[0], *odd = b->pairs.odd[0]; \\
+            const VECTOR low_bytes = OP(set1_epi16)(0xff); \\
+            VECTOR sums[GROUP_ROWS][4], w[4]; \\
+            FOR_TILE { \\
+                sums[r][v] = b->starts ? OP(set1_epi32)(head_of(b->heads, b->apart, r)->correction) \\
+                    : ALL(loadu)((VECTOR *) (b->sums + r * ROW) + first + v); \\
+                KEPT(sums[r][v]); \\
+            } \\
+            while (panel != end) { \\
+                ADD_PAIRS(NAME, even, ALL(and)(codes, low_bytes)) \\
+                __asm__("" : "+r"(panel));  /* so that codes are loaded again: no register is left for them */ \\
+                ADD_PAIRS(NAME, odd, OP(srli_epi16)(codes, 8)) \\
+                panel += step; \\
+                even++; \\
+                odd++; \\
+            } \\
+            FOR_TILE KEPT(sums[r][v]); \\
+            if (!b->ends) { \\
+                FOR_TILE ALL(storeu)((VECTOR *) (b->sums + r * ROW) + first + v, sums[r][v]); \\
+                return; \\
+            } \\
+            float *z = b->z + first * LANES; \\
+            const float *scales = b->scales + first * LANES; \\
+            if (b->parts == 1) { \\
+                FOR_TILE NAME##_add_scaled( \\
+                    z + r * ROW + v * LANES, head_of(b->heads, b->apart, r), scales + v * LANES, \\
+                    OP(cvtepi32_ps)(sums[r][v])); \\
+                return; \\
+            } \\
+            for (int r = 0; r + 1 < R; r += 2) \\
+                for (int v = 0; v < N; v++) { \\
+                    const FLOATS high = OP(mul_ps)(OP(set1_ps)(256), OP(cvtepi32_ps)(sums[r][v])); \\
+                    NAME##_add_scaled( \\
+                        z + r / 2 * ROW + v * LANES, head_of(b->heads, b->apart, r), scales + v * LANES, \\
+                        OP(add_ps)(high, OP(cvtepi32_ps)(sums[r + 1][v]))); \\
+                } \\
+        }
+    #define GROUP_OF_PAIRS(NAME, TARGET, R, N)  /* with all vectors of a panel */ \\
+        static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(Block *b) { \\
+            const ptrdiff_t vectors = b->lines * (LINE / LANES); \\
+            ptrdiff_t v = 0; \\
+            for (; v + N <= vectors; v += N) \\
+                NAME##_tile(R, N, b, v); \\
+            for (; N > 2 && v < vectors; v += 2) \\
+                NAME##_tile(R, 2, b, v); \\
+        }
+    #define PRODUCT_OF_PAIRS(NAME, TARGET) \\
+        TILE_OF_PAIRS(NAME, TARGET) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 6, 2) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 5, 2) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 4, 2) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 3, 2) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 2, 4) \\
+        GROUP_OF_PAIRS(NAME, TARGET, 1, 4) \\
+        INLINED(TARGET) void NAME##_make_pairs( \\
+            Pairs *pairs, const int8_t *a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads \\
+        ) { \\
+            for (ptrdiff_t r = 0; r < rows; r++) \\
+                for (ptrdiff_t q = 0; q < quads; q += LANES) { \\
+                    const VECTOR codes = ALL(loadu)((const VECTOR *) (a + r * stride + 4 * q)); \\
+                    ALL(storeu)((VECTOR *) (pairs->even[r] + q), OP(srai_epi16)(OP(slli_epi16)(codes, 8), 8)); \\
+                    ALL(storeu)((VECTOR *) (pairs->odd[r] + q), OP(srai_epi16)(codes, 8)); \\
+                } \\
+        } \\
+        static __attribute__((target(TARGET))) void product_##NAME(ARGUMENTS) { \\
+            static void (*const groups[])(Block *) = { \\
+                NAME##_1_rows, NAME##_2_rows, NAME##_3_rows, NAME##_4_rows, NAME##_5_rows, NAME##_6_rows, \\
+            }; \\
+            Block b; \\
+            b.scales = scales, b.lines = lines, b.apart = apart, b.parts = parts; \\
+            for (ptrdiff_t m; rows > 0; rows -= m, z += m / parts * ROW, a += m * stride, heads += m * apart) { \\
+                ptrdiff_t q = 0; \\
+                m = rows_of_group(rows, parts); \\
+                b.z = z, b.heads = heads; \\
+                do { \\
+                    b.quads = quads - q < BLOCK_QUADS ? quads - q : BLOCK_QUADS; \\
+                    b.panel = panel + q * lines * LINE_BYTES; \\
+                    b.starts = q == 0, b.ends = q + b.quads == quads; \\
+                    NAME##_make_pairs(&b.pairs, a + 4 * q, stride, m, b.quads); \\
+                    groups[m - 1](&b); \\
+                    q += b.quads; \\
+                } while (q < quads); \\
+            } \\
+        }
+    INLINED_ANYWHERE ptrdiff_t rows_of_group(ptrdiff_t rows, int parts) {
+        if (parts > 1)
+            return rows > 8 ? 6 : rows == 8 ? 4 : rows;
+        return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no group of one or two rows is left over */
     }
-    INLINED(AVX2) void sums_avx2(SUMS) {
-        for (; rows > 1; rows -= 2, sums += 2 * ROW, a += 2 * stride)
-            for (ptrdiff_t g = 0; g < lines; g++)
-                tile_avx2(2, sums + g * LINE, panel + g * LINE_BYTES, lines * LINE_BYTES, a, stride, quads);
-        if (rows)
-            for (ptrdiff_t g = 0; g < lines; g++)
-                tile_avx2(1, sums + g * LINE, panel + g * LINE_BYTES, lines * LINE_BYTES, a, stride, quads);
-    }
-    static __attribute__((target(AVX2))) void product_avx2(ARGUMENTS) { THROUGH_SUMS(sums_avx2, 0) }
+
+    #define VECTOR __m256i
+    #define FLOATS __m256
+    #define LANES 8
+    #define OP(name) _mm256_##name
+    #define ALL(name) _mm256_##name##_si256
+    PRODUCT_OF_PAIRS(avx2, "avx2")
+    #undef VECTOR
+    #undef FLOATS
+    #undef LANES
+    #undef OP
+    #undef ALL
+
+    #define VECTOR __m128i
+    #define FLOATS __m128
+    #define LANES 4
+    #define OP(name) _mm_##name
+    #define ALL(name) _mm_##name##_si128
+    PRODUCT_OF_PAIRS(sse2, "sse2")
+    #undef VECTOR
+    #undef FLOATS
+    #undef LANES
+    #undef OP
+    #undef ALL
+    #undef FOR_TILE
 
     /* ------------------------------------------------------------------------------------------ AVX-VNNI, see above */
     #define VNNI256 "avx2,avxvnni"
@@ -280,7 +409,6 @@ cdef extern from *:
 
     /* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
        registers */
-    #define KEPT(acc) __asm__("" : "+v"(acc))  /* in one register from one such place to the next */
     #define VNNI512 "avx512f,avx512bw,avx512vl,avx512vnni"
     INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, const int PARTS, float *restrict z,
                                        const float *restrict scales, const uint8_t *restrict panel,
@@ -544,6 +672,7 @@ cdef extern from *:
         {"avx512_vnni", product_vnni512, has_vnni512},
         {"avx_vnni", product_vnni256, has_vnni256},
         {"avx2", product_avx2, has_avx2},
+        {"sse2", product_sse2, always},
         #endif
         #if ARM
         {"i8mm", product_i8mm, has_i8mm},

@@ -70,6 +70,20 @@ def test_sums_are_exact(K, activations, way):
 
 
 @pytest.mark.parametrize("activations", BITS)
+@pytest.mark.parametrize("K", [70, 1030])
+def test_any_number_of_rows_and_columns(K, activations, way):
+    """Every shape of a tile, with K in one block of its sums and in several."""
+    rng = np.random.default_rng(K)
+    x = drawn(rng, 16, 1, K)
+    for columns in (3, 8, 20, 40, 64, 66, 200):
+        w, b = rng.standard_normal((K, columns), F32), rng.standard_normal(columns, F32)
+        layer, (codes, scale) = Dense(w, b).packed("int8", activations), narrowed(w, "int8")
+        expected = add_product_in_integers(np.tile(b, (16, 1)), x[:, 0], codes, scale, BITS[activations])
+        for rows in range(1, 17):
+            assert same(layer(x[:rows])[0][:, 0], expected[:rows]), (columns, rows)
+
+
+@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize("K", [0, 3])
 def test_a_negative_zero_and_a_sum_of_zero_are_zero(K, activations, way):
     """As the equation says, also where there is nothing to add up."""

@@ -40,7 +40,7 @@ class Cpu:
 
 
 CPUS = {
-    "Nehalem": Cpu("Nehalem", "base", "c", ""),
+    "Nehalem": Cpu("Nehalem", "base", "sse2", ""),
     "Haswell-noTSX": Cpu("Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid", "base v3", "avx2", "AVX2"),
 }
 FEATURES = "AVX2 AVX512F AVX512VNNI"
