@@ -248,6 +248,8 @@ cdef extern from *:
         ptrdiff_t lines;
         const char *heads;
         ptrdiff_t apart;
+        const int8_t *a;
+        ptrdiff_t stride;
         int parts;
         ptrdiff_t quads;
         int starts, ends;  /* whether it is the first block, and the last one */
@@ -318,14 +320,26 @@ cdef extern from *:
                         OP(add_ps)(high, OP(cvtepi32_ps)(sums[r + 1][v]))); \\
                 } \\
         }
-    #define GROUP_OF_PAIRS(NAME, TARGET, R, N)  /* with all vectors of a panel */ \\
+    #define GROUP_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \\
         static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(Block *b) { \\
             const ptrdiff_t vectors = b->lines * (LINE / LANES); \\
-            ptrdiff_t v = 0; \\
-            for (; v + N <= vectors; v += N) \\
-                NAME##_tile(R, N, b, v); \\
-            for (; N > 2 && v < vectors; v += 2) \\
-                NAME##_tile(R, 2, b, v); \\
+            for (ptrdiff_t q = 0; q < b->quads; q += LANES) \\
+                for (int r = 0; r < R; r++) { \\
+                    const VECTOR codes = ALL(loadu)((const VECTOR *) (b->a + r * b->stride + 4 * q)); \\
+                    ALL(storeu)((VECTOR *) (b->pairs.even[r] + q), OP(srai_epi16)(OP(slli_epi16)(codes, 8), 8)); \\
+                    ALL(storeu)((VECTOR *) (b->pairs.odd[r] + q), OP(srai_epi16)(codes, 8)); \\
+                } \\
+            for (ptrdiff_t v = 0, n; v < vectors; v += n) { \\
+                for (n = 0; n < N && v + n < vectors && b->scales[(v + n) * LANES] != 0; n++) {} \\
+                if (n == N) \\
+                    NAME##_tile(R, N, b, v); \\
+                else if (N > 2 && n > 1) \\
+                    NAME##_tile(R, n = 2, b, v); \\
+                else if (n > 0) \\
+                    NAME##_tile(R, n = 1, b, v); \\
+                else \\
+                    n = 1; \\
+            } \\
         }
     #define PRODUCT_OF_PAIRS(NAME, TARGET) \\
         TILE_OF_PAIRS(NAME, TARGET) \\
@@ -335,31 +349,20 @@ cdef extern from *:
         GROUP_OF_PAIRS(NAME, TARGET, 3, 2) \\
         GROUP_OF_PAIRS(NAME, TARGET, 2, 4) \\
         GROUP_OF_PAIRS(NAME, TARGET, 1, 4) \\
-        INLINED(TARGET) void NAME##_make_pairs( \\
-            Pairs *pairs, const int8_t *a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads \\
-        ) { \\
-            for (ptrdiff_t r = 0; r < rows; r++) \\
-                for (ptrdiff_t q = 0; q < quads; q += LANES) { \\
-                    const VECTOR codes = ALL(loadu)((const VECTOR *) (a + r * stride + 4 * q)); \\
-                    ALL(storeu)((VECTOR *) (pairs->even[r] + q), OP(srai_epi16)(OP(slli_epi16)(codes, 8), 8)); \\
-                    ALL(storeu)((VECTOR *) (pairs->odd[r] + q), OP(srai_epi16)(codes, 8)); \\
-                } \\
-        } \\
         static __attribute__((target(TARGET))) void product_##NAME(ARGUMENTS) { \\
             static void (*const groups[])(Block *) = { \\
                 NAME##_1_rows, NAME##_2_rows, NAME##_3_rows, NAME##_4_rows, NAME##_5_rows, NAME##_6_rows, \\
             }; \\
             Block b; \\
-            b.scales = scales, b.lines = lines, b.apart = apart, b.parts = parts; \\
+            b.scales = scales, b.lines = lines, b.apart = apart, b.parts = parts, b.stride = stride; \\
             for (ptrdiff_t m; rows > 0; rows -= m, z += m / parts * ROW, a += m * stride, heads += m * apart) { \\
                 ptrdiff_t q = 0; \\
                 m = rows_of_group(rows, parts); \\
                 b.z = z, b.heads = heads; \\
                 do { \\
                     b.quads = quads - q < BLOCK_QUADS ? quads - q : BLOCK_QUADS; \\
-                    b.panel = panel + q * lines * LINE_BYTES; \\
+                    b.panel = panel + q * lines * LINE_BYTES, b.a = a + 4 * q; \\
                     b.starts = q == 0, b.ends = q + b.quads == quads; \\
-                    NAME##_make_pairs(&b.pairs, a + 4 * q, stride, m, b.quads); \\
                     groups[m - 1](&b); \\
                     q += b.quads; \\
                 } while (q < quads); \\
