@@ -36,6 +36,7 @@ CROSS = "_PYTHON_HOST_PLATFORM" in os.environ  # by which CPython, too, knows th
 HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
 # Traps and errno keep compilers from vectorising; results do not depend on them. -ffast-math would change results.
+# Another limit on how many loops gcc peels made no difference.
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: no memset or memcpy for a line or two
 MAC = sys.platform == "darwin"

@@ -1,12 +1,11 @@
-"""Two threads beside one: on a quiet machine, in bursts, beside busy processes, and between numpy's threaded products.
+"""Two threads beside one: on a quiet machine, beside busy processes, and between numpy's threaded products.
 
 Needed by: docs/performance.md
 
     python benchmarks/busy.py [--rounds 5] [--seconds 0.5] [--spin COUNT ...]
 
 Threads that wait for each other may stay awake, which is fast while every thread has a core of its own, and wasteful
-where other work wants that core.  In bursts, of 20 ms after pauses of 50, threads have slept, and it matters on which
-core the system wakes them.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
+where other work wants that core.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
 it the median of the rounds' ratios to one thread in the same place.  `--spin` adds columns for all threads with
 GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.
 """
@@ -56,12 +55,11 @@ CALLS = {
     "training T8 B32 H32": lambda: training(8, 32, 32),
     "training T20 B4 H128": lambda: training(20, 4, 128),
 }
-PLACES = ("quiet", "bursts", "busy", "numpy")
-BURST, PAUSE = 0.02, 0.05  # seconds
+PLACES = ("quiet", "busy", "numpy")
 
 
 def work() -> None:
-    """Answers which call, for how many seconds, and where: each after a product of numpy's, or in bursts."""
+    """Answers which call, for how many seconds, and where: perhaps each after a product of numpy's."""
     calls = {name: make() for name, make in CALLS.items()}
     a = np.ones((512, 512), np.float32)
 
@@ -69,15 +67,10 @@ def work() -> None:
         name, seconds, place = question
         call, spent, count = calls[name], 0.0, 0
         call()
-        end = pause = time.perf_counter() + seconds
-        if place == "bursts":
-            pause = time.perf_counter()
+        end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             if place == "numpy":
                 a @ a
-            if time.perf_counter() >= pause:
-                time.sleep(PAUSE)
-                pause = time.perf_counter() + BURST
             start = time.perf_counter()
             call()
             spent += time.perf_counter() - start

@@ -1,5 +1,5 @@
 """What tests call alone: activations, their slopes and half precision over arrays, in lines of 64 bytes, as they are
-computed in the kernels, and the way in which threads take their CPUs.
+computed in the kernels.
 
 `out` has the size of `x`. A value's result does not depend on where in the array it is.
 """
@@ -9,7 +9,6 @@ cimport activations
 from half cimport half
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
-from team cimport Team, gather, take_cpu
 from tile cimport LF, line_of, lines_in, load_line, store_line
 
 SOURCE = BLOCKCELL_SOURCE.decode()
@@ -102,15 +101,3 @@ def from_half(const half[::1] x, float[::1] out, int num_threads=1):
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
         from_half_line(&x[j * LF], &out[j * LF], n - j * LF)
-
-
-def take_cpus(int times, present):
-    """`present()`, which tells the CPU, after this thread has begun in a team and after it has joined it `times` more,
-    as if it were a new thread each time."""
-    cdef Team team
-    gather(&team, times + 1, 1)
-    cpus = [present()]
-    for _ in range(times):
-        take_cpu(&team)
-        cpus.append(present())
-    return cpus

@@ -82,7 +82,8 @@ cdef inline void pack_w(
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the panels of w.T; where there are few, not the same part packs those for h and those for x."""
+    """One part of the panels of w.T; where there are few, not the same part packs those for h and those for x.  Each
+    part packing all panels for itself gained nothing for an LSTM."""
     cdef Py_ssize_t first = packer(&p.grid, number), last = parts - 1 - first, panels, j
     cdef int n
     for n in range(matrices_of(c)):

@@ -302,7 +302,7 @@ cdef inline void lstm_grad_line(
 ) noexcept nogil:
     """Line j of row (t, b) of dicfo, to row d, from the carried gradients of h and cs and the incoming ones, or where
     h is projected from the gradient of m in `carry`.  d_cs becomes the gradient of `cs_prev`, the row that the step
-    started from, or NULL for zeros."""
+    started from, or NULL for zeros.  Fetching the saved lines ahead gained nothing: memory is busy, not late."""
     cdef Py_ssize_t L = line_of(d)
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are; OUT_H is not needed otherwise
     cdef real[GATES * LF] dicfo

@@ -4,9 +4,6 @@ A team may consist of groups of equally many threads, neighbours by their number
 their own, so groups do not wait for each other.  If the runtime starts fewer threads than asked for, all meet at each.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
-Linux may wake a thread on the CPU of the one that wakes it, though others are idle: in a virtual machine it takes a CPU
-that has been idle for a while for an occupied one.  Both then share a CPU for tens of milliseconds.  So a thread that
-wakes up on the CPU of another one of its team leaves it.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
 much faster half as many threads would have been.  Without OpenMP there is one thread.
 """
@@ -29,7 +26,6 @@ cdef extern from *:
     #ifdef __linux__
     #include <limits.h>
     #include <linux/futex.h>
-    #include <sched.h>
     #include <sys/syscall.h>
     #include <unistd.h>
     #endif
@@ -38,9 +34,7 @@ cdef extern from *:
         SOON = 16,    /* looks after which the time begins to count */
         LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
         LINE = 64,
-        CPUS = 1024,  /* whose numbers are looked at */
-        GROUPS = 64,  /* of several threads, at most */
-        BITS = 8 * sizeof(unsigned long)
+        GROUPS = 64   /* of several threads, at most */
     };
 
     typedef struct {  /* a place where threads meet */
@@ -54,7 +48,6 @@ cdef extern from *:
         /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
         long long begun, begun_cpu, looked;
         unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
-        unsigned long taken[CPUS / BITS];            /* CPUs on which a thread of the team has begun, a bit for each */
         int groups, members;
         Meeting group[GROUPS];
     } Team;
@@ -88,38 +81,6 @@ cdef extern from *:
     static inline void look_later(void) { }
     static inline unsigned long control_of_thread(void) { return 0; }
     static inline void control_thread(unsigned long control) { (void) control; }
-    #endif
-
-    #ifdef __linux__
-    /* To any CPU that no thread of the team has taken.  From there the system may move this one on at once. */
-    static __attribute__((noinline, cold)) void leave_cpu(const Team *team) {
-        cpu_set_t allowed, others;
-        CPU_ZERO(&others);
-        if (sched_getaffinity(0, sizeof allowed, &allowed))
-            return;
-        for (int cpu = 0; cpu < CPUS && cpu < CPU_SETSIZE; cpu++) {
-            unsigned long taken = __atomic_load_n(&team->taken[cpu / BITS], __ATOMIC_RELAXED);
-            if (CPU_ISSET(cpu, &allowed) && !(taken >> cpu % BITS & 1))
-                CPU_SET(cpu, &others);
-        }
-        if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
-            sched_setaffinity(0, sizeof allowed, &allowed);
-    }
-
-    /* Whether no other thread of the team has taken the CPU before. */
-    static inline int takes(Team *team, int cpu) {
-        unsigned long bit = 1UL << cpu % BITS;
-        return cpu < 0 || cpu >= CPUS || !(__atomic_fetch_or(&team->taken[cpu / BITS], bit, __ATOMIC_RELAXED) & bit);
-    }
-
-    static inline void take_cpu(Team *team) {
-        if (!takes(team, sched_getcpu())) {
-            leave_cpu(team);
-            takes(team, sched_getcpu());
-        }
-    }
-    #else
-    static inline void take_cpu(Team *team) { }
     #endif
 
     static __attribute__((noinline, cold)) void sleep_until_passed(Meeting *at, int barrier) {
@@ -178,7 +139,6 @@ cdef extern from *:
         GROUPS
     void clear_team(Team *team, int groups, int members) noexcept nogil
     int number_in_team() noexcept nogil
-    void take_cpu(Team *team) noexcept nogil  # one that no other thread of the team has begun on
     long long nanoseconds() noexcept nogil
     long long cpu_nanoseconds() noexcept nogil
     unsigned long control_of_thread() noexcept nogil
@@ -192,14 +152,11 @@ cdef inline void gather(Team *team, Py_ssize_t groups, Py_ssize_t members) noexc
     clear_team(team, groups, members)
     team.begun, team.begun_cpu = nanoseconds(), cpu_nanoseconds()
     team.control = control_of_thread()
-    take_cpu(team)
 
 
 cdef inline void join(Team *team) noexcept nogil:
     """Called by each thread: take over the rounding mode and the treatment of subnormal numbers of the calling one."""
     control_thread(team.control)
-    if number_in_team() > 0:
-        take_cpu(team)
 
 
 cdef inline long long lost(const Team *team) noexcept nogil:

@@ -723,7 +723,7 @@ class Single(Layer[S_co]):
         return array
 
     def _pack(self, arrays: dict[str, Array]) -> CellWeights:
-        packed = np.empty(self._packed_size(), np.uint8)
+        packed = np.empty(self._packed_size(), np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
             self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
         return CellWeights(arrays, packed)

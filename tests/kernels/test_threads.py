@@ -14,7 +14,6 @@ from cases import arguments
 from fresh import printed, python
 
 from blockcell import GRU, LSTM, RNN, _cpu, _team, raw_ops
-from blockcell._kernels import available_levels
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
 TASKS = Path("/proc/self/task")
@@ -63,33 +62,6 @@ def test_h_in_whole_rows(kind, dtype, busy):
             assert bits(layer(x)) == expected
 
 
-# --------------------------------------------------------------------------------------------------------------- where
-CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-@pytest.fixture
-def only():
-    """A function that leaves this thread some of its CPUs."""
-    yield lambda *cpus: os.sched_setaffinity(0, cpus)
-    os.sched_setaffinity(0, CPUS)
-
-
-@pytest.mark.skipif(len(CPUS) < 2, reason="a thread can leave its CPU where it may run on two, and Linux tells which")
-@pytest.mark.parametrize("level", available_levels())
-def test_a_thread_takes_a_cpu_that_no_other_one_has_taken(level, only):
-    """And may run afterwards where it might before."""
-    kernels = pytest.importorskip(f"blockcell._activations_{level}", reason="only built in a checkout")
-    present = ctypes.CDLL(None).sched_getcpu
-    for allowed in (CPUS[:2], CPUS[:4], CPUS[:1]):
-        only(*allowed)
-        apart = 0
-        for _ in range(20):
-            found = kernels.take_cpus(len(allowed) + 1, present)
-            assert os.sched_getaffinity(0) == {*allowed} >= {*found}
-            apart += len({*found[: len(allowed)]}) == len(allowed)
-        assert apart >= 15  # the system may move a thread, too, but seldom within microseconds
-
-
 # ------------------------------------------------------------------------------------------------------------ how many
 @needs_openmp
 def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_num_threads):
@@ -124,32 +96,6 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
         assert _team.ready(2) == 2
     finally:
         _team.adapt(False)
-
-
-ALLOWED = """
-import os
-import numpy as np
-from blockcell import LSTM, _team, set_num_threads
-
-set_num_threads(4)
-_team.adapt(False)
-layer, x = LSTM.init(64, 64, seed=0), np.ones((20, 64, 64), np.float32)
-expected, cpus = layer(x)[0].tobytes(), os.sched_getaffinity(0)
-for allowed in (cpus, {min(cpus)}, cpus):
-    for task in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(task), allowed)
-    for _ in range(50):
-        assert layer(x)[0].tobytes() == expected
-    masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
-    assert len(masks) >= 4 and all(mask == allowed for mask in masks), masks
-print("as before")
-"""
-
-
-@needs_openmp
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")
-def test_threads_may_run_on_the_cpus_that_they_might_run_on_before():
-    assert printed(ALLOWED) == "as before"
 
 
 def test_never_more_than_planned(set_num_threads):

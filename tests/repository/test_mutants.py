@@ -127,11 +127,6 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "forward.pxd",
         {"h_before(p, rows, k + 1) + b * p.Ps,\n                  p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
     ),
-    "threads stay on a CPU that is taken": ("team.pxd", {"            leave_cpu(team);": "            ;"}),
-    "threads keep to the CPUs that were free": (
-        "team.pxd",
-        {"            sched_setaffinity(0, sizeof allowed, &allowed);": "            ;"},
-    ),
     "gru r and u": (
         "gru.pxd",
         {
@@ -471,7 +466,6 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "coupled": ("tests/layers/test_layers.py", "(test_values or derivative) and coupled and base"),
     "projected": ("tests/layers/test_layers.py", "(test_values or derivative) and projected and base"),
     "rows of h": ("tests/kernels/test_threads.py", "whole_rows and base"),
-    "threads": ("tests/kernels/test_threads.py", "takes_a_cpu and base"),
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
     "activations": ("tests/layers/test_layers_activations.py", "formulas and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
