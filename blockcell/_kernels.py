@@ -139,7 +139,8 @@ def build_info() -> dict[str, Any]:
         that this CPU runs (BLOCKCELL_LEVEL may name what is in both); ``openmp``, whether calls can use several
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
         ``cpu``; ``caches``, bytes of the data caches of each level, by which work is divided (usual sizes where the
-        processor does not tell); ``integer_products``, the instructions by which integers are
+        processor does not tell); ``prefetching``, whether kernels fetch weights ahead that outgrow the second-level
+        cache; ``integer_products``, the instructions by which integers are
         multiplied (`layer.packed` with ``activations``).
     """
     return {
@@ -155,6 +156,7 @@ def build_info() -> dict[str, Any]:
         "numpy": np.__version__,
         "cpu": _cpu_name(),
         "caches": dict(_cpu.CACHES),
+        "prefetching": bool(_cpu.machine()["prefetching"]),
         "integer_products": _integer.in_use(),
     }
 

@@ -1,17 +1,22 @@
-"""What tests call alone: activations, their slopes and half precision over arrays, in lines of 64 bytes, as they are
-computed in the kernels.
+"""What tests and benchmarks/tile.py call alone: activations, their slopes and half precision over arrays, in lines of
+64 bytes, as they are computed in the kernels, and products.
 
 `out` has the size of `x`. A value's result does not depend on where in the array it is.
 """
+from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport prange
 
 cimport activations
 from half cimport half
+from integer cimport Product, add_integer_product, in_integers, quads_of, quantise_row, stride_of_codes, use_product
+from narrow cimport bytes_of, narrow_product
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
-from tile cimport LF, line_of, lines_in, load_line, store_line
+from tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, product_of_block, store_line
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+TILE_ROWS = ROWS
+use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
@@ -101,3 +106,41 @@ def from_half(const half[::1] x, float[::1] out, int num_threads=1):
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
         from_half_line(&x[j * LF], &out[j * LF], n - j * LF)
+
+
+def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py_ssize_t lines, Py_ssize_t times):
+    """out (rows of LINES lines) += a @ each of the panels of so many lines, so many times."""
+    cdef Py_ssize_t K = a.shape[1], size = K * lines * line_of(&out[0]), count = panels.shape[0] // size, j, _time
+    for _time in range(times):
+        for j in range(count):
+            product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, <const real *> NULL, 0)
+
+
+def add_products_of_columns(
+    real[::1] out, const real[::1] columns, const real[::1] panels, Py_ssize_t rows, Py_ssize_t lines, Py_ssize_t times
+):
+    """The same for blocks of columns of ROWS values, of which `rows` count, as weight gradients are summed."""
+    cdef Py_ssize_t size = BLOCK * lines * line_of(&out[0]), count = panels.shape[0] // size, j, _time
+    for _time in range(times):
+        for j in range(count):
+            product_of_block(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
+
+
+def add_narrow_products(
+    int narrow, float[::1] out, const float[:, ::1] a, const unsigned char[::1] panels, const float[::1] scales,
+    float[::1] codes, Py_ssize_t lines, Py_ssize_t times
+):
+    """The same with panels of weights in fewer bytes; for integer products the rows first become `codes`."""
+    cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _time
+    cdef Py_ssize_t size = (4 * quads_of(K) if in_integers(narrow) else K) * lines * LF * bytes_of(narrow)
+    cdef const char *panel
+    if in_integers(narrow):
+        for r in range(rows):
+            quantise_row(narrow, &codes[r * stride_of_codes(narrow, K)], &a[r, 0], K)
+    for _time in range(times):
+        for j in range(panels.shape[0] // size):
+            panel = <const char *> &panels[j * size]
+            if in_integers(narrow):
+                add_integer_product(narrow, &out[0], rows, lines, &codes[0], panel, K, &scales[0])
+            else:
+                narrow_product(narrow, &out[0], 0, rows, 1, lines, &a[0, 0], K, panel, 0, K, &scales[0])

@@ -26,7 +26,7 @@ from gradients cimport (
 )
 from half cimport half
 from integer cimport in_integers, quantise_row, stride_of_codes
-from machine cimport outgrow_l2
+from machine cimport to_prefetch
 from narrow cimport WIDE, bytes_of
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
@@ -188,7 +188,7 @@ cdef inline Forward forward_of(
     p.marks, p.activation = NULL, activation
     p.w = panels_with(I, I, 0, O, p.L, 1, stored)
     p.grid = grid_forward(rows, I, O, itemsize, stored, threads)
-    p.w.fetches = outgrow_l2(I * O * itemsize, p.grid.members)
+    p.w.fetches = to_prefetch(I * O * itemsize, p.grid.members)
     p.chunk = each(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)

@@ -8,7 +8,7 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
-from machine cimport outgrow_l2
+from machine cimport to_prefetch
 from half cimport half
 from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
@@ -57,7 +57,7 @@ cdef inline void input_grad(
     cdef real[LF] before
     cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
-    cdef bint fetches = outgrow_l2((K + K2) * I * sizeof(real), 1)
+    cdef bint fetches = to_prefetch((K + K2) * I * sizeof(real), 1)
     cdef store *row
     if r0 == r1:
         return
@@ -257,7 +257,7 @@ cdef inline void weight_grad_tiles(
         at = c * BLOCK * ROWS
         for g in range(tiles if block.count[c] > 0 else 0):
             product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
-                             inputs + g * stride + at, 1, ROWS, panel + c * BLOCK * n * L, block.count[c],
+                             inputs + g * stride + at, 1, panel + c * BLOCK * n * L, block.count[c],
                              inputs + (g + TILES) * stride + at, 0)
     for q in range(M):
         if columns >= n * L:

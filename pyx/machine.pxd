@@ -9,6 +9,7 @@ cdef extern from *:
     typedef struct {
         Py_ssize_t caches[3];                 /* bytes of the data cache of each level */
         Py_ssize_t groups, members;           /* the grid of all plans; 0: that of the least cost */
+        Py_ssize_t prefetching;               /* whether it is faster to fetch weights ahead */
         Py_ssize_t only;                      /* the part that alone is run, to measure it; -1: all parts are */
         /* What the grid of the least cost is found by: nanoseconds, and operations and bytes in one. */
         double waking, waking_each;           /* to start a team, and more for each of its threads */
@@ -23,7 +24,7 @@ cdef extern from *:
     """
     ctypedef struct Machine:
         Py_ssize_t caches[3]
-        Py_ssize_t groups, members, only
+        Py_ssize_t groups, members, prefetching, only
         double waking, waking_each, slept, meeting, meeting_each, exchange, speed, alone
         double reading[3]
     const Machine *machine
@@ -37,8 +38,7 @@ cdef inline void use_machine(const Machine *one) noexcept:
     machine = one
 
 
-cdef inline bint outgrow_l2(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
-    """Whether a thread that reads its part of so many bytes of weights again and again should fetch them ahead.  Its
-    second-level cache decides: how far away the third one is no CPU tells, and a large one may be nearly as far as
-    memory."""
-    return weights > parts * machine.caches[L2]
+cdef inline bint to_prefetch(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
+    """Whether a thread that reads its part of so many bytes of weights again and again should fetch them ahead: where
+    this CPU gains by it and they outgrow its second-level cache."""
+    return machine.prefetching and weights > parts * machine.caches[L2]

@@ -261,7 +261,7 @@ cdef inline called narrow_product(
                 narrow_tiles(narrow, m, panels, lines, <vecf *> (acc + r * LINES * LF), step * VECTORS // LF,
                              a + r * stride + k0, stride, block, next, kb, scales)
             else:
-                product_of_block(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, 1, &wide[0], kb,
-                                 &wide[0], 0)
+                product_of_block(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, &wide[0], kb, &wide[0],
+                                 0)
             r += m
         k0 += kb

@@ -10,7 +10,7 @@ from cells cimport Gru, Lstm, ResetAfter, Rnn
 from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
 from gradients cimport PLAIN, plain_panels, tiles_of
 from integer cimport in_integers, stride_of_codes
-from machine cimport L2, machine, outgrow_l2
+from machine cimport L2, machine, to_prefetch
 from narrow cimport WIDE, bytes_of
 from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
 from real cimport real
@@ -228,7 +228,7 @@ cdef inline Forward forward_of(
         p.Is = stride_of_codes(c.narrow, I)
         p.As[0], p.As[1] = stride_of_codes(c.narrow, P), stride_of_codes(c.narrow, H)
     p.chunk = chunk_of(T, B, p.grid.groups)
-    p.w[0].fetches = p.w[1].fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
+    p.w[0].fetches = p.w[1].fetches = to_prefetch(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     p.workspace = empty_workspace()
     if not packed:
@@ -395,7 +395,7 @@ cdef inline Backward backward_of(
     p.x_panels = plain_panels((I + p.L - 1) // p.L)
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
-    p.fetches = outgrow_l2(recurrent * itemsize, p.grid.members)
+    p.fetches = to_prefetch(recurrent * itemsize, p.grid.members)
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.h_column[n] = n * (c.gates[0] + 1) * H if cell is ResetAfter else p.column[n]

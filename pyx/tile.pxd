@@ -93,6 +93,11 @@ cdef extern from *:
     }
     #define for_writing(address) __builtin_prefetch(address, 1)
     #define for_reading(address) __builtin_prefetch(address, 0, 2)
+    #if defined(__x86_64__)
+    #define hold(vector) __asm__("" : "+v"(*(vector)))
+    #else
+    #define hold(vector) (void) (vector)
+    #endif
     static const vecf ZEROF;
     static const vecd ZEROD;
     /* A factor of several vectors.  gcc for aarch64 would load some into all lanes of a register, which takes as long
@@ -118,6 +123,7 @@ cdef extern from *:
     void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
     float factor(float x) noexcept nogil
     double factor_of_doubles(double x) noexcept nogil
+    void hold(const void *vector) noexcept nogil  # in a register, from which all rows take it
     ctypedef void inlined "INLINED"
     ctypedef void called "CALLED"
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
@@ -372,6 +378,14 @@ cdef inline void pack_line_transposed(
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
+cdef inline vec add_product(vec sum, vec w, const void *a, Py_ssize_t at) noexcept nogil:
+    """sum + w * a[at].  A function, as gcc moves sums from register to register where this stands as an expression."""
+    if vec is vecf:
+        return sum + w * factor((<const float *> a)[at])
+    else:
+        return sum + w * factor_of_doubles((<const double *> a)[at])
+
+
 cdef inline inlined tile(
     Py_ssize_t rows, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const void *a, Py_ssize_t rs,
     Py_ssize_t ks, const vec *restrict p, Py_ssize_t K, const char *ahead
@@ -382,7 +396,8 @@ cdef inline inlined tile(
     `ahead` on come nearer for each sub-panel that ends here, unless it is one of several for so few rows that fetching
     slows them."""
     cdef vec acc[ACC]
-    cdef Py_ssize_t k = 0, m, v, u, at
+    cdef vec w[ACC]
+    cdef Py_ssize_t k = 0, m, v, u, fetched = (first + nv) // sub - first // sub if nv <= sub or rows >= FEWEST else 0
     for m in range(rows):
         for v in range(nv):
             if vec is vecf:
@@ -390,15 +405,19 @@ cdef inline inlined tile(
             else:
                 acc[m * nv + v] = ZEROD
     while True:
-        for u in range((first + nv) // sub - first // sub if nv <= sub or rows >= FEWEST else 0):
-            for_reading(ahead + (u * K + k) * LINE_BYTES)
-        for m in range(rows):
-            for v in range(nv):
-                at = ((first + v) // sub * K + k) * sub + (first + v) % sub
-                if vec is vecf:
-                    acc[m * nv + v] = acc[m * nv + v] + p[at] * factor((<const float *> a)[m * rs + k * ks])
-                else:
-                    acc[m * nv + v] = acc[m * nv + v] + p[at] * factor_of_doubles((<const double *> a)[m * rs + k * ks])
+        for u in range(fetched):
+            for_reading(ahead + (k * fetched + u) * LINE_BYTES)
+        for v in range(nv):
+            w[v] = p[((first + v) // sub * K + k) * sub + (first + v) % sub]
+            if 1 < rows < ROWS:
+                hold(&w[v])
+            if rows <= 3:
+                for m in range(rows):
+                    acc[m * nv + v] = add_product(acc[m * nv + v], w[v], a, m * rs + k * ks)
+        if rows > 3:
+            for m in range(rows):
+                for v in range(nv):
+                    acc[m * nv + v] = add_product(acc[m * nv + v], w[v], a, m * rs + k * ks)
         k += 1
         if k == K:
             break
@@ -407,79 +426,131 @@ cdef inline inlined tile(
             out[m * LINES * VECTORS + first + v] = out[m * LINES * VECTORS + first + v] + acc[m * nv + v]
 
 
+cdef inline called four_by_three(
+    Py_ssize_t first, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict p,
+    Py_ssize_t K, const char *ahead
+) noexcept nogil:
+    """Four rows by three vectors of two lines, whose addresses find no registers among those of other tiles."""
+    if first == 0: tile(4, 0, 3, VECTORS, out, a, rs, ks, p, K, ahead)
+    else: tile(4, 1, 3, VECTORS, out, a, rs, ks, p, K, ahead)
+
+
 cdef inline inlined tiles(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """One sub-panel after the other.  For a few rows these are too few chains: at v3, where a line is two vectors, such
-    rows take up to 8 vectors, 4 or 3 at once.  On aarch64, where a line is four, a single row takes all lines, and two
-    or three rows take 8 vectors or 6: the registers that their sums leave hold the factors."""
-    cdef Py_ssize_t g = 0, sub = SUB * VECTORS, most = ACC // rows if VECTORS == 2 else sub
-    if most >= 8 and lines == 4:
-        tile(rows, 0, 8, sub, out, a, rs, ks, p, K, ahead)
+    """The tile for all lines of a panel, inlined with `rows` constant: mostly one sub-panel after the other.  At v3,
+    where a line is two vectors, up to four rows take more vectors at once: ten chains keep a CPU busy that begins two
+    multiply-adds a cycle and ends them after five.  On aarch64, where a line is four vectors, up to three rows do so:
+    the registers that their sums leave hold the factors."""
+    cdef Py_ssize_t g = 0, once = 1
+    if SUB > 1:  # v4: all lines are one sub-panel
+        if lines == 1: tile(rows, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
+        elif lines == 2: tile(rows, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
+        elif lines == 3: tile(rows, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
+        else: tile(rows, 0, LINES * VECTORS, LINES * VECTORS, out, a, rs, ks, p, K, ahead)
         return
-    if most >= 8 and lines == 3:
-        tile(rows, 0, 6, sub, out, a, rs, ks, p, K, ahead)
-        return
-    if most == 3 and lines >= 3:
-        tile(rows, 0, 3, sub, out, a, rs, ks, p, K, ahead)
-        tile(rows, 3, 3, sub, out, a, rs, ks, p, K, ahead + step)
-        g = 3
+    if VECTORS == 2:
+        if rows == 1 and lines == 4:
+            tile(rows, 0, 8, VECTORS, out, a, rs, ks, p, K, ahead)
+            return
+        if rows <= 2 and lines == 3:
+            tile(rows, 0, 6, VECTORS, out, a, rs, ks, p, K, ahead)
+            return
+        if rows == 3 and lines == 3:
+            tile(rows, 0, 3, VECTORS, out, a, rs, ks, p, K, ahead)
+            tile(rows, 1, 3, VECTORS, out + VECTORS, a, rs, ks, p + K * VECTORS, K, ahead + step)
+            return
+        if rows == 4 and lines >= 3:
+            four_by_three(0, out, a, rs, ks, p, K, ahead)
+            four_by_three(1, out + VECTORS, a, rs, ks, p + K * VECTORS, K, ahead + step)
+            g = 3
+        if rows <= 3:
+            once = 2
     if FILLS:
         if rows == 1 and lines == 4:
-            tile(rows, 0, 16, sub, out, a, rs, ks, p, K, ahead)
+            tile(rows, 0, 16, VECTORS, out, a, rs, ks, p, K, ahead)
             return
         if rows == 1 and lines == 3:
-            tile(rows, 0, 12, sub, out, a, rs, ks, p, K, ahead)
+            tile(rows, 0, 12, VECTORS, out, a, rs, ks, p, K, ahead)
             return
         if rows <= 3 and lines == 3 or rows == 3 and lines == 4:
-            tile(rows, 0, 6, sub, out, a, rs, ks, p, K, ahead)
-            tile(rows, 6, 6, sub, out, a, rs, ks, p, K, ahead + step)
+            tile(rows, 0, 6, VECTORS, out, a, rs, ks, p, K, ahead)
+            tile(rows, 6, 6, VECTORS, out, a, rs, ks, p, K, ahead + step)
             g = 3
         if rows <= 2:
-            most = 2 * sub
-    while most >= 2 * sub and g + 2 * SUB <= lines:
-        tile(rows, 0, 2 * sub, sub, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
-        g += 2 * SUB
+            once = 2
+    while once == 2 and g + 2 <= lines:
+        tile(rows, 0, 2 * VECTORS, VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
+        g += 2
     while g < lines:
-        tile(rows, 0, sub, sub, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
-        g += SUB
+        tile(rows, 0, VECTORS, VECTORS, out + g * VECTORS, a, rs, ks, p + g * K * VECTORS, K, ahead + g * step)
+        g += 1
 
 
-cdef inline called tile_rows(
-    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
+# A function for each number of rows, as gcc keeps addresses of tiles on the stack where more of them are in one.  The
+# elements of A are those of rows `stride` apart or, where that is 1, of columns ROWS apart.
+cdef inline called one_row(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(1, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(1, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline called two_rows(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(2, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(2, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline called three_rows(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(3, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(3, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline called four_rows(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(4, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(4, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline called five_rows(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(5, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(5, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline called six_rows(
+    vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    const char *ahead, Py_ssize_t step
+) noexcept nogil:
+    if stride == 1: tiles(6, lines, out, a, 1, ROWS, p, K, ahead, step)
+    else: tiles(6, lines, out, a, stride, 1, p, K, ahead, step)
+
+
+cdef inline void tile_rows(
+    Py_ssize_t rows, vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K,
+    Py_ssize_t lines, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
     """The tile for 1 to ROWS rows and all lines of a panel.  With each sub-panel K lines from `ahead` on come nearer,
     then those `step` bytes further on."""
-    if SUB > 1 and lines == 1:
-        if rows == 1: tile(1, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, 0, VECTORS, VECTORS, out, a, rs, ks, p, K, ahead)
-    elif SUB > 1 and lines == 2:
-        if rows == 1: tile(1, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif SUB > 1 and lines == 3:
-        if rows == 1: tile(1, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 2: tile(2, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 3: tile(3, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 4: tile(4, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        elif rows == 5: tile(5, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-        else: tile(6, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, p, K, ahead)
-    elif rows == 1: tiles(1, lines, out, a, rs, ks, p, K, ahead, step)
-    elif rows == 2: tiles(2, lines, out, a, rs, ks, p, K, ahead, step)
-    elif rows == 3: tiles(3, lines, out, a, rs, ks, p, K, ahead, step)
+    if rows == 1: one_row(out, p, a, stride, K, lines, ahead, step)
+    elif rows == 2: two_rows(out, p, a, stride, K, lines, ahead, step)
+    elif rows == 3: three_rows(out, p, a, stride, K, lines, ahead, step)
     elif ROWS > 3:
-        if rows == 4: tiles(4, lines, out, a, rs, ks, p, K, ahead, step)
-        elif rows == 5: tiles(5, lines, out, a, rs, ks, p, K, ahead, step)
-        else: tiles(ROWS, lines, out, a, rs, ks, p, K, ahead, step)
+        if rows == 4: four_rows(out, p, a, stride, K, lines, ahead, step)
+        elif rows == 5: five_rows(out, p, a, stride, K, lines, ahead, step)
+        elif ROWS > 5: six_rows(out, p, a, stride, K, lines, ahead, step)
 
 
 cdef inline inlined chains_of_one(
@@ -501,12 +572,8 @@ cdef inline inlined chains_of_one(
             sub = min(<Py_ssize_t> SUB, own) * VECTORS
             for s in range(own * VECTORS // sub):
                 for v in range(sub):
-                    if vec is vecf:
-                        acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
-                            p[i * next + (s * K + k) * sub + v] * (<const float *> a)[k])
-                    else:
-                        acc[i * n + s * sub + v] = acc[i * n + s * sub + v] + (
-                            p[i * next + (s * K + k) * sub + v] * (<const double *> a)[k])
+                    acc[i * n + s * sub + v] = add_product(
+                        acc[i * n + s * sub + v], p[i * next + (s * K + k) * sub + v], a, k)
         k += 1
         if k == K:
             break
@@ -553,16 +620,16 @@ cdef inline void product_of_one(
 
 
 cdef inline void product_of_block(
-    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t rs, Py_ssize_t ks, const real *block,
-    Py_ssize_t kb, const real *ahead, Py_ssize_t step
+    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *block, Py_ssize_t kb,
+    const real *ahead, Py_ssize_t step
 ) noexcept nogil:
-    """acc (rows x lines) += A (element m, k at a[m * rs + k * ks]) @ a panel's block of kb values of k, for at most
-    ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
+    """acc (rows x lines) += A (rows of `stride`, or if that is 1 columns of ROWS) @ a panel's block of kb values of k,
+    for at most ROWS rows.  With each sub-panel kb lines from `ahead` on are fetched, then those `step` further on."""
     if real is float:
-        tile_rows(rows, lines, <vecf *> acc, a, rs, ks, <const vecf *> block, kb, <const char *> ahead,
+        tile_rows(rows, <vecf *> acc, <const vecf *> block, a, stride, kb, lines, <const char *> ahead,
                   step * sizeof(real))
     else:
-        tile_rows(rows, lines, <vecd *> acc, a, rs, ks, <const vecd *> block, kb, <const char *> ahead,
+        tile_rows(rows, <vecd *> acc, <const vecd *> block, a, stride, kb, lines, <const char *> ahead,
                   step * sizeof(real))
 
 
@@ -584,7 +651,7 @@ cdef inline void product(
             ahead = block  # is here already
             if next is not NULL and part * subs < lines:
                 ahead = next + (part * K + k0) * subs * lanes
-            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, 1, block, kb, ahead,
+            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, block, kb, ahead,
                              kb * lanes)
             r += m
             part += 1
@@ -612,10 +679,7 @@ cdef inline inlined chain(
                 p = <const vec *> (<const double *> w + k * ld) + j * VECTORS
             for m in range(rows):
                 for v in range(VECTORS):
-                    if vec is vecf:
-                        acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const float *> a)[m * rs + k]
-                    else:
-                        acc[m * VECTORS + v] = acc[m * VECTORS + v] + p[v] * (<const double *> a)[m * rs + k]
+                    acc[m * VECTORS + v] = add_product(acc[m * VECTORS + v], p[v], a, m * rs + k)
             k += 1
             if k == K:
                 break
