@@ -1,11 +1,13 @@
-"""The tile alone: multiply-adds a second with 1 to 6 rows, and their share of the ceiling (docs/performance.md).
+"""The tile alone: multiply-adds a second with 1 to 6 rows, and their share of the ceiling.
+
+Needed by: docs/performance.md
 
     python benchmarks/tile.py [--levels v3] [--rows 6] [--reduce 512] [--lines 4]
 
 For every CPU level and product: float32 and float64; of columns, as weight gradients have them; float16 weights; and
 8-bit weights and rows, each with the instructions that the level's CPUs have.  Panels lie in the second-level cache.
 One thread.  The ceiling is that of multiply-adds between registers of the same level and dtype (ceiling.py), of float32
-for 8 bits.  A figure is the best of several rounds.  Needs a checkout that was built in place, and a C compiler.
+for 8 bits.  Needs a checkout that was built in place, and a C compiler.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from ceiling import multiply_adds
+from turns import print_heads, print_row, seconds
 
 import blockcell
 from blockcell import _integer
 
 LEVELS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # and their integer products
 FLOAT16, INT8 = 1, 4  # of pyx/narrow.pxd
-PANELS, ROUNDS, SECONDS, MOST_LINES = 2, 9, 0.02, 4
+PANELS, MOST_LINES, OPERATIONS = 2, 4, 2e7  # of a call that is timed
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -36,25 +39,14 @@ def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return array
 
 
-def best_rate(call: Callable[[int], None], operations: float) -> float:
+def rate(call: Callable[[int], None], operations: float) -> float:
     """GF/s of `call(times)`, which does so many operations each time."""
-    times, best = 1, float("inf")
-    while best == float("inf"):
-        start = time.perf_counter()
-        call(times)
-        if time.perf_counter() - start < SECONDS:
-            times *= 2
-        else:
-            best = time.perf_counter() - start
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call(times)
-        best = min(best, time.perf_counter() - start)
-    return operations * times / best / 1e9
+    times = max(1, int(OPERATIONS / operations))
+    return operations * times / seconds(lambda: call(times)) / 1e9
 
 
 def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) -> list[float]:
-    """GF/s of the tile with so many rows each, over `reduce` values of k (64 for columns, and no more rows than it has)."""
+    """GF/s of the tile with each number of rows, over `reduce` values of k; of columns 64, no more rows than it has."""
     module = importlib.import_module(f"blockcell._activations_{level}")
     dtype = "float64" if product == "float64" else "float32"
     lanes = 64 // np.dtype(dtype).itemsize
@@ -66,41 +58,39 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
         operations = 2.0 * PANELS * m * reduce * lines * lanes
         if product in ("float32", "float64"):
             panels = aligned((PANELS * reduce * lines * lanes,), dtype)
-            rate = best_rate(lambda n: module.add_products(out, a, panels, lines, n), operations)
+            found.append(rate(partial(module.add_products, out, a, panels, lines), operations))
         elif product == "columns":
             columns, panels = aligned((64 * 8,), dtype), aligned((PANELS * 64 * lines * lanes,), dtype)
-            call = lambda n: module.add_products_of_columns(out, columns, panels, m, lines, n)  # noqa: E731
-            rate = best_rate(call, operations / reduce * 64)
+            call = partial(module.add_products_of_columns, out, columns, panels, m, lines)
+            found.append(rate(call, operations / reduce * 64))
         else:
             kind, size = (FLOAT16, 2) if product == "float16" else (INT8, 1)
             panels, codes = aligned((PANELS * reduce * lines * lanes * size,), "uint8"), aligned((m * reduce,), dtype)
             scales = aligned((lines * lanes,), dtype)
             if kind == INT8:
                 _integer.use(product)
-            call = lambda n: module.add_narrow_products(kind, out, a, panels, scales, codes, lines, n)  # noqa: E731
-            rate = best_rate(call, operations)
-        found.append(rate)
+            call = partial(module.add_narrow_products, kind, out, a, panels, scales, codes, lines)
+            found.append(rate(call, operations))
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=blockcell.build_info()["supported_levels"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6])
+    parser.add_argument("--rows", nargs="+", type=int, choices=range(1, 7), default=range(1, 7), metavar="N")
     parser.add_argument("--reduce", type=int, default=512, metavar="K")
     parser.add_argument("--lines", type=int, default=MOST_LINES, choices=range(1, MOST_LINES + 1))
     asked = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rows = [m for m in asked.rows if m <= 6]
-    print("| level | product | ceiling, GF/s |", *(f"{m} row{'s'[: m > 1]} |" for m in rows))
-    print("| --- " * (3 + len(rows)) + "|")
+    rows = asked.rows
+    print_heads(["level", "product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in rows)])
     for level in asked.levels:
         integer = [name for name in LEVELS[level] if name in _integer.available()][:1]
         for product in ["float32", "float64", "columns", "float16", *integer]:
             ceiling = multiply_adds(level, "float64" if product == "float64" else "float32", 1, 1_000_000)
             found = rates(level, product, rows, asked.reduce, asked.lines)
-            cells = [f"{rate:.0f} ({100 * rate / ceiling:.0f} %)" for rate in found] + [""] * (len(rows) - len(found))
-            print(f"| {level} | {product} | {ceiling:.0f} |", " | ".join(cells), "|")
+            cells = [f"{one:.0f} ({100 * one / ceiling:.0f} %)" for one in found] + [""] * (len(rows) - len(found))
+            print_row([level, product, f"{ceiling:.0f}", *cells])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ cdef extern from *:
     #include <immintrin.h>
     #endif
     #if defined(__AVX512F__)
-    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4, FILLS = 0 };  /* 32 registers: 6 x 4 accumulators, 4 of the panel */
+    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4, FILLS = 0 };  /* 32 registers: 6 x 4; 12 x 2 need 14 loads for 10 */
     #elif defined(__AVX2__)
     enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1, FILLS = 0 };   /* 16 registers: 6 x 2 */
     #elif defined(__aarch64__)
@@ -392,9 +392,9 @@ cdef inline inlined tile(
 ) noexcept nogil:
     """out (rows x nv vectors) += chain over K >= 1 values of k from zero of a[m, k] * p[k], for nv vectors from number
     `first` on of a block whose sub-panels are of `sub` vectors.  Inlined with these and rows constant, so that the
-    accumulators live in registers: also across the loop's end, which is why it is no `for`.  Meanwhile K lines from
-    `ahead` on come nearer for each sub-panel that ends here, unless it is one of several for so few rows that fetching
-    slows them."""
+    accumulators live in registers: also across the loop's end, which is why it is no `for`.  With two values of k in a
+    round gcc keeps some on the stack.  Meanwhile K lines from `ahead` on come nearer for each sub-panel that ends here,
+    unless it is one of several for so few rows that fetching slows them."""
     cdef vec acc[ACC]
     cdef vec w[ACC]
     cdef Py_ssize_t k = 0, m, v, u, fetched = (first + nv) // sub - first // sub if nv <= sub or rows >= FEWEST else 0
