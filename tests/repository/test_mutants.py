@@ -359,8 +359,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
     "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
     "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
-    "tiles of several lines: from another vector on": ("tile.pxd", {"tile(rows, 3, 3, sub,": "tile(rows, 2, 3, sub,"}),
-    "tiles of several lines: of one line": ("tile.pxd", {"at = ((first + v) // sub * K": "at = (first // sub * K"}),
+    "tiles of several lines: from another vector on": (
+        "tile.pxd",
+        {"tile(4, 1, 3, VECTORS,": "tile(4, 0, 3, VECTORS,"},
+    ),
+    "tiles of several lines: of one line": ("tile.pxd", {"p[((first + v) // sub * K": "p[(first // sub * K"}),
     "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
     "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
     "torch bias sums of the first columns": ("gradients.pxd", {"block.d[k] * ldd + c0": "block.d[k] * ldd"}),
@@ -398,7 +401,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "_integer.pyx",
         {"TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES,": "TILE(3, 2, sums + g * LINE, panel,"},
     ),
-    "integers: pairs of sums": ("_integer.pyx", {"_mm256_permute4x64_epi64(both, 0xd8)": "both"}),
+    "integers: odd codes": ("_integer.pyx", {"odd, OP(srli_epi16)(codes, 8))": "odd, OP(srli_epi16)(codes, 7))"}),
     "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
 }
 
@@ -411,8 +414,7 @@ ORDERS = {  # the same for the order of summation
         "tile.pxd",
         {
             "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
-            "(<const float *> a)[m * rs + k * ks]": "(<const float *> a)[m * rs + (K - 1 - k) * ks]",
-            "(<const double *> a)[m * rs + k * ks]": "(<const double *> a)[m * rs + (K - 1 - k) * ks]",
+            "a, m * rs + k * ks)": "a, m * rs + (K - 1 - k) * ks)",
         },
     ),
     "chains that begin with what there is": (
