@@ -1,10 +1,10 @@
-"""What weights in fewer bytes cost in accuracy, on layers that were trained and on initial weights.
+"""What quantization costs in accuracy, on layers that were trained and on initial weights.
 
-Needed by: docs/storage.md
+Needed by: docs/quantization.md
 
-    python benchmarks/accuracy.py [--csv docs/benchmarks/storage-errors.csv]   # needs the extras bench and examples
+    python benchmarks/accuracy.py [--csv docs/benchmarks/quantization-errors.csv]   # needs bench and examples
 
-The errors are those of `layer.storage_error` on what the layers were made for, and the scores are of these results:
+The errors are those of `layer.quantization_report` on what the layers were made for, and the scores of these results:
 
 * the networks of `blockcell demo`, and the digits they have not seen: how many are right;
 * an LSTM and a GRU that read Python's language reference, as `help()` shows it, character by character, and the last
@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import storage
+import quantization
 from turns import CPUS, arguments
 
-WAYS = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"), ("int8", "int8"), ("int8", "int16")]
-COLUMNS = ["data", "layer", "storage", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
+COLUMNS = ["data", "layer", "quantized to", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
 THREADS = CPUS  # of peers: onnxruntime has a scale of h for the rows of each
 Run = Callable[[Any, np.ndarray], np.ndarray | None]
@@ -43,7 +42,7 @@ def onnxruntime(layer: Any, x: np.ndarray) -> np.ndarray | None:
     """y of what `quantize_dynamic` makes of an LSTM; it leaves a GRU as it is."""
     from blockcell import LSTM
 
-    return storage.onnxruntime(layer, x, "int8", THREADS)[1]() if isinstance(layer, LSTM) else None
+    return quantization.onnxruntime(layer, x, "int8", THREADS)[1]() if isinstance(layer, LSTM) else None
 
 
 def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
@@ -51,7 +50,7 @@ def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
     from blockcell import convert
 
     try:
-        return storage.torch(layer, x, "int8", THREADS)[1]()
+        return quantization.torch(layer, x, "int8", THREADS)[1]()
     except convert.ConversionError:  # peepholes, or a GRU that resets before the product
         return None
 
@@ -63,7 +62,7 @@ def openvino(layer: Any, x: np.ndarray) -> np.ndarray | None:
     peepholes = layer.weights.get("wci") is not None  # it ignores them
     if peepholes or "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return None
-    return storage.openvino(layer, x, "", THREADS)[1]()
+    return quantization.openvino(layer, x, "", THREADS)[1]()
 
 
 PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "OpenVINO bfloat16": openvino}
@@ -73,25 +72,24 @@ PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "
 def lines(data: str, what: str, layer: Any, x: np.ndarray, score: Callable[[Any], str] | None = None) -> Iterator[Any]:
     """Those of a layer, with float32 in front."""
     from blockcell import Stack
-    from blockcell.layers.storage import error_of
+    from blockcell.optable import SCHEMES
+    from blockcell.quantization import report_of
 
     def line(name: str, cost: Any, y: Any) -> list[Any]:
         shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
         return [data, what, name, *shares, cost.nbytes or "", "" if score is None else score(y)]
 
     y, weights = layer(x)[0], layer.weights.values()
-    yield line("float32", error_of("float32", "float32", y, y, weights, weights), y)
-    for stored, activations in WAYS:
-        name = stored if activations == "float32" else f"{stored}, activations {activations}"
-        cost = layer.storage_error(stored, x, activations=activations)
-        yield line(name, cost, layer.packed(stored, activations)(x)[0])
+    yield line("float32", report_of("float32", y, y, weights, weights), y)
+    for scheme in SCHEMES:
+        yield line(scheme, layer.quantization_report(scheme, x), layer.quantize(scheme)(x)[0])
     recurrent, *dense = layer.layers if isinstance(layer, Stack) else [layer]
     for name, run in PEERS.items():
         other = run(recurrent, x)
         if other is not None:
             for each in dense:
                 other = each(other)[0]
-            yield line(name, error_of("", "", y, other, [], []), other)
+            yield line(name, report_of("", y, other, [], []), other)
 
 
 def digits() -> Iterator[list[Any]]:

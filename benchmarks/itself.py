@@ -6,7 +6,7 @@ Needed by: docs/performance.md
     python benchmarks/itself.py [--rounds 7]
     python benchmarks/itself.py --small   # instead: what small calls cost
     python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
-    python benchmarks/itself.py --storage LSTM GRU  # instead: weights in fewer bytes, where they gain least
+    python benchmarks/itself.py --quantized LSTM    # instead: quantized layers, where they gain least
 
 Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
 Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.
@@ -27,7 +27,7 @@ from candidates import LAYERS, started
 from turns import CPUS, Watch, Worker, arguments, counted, opened, print_heads, print_row, watch
 
 import blockcell
-from blockcell.optable import WEIGHT_STORAGES
+from blockcell.optable import SCHEMES
 
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
@@ -169,42 +169,42 @@ def normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
     return [g.standard_normal(shape, np.float32) / 32 for shape in shapes]
 
 
-def print_storages(kinds: list[str], rounds: int) -> None:
-    """Calls and steps of streams that gain least by weights in fewer bytes, and the geometric mean of all."""
+def print_quantized(kinds: list[str], rounds: int) -> None:
+    """Calls and steps of streams that gain least by quantization, and the geometric mean of all."""
     gains: dict[tuple[int, str], list[tuple[float, list[object]]]] = {}
     for kind, H in product(kinds, STORED["H"]):
         layer = KINDS[kind](H)
-        packed = {storage: layer.packed(storage) for storage in (None, *WEIGHT_STORAGES)}
+        layers = {None: layer} | {scheme: layer.quantize(scheme) for scheme in SCHEMES}
         for threads, B, T in product((1, CPUS), STORED["B"], (0, *STORED["T"])):  # 0: a stream
             if max(T, 1) * B * H * H > MOST:
                 continue
             blockcell.set_num_threads(threads)
             x = normal((T or 1, B, H))[0]
-            calls = {k: partial(each, x) if T else partial(each.stream(B).step, x[0]) for k, each in packed.items()}
+            calls = {k: partial(each, x) if T else partial(each.stream(B).step, x[0]) for k, each in layers.items()}
             n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
             turns = [{k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(rounds)]
             least = min(turn[None] for turn in turns) * 1e6
-            for storage in WEIGHT_STORAGES:
-                gain = statistics.median(turn[None] / turn[storage] for turn in turns)
+            for scheme in SCHEMES:
+                gain = statistics.median(turn[None] / turn[scheme] for turn in turns)
                 point = [kind, H, B, T or "stream", f"{least:.0f}"]
-                gains.setdefault((threads, storage), []).append((gain, point))
+                gains.setdefault((threads, scheme), []).append((gain, point))
     print_heads(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
-    for (threads, storage), found in gains.items():
+    for (threads, scheme), found in gains.items():
         for gain, point in sorted(found, key=lambda each: each[0])[:WORST]:
-            print_row([threads, storage, *point, f"{gain:.2f}x"])
+            print_row([threads, scheme, *point, f"{gain:.2f}x"])
         short = sum(gain < 0.97 for gain, _ in found)
         mean = statistics.geometric_mean(gain for gain, _ in found)
-        print_row([threads, storage, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
+        print_row([threads, scheme, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=7)
     parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
-    parser.add_argument("--storage", nargs="+", metavar="LAYER", choices=KINDS)
+    parser.add_argument("--quantized", nargs="+", metavar="LAYER", choices=KINDS)
     options = parser.parse_args()
-    if options.storage:
-        print_storages(options.storage, options.rounds)
+    if options.quantized:
+        print_quantized(options.quantized, options.rounds)
     elif not options.small:
         with opened({threads: started("blockcell", threads) for threads in (1, CPUS)}) as workers:
             guard = watch(workers.values())
@@ -212,11 +212,11 @@ def main() -> None:
                 print_ragged(workers.values(), guard, options.rounds)
             else:
                 print_gains(workers[1], workers[CPUS], guard, options.rounds)
-    if not (options.storage or options.small or options.ragged):
+    if not (options.quantized or options.small or options.ragged):
         print()
         print_streams()
         print()
-    if not (options.storage or options.ragged):
+    if not (options.quantized or options.ragged):
         print_small_calls()
 
 

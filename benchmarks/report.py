@@ -6,9 +6,9 @@ Needed by: docs/benchmarks/cpu.md, docs/performance.md
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table docs/performance.md has too, with lines of
-storage.csv (`python tests/repository/test_readme.py` copies it), and torch.md and storage.md there are written of what
-torch_modules.py and storage.py have measured.  Files of `bench.py --grid` get tables of their own: per task, peer and
-number of threads.
+quantization.csv (`python tests/repository/test_readme.py` copies it), and torch.md and quantization.md there are
+written of what torch_modules.py and quantization.py have measured.  Files of `bench.py --grid` get tables of their
+own: per task, peer and number of threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-more", "float32
 FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
-STORAGE = FOLDER / "storage.csv"
+QUANTIZATION = FOLDER / "quantization.csv"
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
@@ -145,8 +145,8 @@ def machine(about: Row) -> str:
     )
 
 
-def summary(paths: list[Path], storage: Path | None = None) -> list[str]:
-    """The first table; that of docs/performance.md has lines of a file of storage.py, too."""
+def summary(paths: list[Path], quantized: Path | None = None) -> list[str]:
+    """The first table; that of docs/performance.md has lines of a file of quantization.py, too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
     files = [read(path) for path in paths]
     for what, tasks, peer in SUMMARY:
@@ -158,7 +158,7 @@ def summary(paths: list[Path], storage: Path | None = None) -> list[str]:
             version = about[peer].partition("+")[0]
             median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
             lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
-    return table(lines + (few_bits_lines(storage) if storage else []))
+    return table(lines + (few_bits_lines(quantized) if quantized else []))
 
 
 def ratios(rows: list[Row]) -> list[str]:
@@ -396,22 +396,21 @@ def torch_page(path: Path) -> str:
     return "\n".join(page[:-1]) + "\n"
 
 
-# -------------------------------------------------------------------------------------------- weights in fewer bytes
-STORAGE_HEAD = """# Layers whose weights are stored in fewer bytes, beside their peers
+# ------------------------------------------------------------------------------------------------- quantized layers
+QUANTIZATION_HEAD = """# Quantized layers beside other libraries
 
-How fast is `layer.packed(storage=..., activations=...)`, and how far is y off? [storage.md](../storage.md) has the
-answer in short. `python benchmarks/report.py` writes this page from storage.csv and storage-errors.csv in this
-directory, which `python benchmarks/storage.py` and `accuracy.py` measured.
+How fast is `layer.quantize("int8")`, and how far is y off? [quantization.md](../quantization.md) has the answer in
+short. `python benchmarks/report.py` writes this page from quantization.csv and quantization-errors.csv in this
+directory, which `python benchmarks/quantization.py` and `accuracy.py` measured.
 
 * Calls are of T = 20 steps. All candidates have the same number of threads.
-* A ratio of 2.00x means that a candidate takes twice as long as "int8, int8": weights and activations in 8 bits. In
+* A ratio of 2.00x means that a candidate takes twice as long as "int8", ours: weights and activations in 8 bits. In
   brackets the quartiles of the rounds' ratios.
-* "float32" to "int8, int8" are ours: the storage of the weights, and the activations where they are rounded.
 * "int8" of onnxruntime and torch is what their `quantize_dynamic` makes. "openvino" is what it does unasked: on this
   CPU it computes in bfloat16. PyTorch has only the GRU that resets after the product, and onnxruntime no GRU in int8.
 * Errors are root mean squares of what y is off, relative to y's, x standard normal, weights as PyTorch draws them.
 """
-BASE = "int8, int8"
+BASE = "int8"
 IN_FEW_BITS = {"onnxruntime int8": "onnxruntime", "torch int8": "torch", "openvino": "openvino"}
 FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
     ("LSTM in 8 bits, inference", "LSTM", "onnxruntime int8"),
@@ -423,8 +422,8 @@ FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
 ]
 
 
-def read_storage(path: Path) -> tuple[list[Row], Row]:
-    """The lines of storage.py, and what its JSON file says of the machine."""
+def read_quantization(path: Path) -> tuple[list[Row], Row]:
+    """The lines of quantization.py, and what its JSON file says of the machine."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
@@ -442,14 +441,14 @@ def measured(about: Row) -> list[str]:
     return [*textwrap.wrap(line, 120), ""]
 
 
-def storage_points(rows: list[Row]) -> list[dict[str, Row]]:
+def points_of(rows: list[Row]) -> list[dict[str, Row]]:
     """The rows of each point by candidate."""
     return [{r["candidate"]: r for r in mine} for mine in groups(rows, "kind", "B", "I", "H", "threads").values()]
 
 
 def few_bits_lines(path: Path) -> list[list[str]]:
     """Rows of docs/performance.md: ours in 8 bits beside a peer, with I = H."""
-    rows, about = read_storage(path)
+    rows, about = read_quantization(path)
     lines = []
     for what, kind, peer in FEW_BITS:
         mine = [r for r in rows if (r["kind"], r["candidate"]) == (kind, peer) and r["I"] == r["H"]]
@@ -462,8 +461,8 @@ def few_bits_lines(path: Path) -> list[list[str]]:
 
 
 def few_bits(path: Path) -> list[str]:
-    """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/storage.md has it too."""
-    rows, about = read_storage(path)
+    """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/quantization.md has it too."""
+    rows, about = read_quantization(path)
     lines = [
         [
             "",
@@ -471,29 +470,25 @@ def few_bits(path: Path) -> list[str]:
             *IN_FEW_BITS,
             "the fastest of them",
             "slower at",
-            "float32 beside 8 bits",
-            "beside 16 bits",
+            "float32 beside int8",
         ]
     ]
     for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
-        found = storage_points(mine)
+        found = points_of(mine)
         beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]
         fastest = [min((p[name] for name in IN_FEW_BITS if name in p), key=lambda r: r["ratio"]) for p in found]
         worst = min(fastest, key=lambda r: r["ratio"])
         at = f"{geometric_mean(fastest)}; {worst['ratio']:.2f}x at B = {worst['B']}, H = {worst['H']}"
         many = [p for p in found if p["float32"]["B"] >= 16]
-        eight = [p["float32"] for p in many]
-        sixteen = [{"ratio": p["float32"]["ratio"] / p["int8, int16"]["ratio"]} for p in many]
-        gains = [f"{geometric_mean(r)}; {min(x['ratio'] for x in r):.2f}x" for r in (eight, sixteen)]
-        lines.append(
-            [kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), *gains]
-        )
+        floats = [p["float32"] for p in many]
+        gain = f"{geometric_mean(floats)}; {min(r['ratio'] for r in floats):.2f}x"
+        lines.append([kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), gain])
     return [*table(lines), *measured(about)]
 
 
 def few_bits_errors(path: Path) -> list[str]:
-    """The geometric mean of the errors over all sizes, and the largest; docs/storage.md has it too."""
-    rows = [r for r in read_storage(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
+    """The geometric mean of the errors over all sizes, and the largest; docs/quantization.md has it too."""
+    rows = [r for r in read_quantization(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
     names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
     lines = [["", *names]]
     for (kind,), mine in groups(rows, "kind").items():
@@ -503,8 +498,8 @@ def few_bits_errors(path: Path) -> list[str]:
 
 
 def one_row(path: Path) -> list[str]:
-    """Microseconds a step of one row with one input, and their share of the rate of reading; docs/storage.md has it."""
-    rows, about = read_storage(path)
+    """Microseconds a step of one row with one input, and their share of the rate of reading."""
+    rows, about = read_quantization(path)
     rows = [r for r in rows if r["I"] == 1]
     names = list(dict.fromkeys(r["candidate"] for r in rows))
     lines = [["", "H", "threads", *names]]
@@ -513,7 +508,7 @@ def one_row(path: Path) -> list[str]:
         rate = f" ({100 * row['share']:.0f} %)" if row["share"] else ""
         return microseconds(row["microseconds"] / 20) + rate
 
-    for found in storage_points(rows):
+    for found in points_of(rows):
         mine = found[BASE]
         shown = [step(found[name]) if name in found else "" for name in names]
         lines.append([mine["kind"], str(mine["H"]), str(mine["threads"]), *shown])
@@ -522,12 +517,12 @@ def one_row(path: Path) -> list[str]:
 
 def all_sizes(path: Path, of: Any) -> list[str]:
     """A line for each point with I = H: in 8 bits in microseconds, and `of` the row of each other candidate."""
-    rows = [r for r in read_storage(path)[0] if r["I"] == r["H"]]
+    rows = [r for r in read_quantization(path)[0] if r["I"] == r["H"]]
     others = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
     page = []
     for (threads,), mine in sorted(groups(rows, "threads").items()):
         lines = [["", "B", "H", f"{BASE}, µs", *others]]
-        for p in storage_points(mine):
+        for p in points_of(mine):
             base = p[BASE]
             what = [base["kind"], str(base["B"]), str(base["H"]), microseconds(base["microseconds"])]
             lines.append([*what, *(of(p[name]) if name in p else "" for name in others)])
@@ -541,11 +536,11 @@ def read_errors(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def storage_costs(path: Path) -> list[str]:
-    """Scores of what was trained, and errors of all; for docs/storage.md."""
+def quantization_costs(path: Path) -> list[str]:
+    """Scores of what was trained, and errors of all; for docs/quantization.md."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for r in read_errors(path):
-        found.setdefault((r["data"], r["layer"]), {})[r["storage"]] = r
+        found.setdefault((r["data"], r["layer"]), {})[r["quantized to"]] = r
     names = [*max(found.values(), key=len)]  # some layer has all of them
     scores, errors = [["", *names]], [["", *names[1:]]]
     for (data, layer), mine in found.items():
@@ -558,29 +553,36 @@ def storage_costs(path: Path) -> list[str]:
     return [*table(scores), "RMS of the error of y, of y's RMS:", "", *table(errors)]
 
 
-def storage_errors(path: Path) -> list[str]:
+def quantization_errors(path: Path) -> list[str]:
     """How far y is off."""
     rows = read_errors(path)
-    lines = [["data", "layer", "weights in", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
+    lines = [["data", "layer", "quantized to", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
     for r in rows:
-        exact = r["storage"] == "float32"
+        exact = r["quantized to"] == "float32"
         shares = [f"{100 * float(r[name]):.2g} %" for name in ("relative_max", "relative_rms")]
         kilobytes = f"{int(r['nbytes']) / 1000:,.{0 if int(r['nbytes']) > 10_000 else 1}f}" if r["nbytes"] else ""
         off = ["", "", ""] if exact else [f"{float(r['max']):.2g}", *shares]
-        lines.append([r["data"], r["layer"], r["storage"], kilobytes, *off, r["score"]])
+        lines.append([r["data"], r["layer"], r["quantized to"], kilobytes, *off, r["score"]])
     return table(lines)
 
 
-def storage_page(path: Path) -> str:
-    """storage.md."""
-    rows, _ = read_storage(path)
+def quantization_page(path: Path) -> str:
+    """quantization.md."""
+    rows, _ = read_quantization(path)
     disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in rows if r["candidate"] == BASE)
-    noted = [f"At {disturbed} of {len(storage_points(rows))} points the machine was disturbed in most rounds.", ""]
-    page = [STORAGE_HEAD, *few_bits(path), *(noted if disturbed else []), "## All sizes", "", *all_sizes(path, faster)]
+    noted = [f"At {disturbed} of {len(points_of(rows))} points the machine was disturbed in most rounds.", ""]
+    page = [
+        QUANTIZATION_HEAD,
+        *few_bits(path),
+        *(noted if disturbed else []),
+        "## All sizes",
+        "",
+        *all_sizes(path, faster),
+    ]
     page += ["## One row, one input", "", "Microseconds a step; ours with the share of the rate of reading:", ""]
     page += [*one_row(path), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
     page += [*few_bits_errors(path), "On what layers were made for:", ""]
-    page += storage_errors(path.with_name(f"{path.stem}-errors.csv"))
+    page += quantization_errors(path.with_name(f"{path.stem}-errors.csv"))
     return "\n".join(page[:-1]) + "\n"
 
 
@@ -674,7 +676,7 @@ def main() -> None:
     (paths[0].parent / "cpu.md").write_text(page(paths))
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
-        STORAGE.with_name("storage.md").write_text(storage_page(STORAGE))
+        QUANTIZATION.with_name("quantization.md").write_text(quantization_page(QUANTIZATION))
     paths = [path for path in paths if not is_grid(path)]
     for name, (plot, _) in PICTURES.items() if paths else ():
         plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")

@@ -14,8 +14,8 @@ I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
 have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
 to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With --int8, inference is measured beside what
-torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, storage="int8")`` and both kinds of
-``activations``; how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
+torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, quantize="int8")``;
+how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
 own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
 each other, since compiling takes long.  With --cells, LSTMCell, GRUCell and RNNCell are measured in loops over T steps,
 as users write them, with --more RNNs and LSTMs that are projected to H / 2; both are printed as a table, for one layer
@@ -47,12 +47,12 @@ TASKS = [*EAGER, *(f"compiled {task}" for task in EAGER)]
 CELLS = [f"{kind}Cell {work}" for work in ("inference", "training") for kind in (*KINDS, "RNN")]
 MORE = [f"{kind} {work}" for work in ("inference", "training") for kind in ("RNN", "projected LSTM")]
 CANDIDATES = ("torch.nn", "blockcell.torch")
-ROUNDED = ("torch.nn", "torch.nn int8", "blockcell.torch", "blockcell.torch int16", "blockcell.torch int8")  # --int8
+QUANTIZED = ("torch.nn", "torch.nn int8", "blockcell.torch", "blockcell.torch int8")  # --int8
 GRID = {"widths": [32, 64, 128, 256, 512], "batches": [1, 16, 64], "steps": [1, 20, 100]}
 STACKS = ["1x1", "1x2", "2x1", "2x2"]
 FEW = {"widths": [32, 256], "batches": [1, 16], "steps": [1, 20]}  # quick, and compiled
 FEW_STACKS = ["1x1", "2x2"]
-FEW_ROUNDED = {"widths": [256, 512], "batches": [1, 16], "steps": [1, 20]}
+FEW_QUANTIZED = {"widths": [256, 512], "batches": [1, 16], "steps": [1, 20]}
 FEW_MORE = {"widths": [16, 64, 256], "batches": [1, 16, 64], "steps": [1, 20]}  # and cells
 COLUMNS = ["task", "T", "B", "H", "layers", "directions", "torch_us", "blockcell_us", "ratio", "lowest", "highest"]
 COLUMNS += ["rounds", "marked"]
@@ -65,7 +65,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
     import torch
 
     torch.set_num_threads(int(threads))
-    package, _, activations = candidate.partition(" ")
+    package, _, scheme = candidate.partition(" ")
     if package == "torch.nn":
         modules = torch.nn
     else:
@@ -95,15 +95,15 @@ def work(candidate: str, threads: str, lengths: str) -> None:
                 found.append(hx[0] if isinstance(hx, tuple) else hx)
             return (torch.stack(found),)
 
-    def rounded(module: torch.nn.Module) -> torch.nn.Module:
-        """With weights in int8."""
+    def quantize(module: torch.nn.Module) -> torch.nn.Module:
+        """Return the module quantized to int8."""
         if package == "torch.nn":
             warnings.simplefilter("ignore")  # it is deprecated
             kinds = {torch.nn.LSTM, torch.nn.GRU}
             quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(module), kinds, torch.qint8)[0]
             assert "Quantized" in repr(quantized), quantized
             return quantized
-        modules.replace(module, storage="int8", activations=activations)
+        modules.replace(module, quantize=scheme)
         return module
 
     def packed(steps: torch.Tensor, T: int, B: int) -> Any:
@@ -122,8 +122,8 @@ def work(candidate: str, threads: str, lengths: str) -> None:
             model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2, **sizes)
         width = directions * (H // 2 if "projected" in how else H)
         x, y_grad = torch.randn(T, B, H), torch.randn(T, B, width)
-        if activations:
-            model = rounded(model.eval())
+        if scheme:
+            model = quantize(model.eval())
         forward = model
         if lengths:
             x, y_grad = packed(x, T, B), packed(y_grad, T, B).data
@@ -161,7 +161,7 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     found: tuple[list[Point], list[Point]] = ([], [])
     for task in options.tasks:
         compiled = task.startswith("compiled")
-        default = FEW_ROUNDED if options.int8 else FEW_MORE if options.with_table else FEW if compiled else few
+        default = FEW_QUANTIZED if options.int8 else FEW_MORE if options.with_table else FEW if compiled else few
         one, few_stacks = options.with_table, compiled or options.quick
         stacks = options.stacks or (["1x1"] if one else FEW_STACKS if few_stacks else STACKS)
         widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=CPUS, help="of both (as many as there are CPUs)")
     parser.add_argument("--csv", help="write the points to this file")
     options = parser.parse_args()
-    threads, candidates = str(options.threads), ROUNDED if options.int8 else CANDIDATES
+    threads, candidates = str(options.threads), QUANTIZED if options.int8 else CANDIDATES
     possible = EAGER[:2] if options.int8 else CELLS if options.cells else MORE if options.more else TASKS
     options.tasks, options.with_table = options.tasks or possible, options.int8 or options.cells or options.more
     if not {*options.tasks} <= {*possible} or options.int8 + options.cells + options.more > 1:

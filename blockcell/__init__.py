@@ -23,7 +23,7 @@ from ._kernels import build_info
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__ as __version__
 from .errors import FormatError
-from .layers import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, RNNState, Stack
+from .layers import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, Quantized, RNNState, Stack
 from .layers.loading import load
 from .scorer import Scorer
 from .sessions import Sessions
@@ -40,6 +40,7 @@ __all__ = [
     "FormatError",
     "GRUState",
     "LSTMState",
+    "Quantized",
     "RNNState",
     "Scorer",
     "Sessions",

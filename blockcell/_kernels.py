@@ -140,8 +140,7 @@ def build_info() -> dict[str, Any]:
         threads; ``num_threads``, how many they use by default; ``compiler``, ``flags``, ``cython``, ``numpy`` and
         ``cpu``; ``caches``, bytes of the data caches of each level, by which work is divided (usual sizes where the
         processor does not tell); ``prefetching``, whether kernels fetch weights ahead that outgrow the second-level
-        cache; ``integer_products``, the instructions by which integers are
-        multiplied (`layer.packed` with ``activations``).
+        cache; ``integer_products``, the instructions by which layers quantized to int8 multiply.
     """
     return {
         "version": __version__,

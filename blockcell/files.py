@@ -26,14 +26,16 @@ is null where there is none. Other layers have an ``"activation"`` that is not `
 ``"recurrent_activation"`` that is not ``"sigmoid"``, as in `blockcell.activations`: ``"relu"``,
 ``["leaky_relu", 0.01]``.
 
-A file of weights that are stored in fewer bytes, `blockcell.layers.storage`, has version 2 and says in what:
+The file of a `blockcell.Quantized` layer has version 2 and says how it was quantized, by one scheme or by one for each
+prefix of the weights' names:
 
 .. code-block:: text
 
-    {"version": 2, "storage": "int8", "sha256": "...", "layer": {"type": "GRU"}}
+    {"version": 2, "quantization": "int8", "sha256": "...", "layer": {"type": "GRU"}}
+    {"version": 2, "quantization": {"0": "int8", "1": "float32"}, "sha256": "...", "layer": {"type": "Stack", ...}}
 
-The matrices are then codes: float16 (F16 in a ``.safetensors``); the bits of bfloat16 (BF16, and uint16 in an
-``.npz``); or int8 (I8), with a float32 array ``w.scale`` for each matrix ``w``, one number for each column. All other
+The matrices are then codes, as in `blockcell.quantization`: float16 (F16 in a ``.safetensors``); or int8 (I8), with a
+float32 array ``w.scale`` for each matrix ``w``, one number for each column. All other
 arrays are float32.
 
 `checksum` computes "sha256"; files of earlier versions have none.
@@ -71,14 +73,15 @@ from .optable import (
     DTYPES,
     GATE_ORDERS,
     OPS,
-    WEIGHT_STORAGES,
+    SCHEMES,
     Array,
     Tensor,
     lstm_weights,
     sizes_of,
 )
+from .quantization import FLOAT32, read_schemes
 
-PLAIN, NARROW = 1, 2  # versions of the format
+PLAIN, QUANTIZED = 1, 2  # versions of the format
 KEY = "blockcell"
 PARTS = {
     "LSTM": ["cell_clip", "forget_bias", "gate_order"],
@@ -102,7 +105,6 @@ CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
     "I8": np.dtype("i1"),
 }
 
@@ -127,16 +129,19 @@ class Content(NamedTuple):
     description: Any
     arrays: dict[str, Array]
     sha256: str | None
-    storage: str | None
+    quantization: Any
+    """As it was given to `Layer.quantize`; None if it was not."""
+    schemes: dict[str, str]
+    """Of each quantized matrix, by its name."""
 
 
-def write(path: StrPath, description: Any, arrays: Mapping[str, Array], storage: str | None = None) -> None:
+def write(path: StrPath, description: Any, arrays: Mapping[str, Array], quantization: Any = None) -> None:
     """Write the description and the arrays of a layer to a file, or raise and leave what was there."""
     form = _of_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
     try:
         check(description)
         _bounded(len(arrays))
-        version = {"version": PLAIN} if storage is None else {"version": NARROW, "storage": storage}
+        version = {"version": PLAIN} if quantization is None else {"version": QUANTIZED, "quantization": quantization}
         text = json.dumps(version | {"sha256": checksum(description, arrays), "layer": description})
         with replacing(path) as file:
             form(file, text, arrays)
@@ -173,7 +178,7 @@ def check_regular(path: StrPath, expected: str) -> None:
 
 @contextmanager
 def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
-    """What a file holds. Errors in it, also those that the caller finds, are ValueErrors that name the file."""
+    """What a file holds. Errors in it, also those that the caller finds, are FormatErrors that name the file."""
     if isinstance(source, (str, os.PathLike)):
         find, name = _of_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
         check_regular(source, "a file that layer.save wrote")
@@ -186,12 +191,13 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             text, stored = find(file, size)
-            description, sha256, storage = _read_document(text)
-            check_arrays(description, stored, storage)
+            description, sha256, quantization = _read_document(text)
+            schemes = schemes_of(description, quantization)
+            check_arrays(description, stored, quantization, schemes)
             arrays = {name: _array(file, name, each) for name, each in stored.items()}
-            yield Content(description, arrays, sha256, storage)
+            yield Content(description, arrays, sha256, quantization, schemes)
         except (RecursionError, TypeError, ValueError) as error:
-            raise ValueError(f"{name} cannot be read as a layer of blockcell: {error}") from error
+            raise FormatError(f"{name} cannot be read as a layer of blockcell: {error}") from error
 
 
 class Given(RawIOBase):
@@ -336,38 +342,46 @@ def weights_of(cell: Any) -> tuple[Tensor, ...]:
     return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
 
 
-def matrices_of(description: Any) -> list[str]:
-    """The names of all matrices of the layer that is described."""
-    return [
-        prefix + tensor.name
+def schemes_of(description: Any, quantization: Any) -> dict[str, str]:
+    """Return the schemes of the quantized matrices, by their names, of the layer that is described."""
+    if quantization is None:
+        return {}
+    of_cells = read_schemes(
+        "its quantization", quantization, [prefix for prefix, _ in cells(description)], np.dtype(np.float32)
+    )
+    return {
+        prefix + tensor.name: of_cells[prefix]
         for prefix, cell in cells(description)
         for tensor in weights_of(cell)
-        if tensor.kind == "matrix"
-    ]
+        if tensor.kind == "matrix" and of_cells[prefix] != FLOAT32
+    }
 
 
 # -------------------------------------------------------------------------------------------- checks, and then an array
-def _read_document(text: str) -> tuple[Any, str | None, str | None]:
-    """The layer's description, the checksum if the file has one, and in what the weights are stored."""
+def _read_document(text: str) -> tuple[Any, str | None, Any]:
+    """Return the layer's description, the checksum if the file has one, and how the layer was quantized, or None."""
     document = parse(text)
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError(f"its text {KEY!r} is {short(document)}; expected an object with a version")
     version = document["version"]
-    if version not in (PLAIN, NARROW) or type(version) is not int:
+    if version not in (PLAIN, QUANTIZED) or type(version) is not int:
         found = f"its format version is {short(version)}"
-        raise ValueError(f"{found}; this blockcell reads {PLAIN} and {NARROW}; a newer one may read it")
-    names = ["version", "layer"] if version == PLAIN else ["version", "storage", "layer"]
+        raise ValueError(f"{found}; this blockcell reads {PLAIN} and {QUANTIZED}; a newer one may read it")
+    if version == QUANTIZED and "storage" in document:
+        what = f"it was saved with storage={short(document['storage'])}, which blockcell no longer has"
+        raise ValueError(f"{what}; expected the file of layer.quantize('int8' or 'float16').save(path)")
+    names = ["version", "layer"] if version == PLAIN else ["version", "quantization", "layer"]
     if {*names} - document.keys() or document.keys() - {*names, "sha256"}:
         found = ", ".join(sorted(document))
         raise ValueError(f"its text {KEY!r} has {short(found)}; expected {', '.join(names)} and perhaps sha256")
-    storage = document.get("storage")
-    if version == NARROW and (not isinstance(storage, str) or storage not in WEIGHT_STORAGES):
-        raise ValueError(f"its storage is {short(storage)}; expected one of {', '.join(WEIGHT_STORAGES)}")
+    quantization = document.get("quantization")
+    if version == QUANTIZED and quantization is None:
+        raise ValueError(f"its quantization is null; expected one of {', '.join(SCHEMES)}, or an object of them")
     expected = document.get("sha256")
     if "sha256" in document and not (isinstance(expected, str) and re.fullmatch("[0-9a-f]{64}", expected)):
         raise ValueError(f"its sha256 is {short(expected)}; expected 64 hexadecimal digits")
     check(document["layer"])
-    return document["layer"], expected, storage
+    return document["layer"], expected, quantization
 
 
 def _bounded(arrays: int) -> None:
@@ -375,16 +389,17 @@ def _bounded(arrays: int) -> None:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
 
-def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | None = None) -> None:
+def check_arrays(
+    description: Any, stored: Mapping[str, Stored], quantization: Any = None, schemes: Mapping[str, str] | None = None
+) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     found: dict[str, str] = {}  # the shapes in letters
-    matrices = matrices_of(description)
+    schemes = schemes or {}
     for prefix, cell in cells(description):
         without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
         tensors = [tensor for tensor in weights_of(cell) if tensor.name not in without]
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        if storage == "int8":
-            shapes |= {f"{t.name}.scale": t.shape.split()[1] for t in tensors if t.kind == "matrix"}
+        shapes |= {f"{t.name}.scale": t.shape.split()[1] for t in tensors if schemes.get(prefix + t.name) == "int8"}
         if missing := [prefix + name for name in shapes if prefix + name not in stored]:
             raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {cell['type']}")
         found |= {prefix + name: shape for name, shape in shapes.items()}
@@ -394,9 +409,9 @@ def check_arrays(description: Any, stored: Mapping[str, Stored], storage: str | 
     for name, shape in found.items():
         dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
         why = f"that of {first}"
-        if storage is not None:
-            expected = WEIGHT_STORAGES[storage] if name in matrices else np.dtype(np.float32)
-            why = f"as its storage is {storage}"
+        if quantization is not None:
+            expected = SCHEMES[schemes[name]] if name in schemes else np.dtype(np.float32)
+            why = f"as its quantization is {short(quantization)}"
         elif dtype not in DTYPES:
             raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")
         if dtype != expected:

@@ -845,38 +845,31 @@ def dense_grad(
 
 
 # ================================================================================================ products in integers
-TOPS = {8: 127, 16: 32639}
-"""The largest code of a row, by bits."""
+TOP = 127
+"""The largest code of a row."""
 
 
-def row_codes(rows: ArrayLike, bits: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """How a layer with ``activations="int8"`` or ``"int16"`` rounds rows [n,k] that it multiplies: codes [n,k] and a
-    scale for each row. Unlike all else here this is float32, each operation rounded."""
+def row_codes(rows: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Quantize rows [n,k] as a layer quantized to int8 does before products: codes [n,k] and a scale for each row.
+
+    Unlike all else here this is float32, each operation rounded."""
     v = np.asarray(rows, dtype=np.float32)
     with np.errstate(under="ignore"):
         largest = np.abs(v).max(axis=1, initial=0)
-        scale = np.maximum(largest / np.float32(TOPS[bits]), np.float32(2.0**-126))
+        scale = np.maximum(largest / np.float32(TOP), np.float32(2.0**-126))
         finite = np.isfinite(largest)
         codes = np.rint(np.where(finite[:, None], v, 0) / np.where(finite, scale, 1)[:, None])
     return codes.astype(np.int64), np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
 
 
-def add_product_in_integers(
-    z: ArrayLike, rows: ArrayLike, w: ArrayLike, w_scale: ArrayLike, bits: int
-) -> NDArray[np.float32]:
-    """``z + rows @ w`` as such a layer computes it, from weights w [k,n] in int8 and the scales of their columns."""
+def add_product_in_integers(z: ArrayLike, rows: ArrayLike, w: ArrayLike, w_scale: ArrayLike) -> NDArray[np.float32]:
+    """Compute ``z + rows @ w`` as such a layer does, from weights w [k,n] in int8 and the scales of their columns."""
     result: NDArray[np.float32] = np.asarray(z, dtype=np.float32)
     w_scale = np.asarray(w_scale, dtype=np.float32)
-    codes, scale = row_codes(rows, bits)
+    codes, scale = row_codes(rows)
     w = np.asarray(w, dtype=np.int64)
     for k in range(0, max(len(w), 1), 65536):  # a sum of so many fits into 32 bits; that of none is 0, and -0 + 0 is 0
-        part, weights = codes[:, k : k + 65536], w[k : k + 65536]
-        low = (part + 128) % 256 - 128  # 16 bits are two signed bytes
-        if bits == 8:
-            total = (part @ weights).astype(np.float32)
-        else:
-            total = np.float32(256) * ((part - low) // 256 @ weights).astype(np.float32)
-            total = total + (low @ weights).astype(np.float32)
+        total = (codes[:, k : k + 65536] @ w[k : k + 65536]).astype(np.float32)
         result = result + (scale[:, None] * w_scale) * total
     return result
 

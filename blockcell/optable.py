@@ -30,11 +30,8 @@ STORAGE: dict[np.dtype[Any], str] = {
 }
 """The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/tile.pxd``."""
 DTYPES = tuple(STORAGE)
-WEIGHT_STORAGES = {name: np.dtype(codes) for name, codes in [("float16", "f2"), ("bfloat16", "u2"), ("int8", "i1")]}
-"""In what the weights of a float32 layer can be stored, and the dtype of the codes: ``blockcell.layers.storage``."""
-ROUNDINGS = ("float32", "int8", "int16")
-"""To what a layer with weights in int8 may round the rows that it multiplies, by the argument ``activations``; in the
-order of ``pyx/narrow.pxd``."""
+SCHEMES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
+"""How the matrices of a float32 layer can be quantized, and the dtype of the codes: ``blockcell.quantization``."""
 ACTIVATIONS = (None, "sigmoid", "tanh", "relu", "softmax")
 """Of a `Dense` layer, in the order of ``pyx/dense.pxd``."""
 DTYPE_NAMES = f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"

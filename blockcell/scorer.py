@@ -16,9 +16,9 @@ import numpy as np
 from . import _threads, files
 from ._read import ArgumentReader, short
 from ._threads import in_forked_child
-from .layers import Layer, Packed
+from .layers import BaseLayer
 from .layers.arguments import checked_array
-from .layers.loading import load
+from .layers.loading import read_any
 from .layers.shared import Directions
 from .optable import Array
 from .progress import progress
@@ -49,8 +49,8 @@ class Scorer:
 
     Parameters
     ----------
-    path_or_layer : path_like, Layer or Packed
-        A file that ``layer.save`` wrote; a layer, with the weights that it has now; or ``layer.packed(storage)``.
+    path_or_layer : path_like, Layer or Quantized
+        A file that ``save`` of a layer wrote, quantized or not; or a layer, with the weights that it has now.
     output : {"last", "all", "mean"} or callable
         What the result for a sequence of t steps is. H is the last dimension of y.
 
@@ -81,7 +81,7 @@ class Scorer:
 
     def __init__(
         self,
-        path_or_layer: str | os.PathLike[str] | Layer[Any] | Packed[Any],
+        path_or_layer: str | os.PathLike[str] | BaseLayer[Any],
         *,
         output: str | Callable[[Array], Any] = "last",
         batch: SupportsIndex = 64,
@@ -90,21 +90,19 @@ class Scorer:
         self._path: str | None = None
         if isinstance(path_or_layer, (str, os.PathLike)):
             self._path = os.path.abspath(path_or_layer)
-            packed, self._sha256 = _from_file(self._path)
-        elif isinstance(path_or_layer, Layer):
-            packed = path_or_layer.packed()
-        elif isinstance(path_or_layer, Packed):
-            packed = path_or_layer
+            layer, self._sha256 = _from_file(self._path)
+        elif isinstance(path_or_layer, BaseLayer):
+            layer = path_or_layer._snapshot()
         else:
-            expected = "expected a path, a layer or a packed layer"
+            expected = "expected a path or a layer, quantized or not"
             raise TypeError(f"{READER.caller}: path_or_layer is {short(path_or_layer)}; {expected}")
         if not callable(output) and (not isinstance(output, str) or output not in OUTPUTS):
             error = ValueError if isinstance(output, str) else TypeError
             raise error(f"{READER.caller}: output is {short(output)}; expected 'last', 'all', 'mean' or a function")
-        if output in ("all", "mean") and not packed._layer._over_time:
+        if output in ("all", "mean") and not layer._over_time:
             expected = "expected 'last' or a function, as the layer gives only the last step"
             raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
-        self._packed: Packed[Any] | None = packed
+        self._layer: BaseLayer[Any] | None = layer
         self._output, self._batch = output, READER.integer("batch", batch)
         if self._batch < 1:
             raise ValueError(f"{READER.caller}: batch is {self._batch}; expected at least 1")
@@ -112,12 +110,12 @@ class Scorer:
         self._num_threads = num_threads
 
     def __repr__(self) -> str:
-        what = repr(self._path) if self._path else repr(self._packed)
+        what = repr(self._path) if self._path else repr(self._layer)
         options = f"output={self._output!r}, batch={self._batch}, num_threads={self._num_threads}"
         return f"{type(self).__name__}({what}, {options})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({"_packed": None} if self._path else {})
+        return self.__dict__ | ({"_layer": None} if self._path else {})
 
     # ------------------------------------------------------------------------------------------------------------ calls
     @overload
@@ -150,10 +148,10 @@ class Scorer:
         ValueError
             A sequence has another shape, or no steps, of which the layer has no output.
         """
-        packed = self._loaded()
+        layer = self._loaded()
         pyarrow: Any = sys.modules.get("pyarrow")  # who has a column has imported it
         if pyarrow and isinstance(sequences, (pyarrow.Array, pyarrow.ChunkedArray)):
-            sequences = _of_column(sequences, packed.input_size, pyarrow)
+            sequences = _of_column(sequences, layer.input_size, pyarrow)
         try:
             values = iter(sequences)
         except TypeError:
@@ -162,25 +160,25 @@ class Scorer:
             expected = "expected a list, or another iterable, of arrays (t, I)"
             raise TypeError(f"{READER.caller}: sequences is {short(sequences)}; {expected}")
         if not isinstance(sequences, (list, tuple, np.ndarray)):
-            return self._in_windows(packed, values)
-        arrays = [_read(packed, k, value) for k, value in enumerate(values)]
+            return self._in_windows(layer, values)
+        arrays = [_read(layer, k, value) for k, value in enumerate(values)]
         with _counting(sum(map(len, arrays))) as count:
-            return self._scored(packed, arrays, 0, count)
+            return self._scored(layer, arrays, 0, count)
 
-    def _in_windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[Any]:
+    def _in_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
         """The results for what need not be in memory as a whole."""
         first = 0
         with _counting(None) as count:
-            for arrays in self._windows(packed, values):
-                yield from self._scored(packed, arrays, first, count)
+            for arrays in self._windows(layer, values):
+                yield from self._scored(layer, arrays, first, count)
                 first += len(arrays)
 
-    def _windows(self, packed: Packed[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
+    def _windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
         """The sequences, as many at a time as are sorted together."""
         arrays, held = list[Array](), 0
-        width = packed.input_size + packed.output_size
+        width = layer.input_size + layer.output_size
         for k, value in enumerate(values):
-            arrays.append(np.array(_read(packed, k, value), packed.dtype))
+            arrays.append(np.array(_read(layer, k, value), layer.dtype))
             held += len(arrays[-1]) * width
             if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
                 yield arrays
@@ -188,13 +186,13 @@ class Scorer:
         yield arrays
 
     def _scored(
-        self, packed: Packed[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
+        self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
     ) -> list[Any]:
         """The results for sequences in memory, of which the first one has this number."""
         threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
         for numbers in _batches([len(array) for array in arrays], self._batch):
             some = [arrays[k] for k in numbers]
-            for k, result in zip(numbers, self._run(packed, some, threads), strict=True):
+            for k, result in zip(numbers, self._run(layer, some, threads), strict=True):
                 try:
                     results[k] = self._output(result) if callable(self._output) else result
                 except Exception as error:
@@ -203,29 +201,29 @@ class Scorer:
             count(sum(map(len, some)))
         return results
 
-    def _run(self, packed: Packed[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
+    def _run(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
         """The results of one batch, or what a function makes them of. The first sequence is the longest."""
         lengths = np.array([len(array) for array in arrays], np.int64)
-        x = np.empty((lengths[0], len(arrays), packed.input_size), packed.dtype)
+        x = np.empty((lengths[0], len(arrays), layer.input_size), layer.dtype)
         for b, array in enumerate(arrays):
             x[: len(array), b] = array
-        y, _ = packed._run(x, None, lengths, None, threads)
-        if packed._layer._over_time:
+        y, _ = layer._compute(x, None, lengths, None, threads)
+        if layer._over_time:
             if self._output not in ("last", "mean"):
                 return [y[:length, b].copy() for b, length in enumerate(lengths)]
-            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, packed._layer._directions(False))
+            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, layer._directions(False))
         return [row.copy() for row in y]  # so that none keeps the others in memory
 
-    def _loaded(self) -> Packed[Any]:
+    def _loaded(self) -> BaseLayer[Any]:
         """The layer. The first call in another process than that which made the scorer reads it from its file."""
-        if self._packed is None:
+        if self._layer is None:
             assert self._path is not None
-            packed, sha256 = _from_file(self._path)
+            layer, sha256 = _from_file(self._path)
             if sha256 != self._sha256:
                 what = f"{self._path} holds another layer than when this scorer was made"
                 raise ValueError(f"{READER.caller}: {what}; expected one with the checksum {self._sha256}")
-            self._packed = packed
-        return self._packed
+            self._layer = layer
+        return self._layer
 
 
 @contextmanager
@@ -243,9 +241,9 @@ def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ sequences
-def _read(packed: Packed[Any], k: int, value: Any) -> Array:
+def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
     """The k-th sequence as an array that can be converted to the layer's dtype."""
-    size, dtype = packed.input_size, packed.dtype
+    size, dtype = layer.input_size, layer.dtype
     if type(value) is np.ndarray:
         if value.dtype == dtype and value.ndim == 2 and value.shape[1] == size and len(value):
             return value
@@ -255,7 +253,7 @@ def _read(packed: Packed[Any], k: int, value: Any) -> Array:
         value = np.empty((0, size), dtype)
     name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
     array = checked_array(READER, name, value, dtype, (None, size), expected)
-    if not len(array) and packed._layer._over_time:
+    if not len(array) and layer._over_time:
         raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
     return array
 
@@ -333,7 +331,7 @@ def _means(y: Array, lengths: Array) -> Array:
 _reading = threading.Lock()
 
 
-def _from_file(path: str) -> tuple[Packed[Any], str]:
+def _from_file(path: str) -> tuple[BaseLayer[Any], str]:
     """The layer in a file, and its checksum: once for each process, unless the file is replaced."""
     about = os.stat(path)
     with _reading:
@@ -342,9 +340,9 @@ def _from_file(path: str) -> tuple[Packed[Any], str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _read_file(path: str, *version: int) -> tuple[Packed[Any], str]:
-    layer = load(path)
-    return layer.packed(), files.checksum(layer._description(), layer.weights)
+def _read_file(path: str, *version: int) -> tuple[BaseLayer[Any], str]:
+    layer = read_any(path)
+    return layer, files.checksum(layer._description(), layer._arrays_of_file())
 
 
 @in_forked_child

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from ._read import ArgumentReader, short
 from ._threads import in_forked_child
-from .layers import Layer, Packed
+from .layers import BaseLayer
 from .optable import DTYPES, Array
 
 
@@ -47,21 +47,17 @@ class Sessions:
 
     Parameters
     ----------
-    layer : Layer or Packed
-        One that has a stream: `LSTM`, `GRU`, `RNN`, `Dense`, a `Stack` of these, or one of them packed.
+    layer : Layer or Quantized
+        One that has a stream: `LSTM`, `GRU`, `RNN`, `Dense`, a `Stack` of these, or one of them quantized.
     capacity : int
         For how many sessions there is room at first. If more of them have had input, room is doubled, and stays.
-    storage : {None, "float16", "bfloat16", "int8"}
-        How matrices of weights are kept, as of ``layer.stream``.
-    activations : {"float32", "int8", "int16"}
-        With ``storage="int8"``: as of ``layer.packed``.
 
     Raises
     ------
     TypeError
         It is no layer, or one whose backward direction begins at the last step.
     ValueError
-        `capacity` is below 1, or as from ``layer.stream``.
+        `capacity` is below 1.
 
     Examples
     --------
@@ -73,27 +69,14 @@ class Sessions:
     {0: (16,), 1: (3, 16)}
     """
 
-    def __init__(
-        self,
-        layer: Layer | Packed,
-        *,
-        capacity: SupportsIndex = 64,
-        storage: str | None = None,
-        activations: str = "float32",
-    ) -> None:
+    def __init__(self, layer: BaseLayer, *, capacity: SupportsIndex = 64) -> None:
         reader = ArgumentReader("Sessions")
-        if not isinstance(layer, Layer | Packed):
-            raise TypeError(f"{reader.caller}: layer is {short(layer)}; expected a layer, or a packed one")
+        if not isinstance(layer, BaseLayer):
+            raise TypeError(f"{reader.caller}: layer is {short(layer)}; expected a layer, quantized or not")
         capacity = reader.integer("capacity", capacity)
         if capacity < 1:
             raise ValueError(f"{reader.caller}: capacity is {capacity}; expected at least 1")
-        if isinstance(layer, Packed):
-            if storage is not None:
-                expected = f"expected None with a packed layer, whose storage is {layer.storage!r}"
-                raise ValueError(f"{reader.caller}: storage is {short(storage)}; {expected}")
-            self._stream = layer.stream(capacity)
-        else:
-            self._stream = layer.stream(capacity, storage, activations)
+        self._stream = layer.stream(capacity)
         self._shape, self._dtype = (layer.input_size,), layer.dtype
         self._sessions: dict[int, _Session] = {}
         self._fed: dict[int, _Session] = {}  # those that have something waiting, the longest ago first

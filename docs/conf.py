@@ -81,7 +81,7 @@ def without_self(app, what, name, each, options, signature, returned):
 
 
 def name_pages(app, doctree, docname):
-    """Links that show a file's name, `storage.md`, show the title of the page instead."""
+    """Links that show a file's name, `quantization.md`, show the title of the page instead."""
     for link in doctree.findall(nodes.reference):
         found = re.fullmatch(r"(?:docs/)?([\w/-]+)\.md", link.astext())
         names = [name for name in app.env.titles if found and f"/{name}".lower().endswith(f"/{found[1]}".lower())]

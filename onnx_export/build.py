@@ -22,7 +22,7 @@ from blockcell.convert.onnx_activations import attributes_of
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Array, Op, Tensor, sizes_of
 
 from . import activations, gru, gru_reset_after, lstm, rnn
-from .integers import IntegerProducts, constants
+from .integers import CONSTANTS, IntegerProducts
 from .loops import (
     Live,
     LoopBody,
@@ -87,12 +87,8 @@ class Config:
     direct: tuple[str, ...] = ()
     """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's: `PACKED`,
     ``h_first``."""
-    activations: str = "float32"
-    """"int8" or "int16": products are in integers, and each matrix is unsigned bytes with an argument ``w_scale``."""
-
-    @property
-    def integers(self) -> bool:
-        return self.activations != "float32"
+    integers: bool = False
+    """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
 
     @property
     def half(self) -> bool:
@@ -342,7 +338,7 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     before, step = parser.nodes(program.before), parser.nodes(program.step)
     step = activations.expanded(step, c.activation_of, c.compute == np.float64)
     if c.integers:
-        step = IntegerProducts(c.activations).of_gemms(before, step, _scales(c))
+        step = IntegerProducts().of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     if c.loop == "native":
         before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
@@ -534,11 +530,7 @@ def _given(c: Config, names: set[str]) -> Nodes:
         *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
         *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
-        *(
-            constant(name, value)
-            for name, value in (constants(c.activations) if c.integers else {}).items()
-            if name in names
-        ),
+        *(constant(name, value) for name, value in (CONSTANTS if c.integers else {}).items() if name in names),
         *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
     ]
 

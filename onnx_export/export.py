@@ -23,12 +23,13 @@ from onnx import (
 )
 
 from blockcell import __version__
-from blockcell._read import ArgumentReader, short
+from blockcell._read import short
 from blockcell.activations import unusual
 from blockcell.files import replacing
-from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
-from blockcell.layers.storage import read_activations, read_storage, stored_arrays
+from blockcell.layers import GRU, LSTM, RNN, BaseLayer, Bidirectional, Dense, Layer, Quantized, Stack
+from blockcell.layers.base import Single
 from blockcell.optable import OPS, Array, Op, Tensor
+from blockcell.quantization import FLOAT32
 
 from . import integers
 from .activations import may_overflow
@@ -97,7 +98,7 @@ OPS_OF = {
 
 
 def export(
-    layer: Layer,
+    layer: BaseLayer,
     path: str | PathLike[str] | None,
     *,
     streaming: bool = False,
@@ -105,8 +106,7 @@ def export(
     provider: str = "cpu",
     loop: str | None = None,
     dtype: DTypeLike | None = None,
-    storage: str | None = None,
-    activations: str = "float32",
+    activations: str | None = None,
     lengths: bool = True,
     reset: bool = False,
     state: bool = True,
@@ -147,13 +147,13 @@ def export(
     With a projection, ``h`` and ``h_prev`` are [B, P].
 
     Without ``train`` the weights are initializers. ONNX's own nodes, of ``loop="native"``, have them in ONNX's layout,
-    as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. With ``storage="int8"`` an
-    initializer of that name has a matrix' codes, and ``0.fw.w.scale`` a scale for each column, of ``0.fw.W`` for each
-    row.
+    as ``0.fw.W``, ``0.fw.R``, ``0.fw.B`` and, with peepholes, ``0.fw.P``. Of a quantized layer an
+    initializer of that name has a matrix' codes, and of int8 ``0.fw.w.scale`` a scale for each column, of ``0.fw.W``
+    for each row.
 
     Parameters
     ----------
-    layer : LSTM, GRU, RNN, Dense, Bidirectional or Stack
+    layer : LSTM, GRU, RNN, Dense, Bidirectional, Stack, or one of them quantized
     path : path_like or None
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
     streaming : bool
@@ -168,12 +168,15 @@ def export(
         project, GRUs and RNNs, with activations that ONNX's nodes have, neither gradients nor resets, and no float16.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
-    storage : {None, "int8"}
-        "int8": a float32 model of ``layer.rounded_to("int8")`` that has its matrices in a quarter of the bytes. They
-        become float32 outside the loop, by a Cast and a Mul.
-    activations : {"float32", "int8", "int16"}
-        With ``storage="int8"``: to what rows are rounded before they are multiplied, in integers, as of `Layer.packed`.
-        The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
+    activations : {"int8", "float32"}, optional
+        Of a layer with matrices quantized to int8; "int8" unless given.
+
+        - "int8": at every step rows are quantized and multiplied in integers, by standard operators that have the
+          kernels' sums. The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
+        - "float32": a small file that every runtime takes. The matrices become float32 outside the loop, by a Cast and
+          a Mul, and nothing else is rounded: the model is that of ``layer.dequantize()``.
+
+        Matrices in float16 become float32 outside the loop, by a Cast.
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
     sizes : dict, optional
@@ -208,20 +211,20 @@ def export(
         raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
     fixed = fixed_sizes("export", sizes)
     kind = dtype_of("export", layer.dtype if dtype is None else dtype)
-    _check_storage(storage, layer, kind, train)
-    read_activations(ArgumentReader("export"), activations, storage)
-    stored = {} if train else _stored(layer, kind, storage, activations)
+    integer = _check_quantized(layer, kind, train, activations)
+    stored = {} if train else _stored(layer, kind, integer)
+    structure: Layer = layer.dequantize() if isinstance(layer, Quantized) else layer  # type: ignore[assignment]
 
     def make(loop: str, static: bool) -> ModelProto:
         check_form("export", loop, opset)
-        if activations != "float32":
-            _check_integers(activations, layer, loop, opset)
+        if integer:
+            _check_integers(structure, stored, loop, opset)
         return LayerGraph(
             "export",
-            layer,
+            structure,
             kind,
             stored,
-            activations,
+            integer,
             sizes=fixed,
             options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
             inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
@@ -240,7 +243,10 @@ def export(
 
 def check_places(caller: str, layer: Any, path: Any) -> None:
     """Raise a TypeError unless they are a layer and a path or None."""
-    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack)):
+    if isinstance(layer, Quantized) and caller != "export":
+        what = f"{caller}: layer is quantized, and has no gradients"
+        raise TypeError(f"{what}; expected the float32 layer, or the one that layer.dequantize() gives")
+    if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack, Quantized)):
         found, expected = type(layer).__name__, "an LSTM, GRU, RNN, Dense, Bidirectional or Stack"
         if hasattr(layer, "state_dict"):  # a module of PyTorch
             found, expected = f"{type(layer).__module__}.{found}", f"{expected}: convert.from_torch(layer) makes one"
@@ -277,43 +283,54 @@ def written(
     return model
 
 
-def _stored(layer: Layer, dtype: np.dtype[Any], storage: str | None, activations: str) -> dict[str, Array]:
-    """The weights as a model of this dtype has them."""
-    weights = layer.weights
-    if storage is None:
-        return {name: array.astype(dtype) for name, array in weights.items()}
-    narrow = layer._stored(ArgumentReader("export"), "", weights, storage)
-    if activations != "float32":  # the bytes of code + 128
-        narrow = {name: each._replace(codes=each.codes.view(np.uint8) ^ 128) for name, each in narrow.items()}
-    return stored_arrays(weights, narrow)
+def _stored(layer: BaseLayer, dtype: np.dtype[Any], integer: bool) -> dict[str, Array]:
+    """Return the weights as a model of this dtype has them."""
+    arrays = layer._arrays_of_file()
+    if not isinstance(layer, Quantized):
+        return {name: array.astype(dtype) for name, array in arrays.items()}
+    if integer:  # the bytes of code + 128
+        unsigned = {name: array.view(np.uint8) ^ 128 for name, array in arrays.items() if array.dtype == np.int8}
+        arrays |= unsigned
+    return arrays
 
 
-def _check_storage(storage: str | None, layer: Layer, dtype: np.dtype[Any], train: bool) -> None:
-    """Raise a ValueError unless a model can have its weights so."""
-    if storage is None:
-        return
-    if storage != "int8":
-        what = f"export: storage is {short(storage)}; expected None or 'int8'"
-        raise ValueError(f"{what}; for the function of other storages export layer.rounded_to(storage), in float32")
+def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activations: str | None) -> bool:
+    """Return whether products are to be in integers; raise an error unless a model can have the layer so."""
+    if activations not in (None, FLOAT32, "int8"):
+        raise ValueError(f"export: activations is {short(activations)}; expected 'int8' or 'float32'")
+    if not isinstance(layer, Quantized):
+        if activations is not None:
+            what = f"export: activations is {activations!r} and the layer is not quantized"
+            raise ValueError(f"{what}; expected layer.quantize('int8'), or no activations")
+        return False
     if train:
-        raise ValueError(f"export: storage is {storage!r} and train True; expected one: weights are inputs in training")
-    read_storage(ArgumentReader("export"), storage, layer.dtype)
+        what = "export: layer is quantized and train is True"
+        raise ValueError(f"{what}; expected the float32 layer: weights are inputs in training")
     if dtype != np.float32:
-        raise ValueError(f"export: storage is {storage!r} and dtype {dtype}; expected float32, which scales are in")
+        raise ValueError(f"export: layer is quantized and dtype {dtype}; expected float32, which scales are in")
+    return activations != FLOAT32 and any(matrix.scale is not None for matrix in layer._matrices().values())
 
 
-def _check_integers(activations: str, layer: Layer, loop: str, opset: int) -> None:
+def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset: int) -> None:
     """Raise a ValueError unless a model can have its products in integers."""
-    what = f"export: activations is {activations!r}"
+    what = "export: activations is 'int8'"
     if loop == "native":
-        raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; expected another loop")
+        expected = "expected another loop, or activations='float32'"
+        raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; {expected}")
     if opset < integers.OLDEST_OPSET:
         raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
     for prefix, cell in layer._cells().items():
+        if not _is_int8(cell, prefix, weights):
+            continue
         for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):
             if not 0 < size <= integers.MOST:
                 where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
                 raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
+
+
+def _is_int8(cell: Single, prefix: str, weights: Mapping[str, Array]) -> bool:
+    """Say whether the matrices of a cell are codes in 8 bits."""
+    return f"{prefix}{cell._tensors[0].name}.scale" in weights
 
 
 # ------------------------------------------------------------------------------------------------------------ the graph
@@ -335,7 +352,8 @@ class LayerGraph:
     dtype: np.dtype[Any]
     weights: dict[str, Array]
     """The initializers; none where weights are inputs."""
-    activations: str
+    integer: bool
+    """Whether products with matrices of int8 codes are in integers."""
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
     inlined: bool
@@ -353,7 +371,7 @@ class LayerGraph:
     _turned: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._products = integers.IntegerProducts(self.activations)
+        self._products = integers.IntegerProducts()
 
     @property
     def _takes_d_state(self) -> bool:
@@ -575,7 +593,7 @@ class LayerGraph:
     def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
         if layer.last and not self.streaming:
             x = self._at_last(layer, x)
-        if self.activations == "float32":
+        if not self._in_integers(layer, prefix):
             product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
             y = self._add("Add", product, self._computed(f"{prefix}b"))
         else:
@@ -587,7 +605,7 @@ class LayerGraph:
         return y, (x, y)
 
     def _product_in_integers(self, prefix: str, x: str) -> str:
-        numbers = integers.constants(self.activations)
+        numbers = integers.CONSTANTS
         names = {name: self._constant(np.asarray(value)) for name, value in numbers.items()}
         z = f"{prefix}z"
         made = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
@@ -693,7 +711,7 @@ class LayerGraph:
         )
         fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
         c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
-        c = replace(c, activations=self.activations)
+        c = replace(c, integers=self._in_integers(cell, prefix))
         if c.projected:
             c = replace(c, sizes={**c.sizes, "P": cell.output_size})
         check_native(where.removesuffix(": "), c)
@@ -716,12 +734,16 @@ class LayerGraph:
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _weight(self, name: str) -> str:
-        """The value of a weight, float32 again if it is stored in codes."""
-        scale = f"{name}.scale"
-        if scale not in self.weights or self.activations != "float32":
+        """Return the value of a weight, float32 again if it has codes and is not multiplied in integers."""
+        array, scale = self.weights.get(name), f"{name}.scale"
+        if array is None or array.dtype not in (np.int8, np.float16) or self.dtype == np.float16:
             return name
         # No DequantizeLinear: onnxruntime 1.32 fuses it with a MatMul or Gemm into a product that rounds x as well.
-        return self._add("Mul", self._add("Cast", name, to=TensorProto.FLOAT), scale)
+        weight = self._add("Cast", name, to=TensorProto.FLOAT)
+        return self._add("Mul", weight, scale) if scale in self.weights else weight
+
+    def _in_integers(self, cell: Any, prefix: str) -> bool:
+        return self.integer and _is_int8(cell, prefix, self.weights)
 
     def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
         """Replace a cell's weights by those in the layout of ONNX's own LSTM, GRU or RNN; the names of these."""
@@ -737,6 +759,8 @@ class LayerGraph:
             for name in ("W", "R"):
                 made[name] = made[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale
+        elif stored[cell._tensors[0].name].dtype == np.float16:  # also in a float32 model
+            made |= {name: made[name].astype(np.float16) for name in ("W", "R")}
         for name in stored:
             del self.weights[prefix + name]
         self.weights |= {prefix + name: array for name, array in made.items()}

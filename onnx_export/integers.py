@@ -1,4 +1,4 @@
-"""Products in integers, ``activations="int8"`` or ``"int16"``, as graphs of ONNX's own operators.
+"""Products in integers, ``activations="int8"``, as graphs of ONNX's own operators.
 
 As in `blockcell.formulas.add_product_in_integers`: each row is rounded to codes with a scale of its own, and
 
@@ -11,7 +11,7 @@ unsigned with signed bytes in 16 bits that saturate, and two unsigned ones exact
 the scales must not follow each other: onnxruntime 1.32 fuses them into a MatMulIntegerToFloat, which takes one scale
 only.
 
-`onnx_export.text` says how to read the margin; ``int16`` means activations of 16 bits, which have two bytes each.
+`onnx_export.text` says how to read the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from onnx import NodeProto
 
-from blockcell.formulas import TOPS
+from blockcell.formulas import TOP
 
 from .loops import Nodes, node
 from .text import TextParser
@@ -40,46 +40,33 @@ ROUNDED = """
          | rows_share = Div (rows, rows_scale)
          | rows_code = Round (rows_share)
          | rows_up = Add (rows_code, code_middle)
-int16    | rows_above = Div (rows_up, code_256)
-int16    | rows_high = Floor (rows_above)                           # 256 high + low is the code
-int16    | rows_of_high = Mul (rows_high, code_256)
-int16    | rows_low_up = Sub (rows_up, rows_of_high)                # low + 128
-int16    | rows_high_up = Add (rows_high, code_middle)
-int16    | rows_high_bytes = Cast <to = 2> (rows_high_up)
-         | rows_bytes = Cast <to = 2> (rows_low_up)
+         | rows_bytes = Cast <to = 2> (rows_up)
 """
 """The codes of rows and their scales."""
 
 PRODUCT = """
          | out_sums = MatMulInteger (rows_bytes, w, byte_middle, byte_middle)
          | out_float = Cast <to = 1> (out_sums)
-         | out_low = Add (out_float, rows_zero)                     # NaN makes the whole row NaN
-int16    | out_high_sums = MatMulInteger (rows_high_bytes, w, byte_middle, byte_middle)
-int16    | out_high = Cast <to = 1> (out_high_sums)
-int16    | out_high_256 = Mul (code_256, out_high)
-int16    | out_total = Add (out_low, out_high_256)
+         | out_total = Add (out_float, rows_zero)                     # NaN makes the whole row NaN
          | out_scales = Mul (rows_scale, w_scale)
          | out_term = Mul (out_scales, out_total)
          | out = Add (addend, out_term)
 """
 
 
-def constants(activations: str) -> dict[str, np.generic]:
-    """The numbers that the texts name."""
-    return {
-        "code_top": np.float32(TOPS[int(activations.removeprefix("int"))]),
-        "scale_least": np.float32(2.0**-126),
-        "code_middle": np.float32(128),
-        "code_256": np.float32(256),
-        "byte_middle": np.uint8(128),
-    }
+CONSTANTS: dict[str, np.generic] = {
+    "code_top": np.float32(TOP),
+    "scale_least": np.float32(2.0**-126),
+    "code_middle": np.float32(128),
+    "byte_middle": np.uint8(128),
+}
+"""The numbers that the texts name."""
 
 
 class IntegerProducts:
     """Writes products in integers, of weights in unsigned bytes. Rows that several products read are rounded once."""
 
-    def __init__(self, activations: str) -> None:
-        self.activations = activations
+    def __init__(self) -> None:
         self._rounded: set[str] = set()
 
     def __call__(self, rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
@@ -108,7 +95,7 @@ class IntegerProducts:
         return nodes
 
     def _nodes(self, text: str, names: Mapping[str, str]) -> Nodes:
-        parser = TextParser([self.activations], (), [])
+        parser = TextParser((), (), [])
         nodes = parser.nodes(text)
 
         def named(name: str) -> str:

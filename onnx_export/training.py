@@ -180,7 +180,7 @@ def training_step(
             layer,
             kind,
             {},
-            "float32",
+            False,
             sizes=fixed,
             options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
             inlined=not functions,

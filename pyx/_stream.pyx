@@ -51,25 +51,21 @@ cdef class Stream:
 
     Attributes
     ----------
-    layer : LSTM, GRU, RNN, Dense or Packed
+    layer : LSTM, GRU, RNN, Dense or Quantized
     batch : int
         B, the rows that run side by side.
-    storage : str or None
-        How matrices of weights are kept: "float16", "bfloat16" or "int8"; None for as they are.
-    activations : str
-        To what x and h are rounded for products: "int8" or "int16"; "float32" for not at all.
     state : LSTMState, GRUState, RNNState or the empty tuple
         [B,H] each, h of a projected LSTM [B,P]; a copy.  Assigning sets it.
     """
 
-    cdef readonly object layer, storage, activations
+    cdef readonly object layer
     cdef readonly Py_ssize_t batch
     cdef readonly Py_ssize_t _advances  # how often the states have changed by steps, of the lowest stream of a stack
-    cdef object cell  # whose weights they are: the layer, or what a Packed has of it
+    cdef object cell  # whose weights they are: the layer, or what a Quantized has of it
     cdef object dtype, given, weights  # what the layer has, and what of it is read
     cdef list plans  # the last ones
     cdef char *packed  # of the weights
-    cdef char *stored  # and what they were widened from, which steps of up to so many rows read
+    cdef char *stored  # and the codes that they were dequantized from, which steps of up to so many rows read
     cdef Py_ssize_t few
     cdef int narrow, narrow_stored  # how they are
     cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
@@ -80,13 +76,13 @@ cdef class Stream:
     cdef object memory  # scratch, of so much room
     cdef int type_number, in_use
 
-    def __init__(self, layer, batch=1, storage=None, activations="float32"):
+    def __init__(self, layer, batch=1):
         if batch < 1:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected at least 1")
         width = layer.input_size + max(layer.hidden_size, layer.output_size)
         if batch * (width + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
-        self.layer, self.cell, self.batch, self.storage, self.activations = layer, layer, batch, storage, activations
+        self.layer, self.cell, self.batch = layer, layer, batch
         self.inputs, self.outputs, self.dtype = layer.input_size, layer.output_size, layer.dtype
         self.type_number = self.dtype.num
         self.memory, self.room, self.plans = None, 0, [None] * PLANS
@@ -314,36 +310,27 @@ cdef class Stream:
         grow((self,), batch)
 
     # ---------------------------------------------------------------------------------------------------------- pickles
-    def _belong_to(self, packed):
-        """Of a stream that a `Packed` makes."""
-        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
+    def _belong_to(self, quantized):
+        """Of a stream that a `Quantized` makes."""
+        self.layer = quantized
         return self
 
     def _in_use(self):
         """A layer with the weights that the stream works with, which its own layer may have replaced."""
-        return self.cell._with(self.weights)
+        return self.layer if self.layer is not self.cell else self.cell._with(self.weights)
 
     def __reduce__(self):
-        if self.layer is not self.cell:
-            return restored, (self.layer, self.batch, self.state)
-        return restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
+        return restored, (self._in_use(), self.batch, self.state)
 
     def __repr__(self):
-        return shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self.cell)
+        return f"<Stream of {self.layer!r}, batch={self.batch}>"
 
 
-def restored(layer, batch, state, storage=None, activations="float32"):
+def restored(layer, batch, state):
     """A stream from its pickle."""
-    stream = layer.stream(batch) if storage is None else layer.stream(batch, storage, activations)
+    stream = layer.stream(batch)
     stream.state = state
     return stream
-
-
-def shown(layer, batch, storage, activations, packed):
-    """A stream's repr; a packed layer's says by itself how it is stored."""
-    stored = "" if storage is None or packed else f", storage={storage!r}"
-    rounded = "" if activations == "float32" or packed else f", activations={activations!r}"
-    return f"<Stream of {layer!r}, batch={batch}{stored}{rounded}>"
 
 
 # --------------------------------------------------------------- streams that stand one above the other change together
@@ -589,9 +576,7 @@ def grow(tuple streams, Py_ssize_t batch):
             states, following = stream.zeros(batch), stream.zeros(batch)
             for i in range(len(stream.states)):
                 copy_rows(states[i], stream.states[i], NULL, stream.batch, True)
-            packed = stream.layer is not stream.cell  # then the weights are stored in its way already
-            storage, activations = (None, "float32") if packed else (stream.storage, stream.activations)
-            own = stream.cell._streamed(stream.given, storage, activations, batch)
+            own = stream.cell._streamed(stream.given, batch)
             grown.append((states, following, *own))
         for k in range(len(streams)):
             stream = streams[k]
@@ -614,7 +599,7 @@ def refresh(tuple streams, dict weights):
             stream = streams[k]
             given, own, few = weights[stream.cell], stream.weights, stream.few
             if given is not stream.given:
-                own, few = stream.cell._streamed(given, stream.storage, stream.activations, stream.batch)
+                own, few = stream.cell._streamed(given, stream.batch)
             read.append((given, own, few))
         for k in range(len(streams)):
             given, own, few = read[k]

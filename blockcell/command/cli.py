@@ -26,9 +26,9 @@ from ..activations import Activation, canonical
 from ..errors import plain
 from ..files import check_regular
 from ..installing import how_to_install
-from ..layers import Layer, Stack
-from ..layers.loading import read
-from ..optable import DTYPES, LETTERS, OPS, ROUNDINGS, WEIGHT_STORAGES, Array
+from ..layers import Layer, Quantized, Stack
+from ..layers.loading import read_any
+from ..optable import DTYPES, LETTERS, OPS, SCHEMES, Array
 from ..progress import progress
 from .terminal import print_json, print_table, say
 
@@ -57,10 +57,9 @@ class UsageError(Exception):
 def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
-    With the PATH of a file that ``layer.save`` wrote: its layer, and in what its weights are stored. If the layer is
-    float32, also what each way to store them in fewer bytes costs, and with int8 products in integers, too: how many
-    bytes remain, and how far y is off. That depends on the data: give your own, an array (T, B, I) that numpy.save
-    wrote.
+    With the PATH of a file that ``layer.save`` wrote: its layer, and how it is quantized. If the layer is float32, also
+    what it costs to quantize it: how many bytes remain, and how far y is off. That depends on the data: give your own,
+    an array (T, B, I) that numpy.save wrote.
     """
     if options.path is not None:
         return layer_info(options)
@@ -74,43 +73,45 @@ def info(options: argparse.Namespace) -> int:
 
 
 def layer_info(options: argparse.Namespace) -> int:
-    layer, storage = read(options.path)
-    about: dict[str, str | int] = {
+    saved = read_any(options.path)
+    layer = saved.dequantize() if isinstance(saved, Quantized) else saved
+    assert isinstance(layer, Layer)
+    about: dict[str, Any] = {
         "layer": repr(layer),
         "input_size": layer.input_size,
         "output_size": layer.output_size,
         "dtype": str(layer.dtype),
-        "storage": storage or str(layer.dtype),
+        "quantization": saved._quantization,
         "weights": sum(array.size for array in layer.weights.values()),
         "file_bytes": options.path.stat().st_size,
     }
     what, x = given_data(options.data, layer)
-    costs, refused = [], {}
-    choices = [(name, ROUNDINGS[0]) for name in WEIGHT_STORAGES] + [("int8", name) for name in ROUNDINGS[1:]]
-    for name, activations in choices if layer.dtype == np.float32 else ():
+    reports, refused = [], {}
+    for scheme in SCHEMES if layer.dtype == np.float32 else ():
         try:
-            costs.append(layer.storage_error(name, x, activations=activations))
+            reports.append(layer.quantization_report(scheme, x))
         except ValueError as error:
             layer(x)  # x does not fit
-            refused[name] = str(error)
+            refused[scheme] = str(error)
     if options.json:
-        storages = [{k: None if v != v or v == np.inf else v for k, v in cost._asdict().items()} for cost in costs]
-        print_json(about | {"data": what, "storages": storages, "refused": refused})
+        left = [report._asdict() for report in reports]
+        found = [{k: None if v != v or v == np.inf else v for k, v in each.items() if k != "layers"} for each in left]
+        print_json(about | {"data": what, "reports": found, "refused": refused})
         return 0
-    shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else x] for name, x in about.items()]
+    shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else str(x)] for name, x in about.items()]
     print_table(str(options.path), ["", ""], shown)
-    if costs:
-        rows = [["float32", f"{costs[0].nbytes_float32:,}", "", "", "", ""]]
-        for cost in costs:
-            most, rms = f"{100 * cost.relative_max:.2g} %", f"{100 * cost.relative_rms:.2g} %"
-            rounded = "" if cost.activations == ROUNDINGS[0] else f", activations in {cost.activations}"
-            rows.append([cost.storage + rounded, f"{cost.nbytes:,}", f"{cost.max:.2g}", most, f"{cost.rms:.2g}", rms])
-        columns = ["weights in", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
-        print_table(f"What storing the weights in fewer bytes costs; x is {what}", columns, rows)
+    if reports:
+        rows = [["float32", f"{reports[0].nbytes_float32:,}", "", "", "", ""]]
+        for report in reports:
+            most, rms = f"{100 * report.relative_max:.2g} %", f"{100 * report.relative_rms:.2g} %"
+            off = [f"{report.max:.2g}", most, f"{report.rms:.2g}", rms]
+            rows.append([str(report.quantization), f"{report.nbytes:,}", *off])
+        columns = ["quantized to", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
+        print_table(f"What quantization costs; x is {what}", columns, rows)
     for name, why in refused.items():
         say(f"Not {name}: {why}")
     if layer.dtype != np.float32:
-        say("Only weights of float32 layers can be stored in fewer bytes.")
+        say("Only float32 layers can be quantized.")
     return 0
 
 

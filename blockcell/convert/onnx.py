@@ -210,7 +210,8 @@ def _result(
     if rounded:
         warnings.warn(
             f"{caller}: not rounded: {listed(rounded)}. The layer has the weights that the integers stand for. In each"
-            f" step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal",
+            f" step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
+            f" it is quantized, by layer.quantize('int8'): results are alike, not equal",
             stacklevel=3,
         )
     return (found, state_of(caller, found, first)) if initial_state else found
@@ -358,6 +359,8 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
     if rounded:
         remarks.append(Remark(f"{kind} of {' and '.join(map(repr, rounded))}", [], set(), [], True))
     weights = {place: _weight(caller, graph, name, is_native) for place, name in names.items()}
+    if any(array.dtype == np.float32 for array in weights.values()):  # matrices may be quantized to float16
+        weights = {place: array.astype(np.float32) for place, array in weights.items()}
     if is_native:
         arrays = [array[0] for array in read_arrays(caller, weights).values()]
         told = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")

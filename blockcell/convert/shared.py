@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import GRU, LSTM, RNN, Bidirectional
+from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
 from ..optable import DTYPE_NAMES, DTYPES, Array
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
@@ -121,6 +121,9 @@ def cells_of(caller: str, layer: Any) -> tuple[Cell, ...]:
     """The cell, or both cells of a bidirectional layer."""
     cells = []
     for cell in (layer.fw, layer.bw) if isinstance(layer, Bidirectional) else (layer,):
+        if isinstance(cell, Quantized):
+            expected = "expected the float32 layer, or the one that dequantize() gives"
+            raise TypeError(f"{caller}: the layer is quantized, and its codes have no place in the target; {expected}")
         if not isinstance(cell, (LSTM, GRU, RNN)):
             expected = "expected a blockcell.LSTM, GRU, RNN or Bidirectional of one of them"
             raise TypeError(f"{caller}: the layer is of type {type(cell).__name__}; {expected}")

@@ -16,34 +16,36 @@ calls: states are arguments and results. Several threads may use one layer.
 """
 
 from .._stream import Stream
+from ..quantization import QuantizationReport
 from .base import Layer, Tape
+from .calls import BaseLayer
 from .containers import Bidirectional, Stack, StackStream
 from .dense import Dense
 from .lstm_gru import GRU, LSTM, RNN
-from .packed import Packed
+from .quantized import Quantized
 from .shared import Grid, GRUState, LSTMState, Plan, RNNState
-from .storage import StorageError
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "BaseLayer",
     "Bidirectional",
     "Dense",
     "GRUState",
     "Grid",
     "LSTMState",
     "Layer",
-    "Packed",
     "Plan",
+    "QuantizationReport",
+    "Quantized",
     "RNNState",
     "Stack",
     "StackStream",
-    "StorageError",
     "Stream",
     "Tape",
 ]
 
 # Pickles name a class by its module: by this one, so that they do not depend on the files in here.
-for _class in (GRU, LSTM, RNN, Bidirectional, Dense, Grid, GRUState, LSTMState, Packed, Plan, RNNState, Stack):
-    _class.__module__ = __name__
+for _name in {*__all__} - {"BaseLayer", "Layer", "StackStream", "Stream", "Tape"}:
+    globals()[_name].__module__ = __name__

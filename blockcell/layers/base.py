@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import copy
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, ClassVar, Generic, Self, SupportsIndex
+from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _kernels, files
+from .. import _kernels
 from .._args import frozen_copy
 from .._layers import Runner
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
 from .._threads import get_num_threads
-from ..optable import DTYPES, ROUNDINGS, WEIGHT_STORAGES, Array, Kind, Tensor, sizes_of
+from ..optable import DTYPES, SCHEMES, Array, Kind, Tensor, sizes_of
+from ..quantization import (
+    FEW_ROWS,
+    FLOAT32,
+    KERNEL_FORMATS,
+    QuantizationReport,
+    QuantizedMatrix,
+    Scheme,
+    dequantizes_first,
+    quantize_matrix,
+    read_schemes,
+    report_of,
+)
 from .arguments import (
     CallReader,
     checked_array,
@@ -27,38 +38,24 @@ from .arguments import (
     read_array,
     read_lengths,
     read_parts,
-    read_switches,
 )
-from .masks import CountedSteps, count
-from .packed import Packed, Parts
+from .calls import BaseLayer
+from .masks import CountedSteps
+from .quantized import Quantized
 from .shared import (
-    REPEAT,
     ZERO,
     CellWeights,
-    Directions,
     GivenState,
     Grid,
     GRUState,
     LSTMState,
     NoState,
+    Parts,
     Plan,
     RNNState,
     S_co,
     SharedWeights,
     State,
-)
-from .storage import (
-    Narrow,
-    StorageError,
-    error_of,
-    keeps_widened,
-    narrowed,
-    read_activations,
-    read_storage,
-    rows_that_gain,
-    stored_arrays,
-    widened,
-    widens,
 )
 
 HALF = DTYPES.index(np.dtype(np.float16))
@@ -80,58 +77,21 @@ class Tape:
     """Where the steps that a mask counts are, if they had to move."""
 
 
-class Layer(ABC, Generic[S_co]):
+class Layer(BaseLayer[S_co]):
     """What `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` and `Stack` have in common."""
-
-    _shared: SharedWeights
-    _runner: Runner
-
-    # -------------------------------------------------------------------------------------------------- what a layer is
-    @property
-    @abstractmethod
-    def input_size(self) -> int:
-        """I, the last dimension of x."""
-
-    @property
-    @abstractmethod
-    def hidden_size(self) -> int:
-        """H, the number of cells; of a stack's last layer. Of a `Dense`, its outputs."""
-
-    @property
-    @abstractmethod
-    def output_size(self) -> int:
-        """The last dimension of y."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> np.dtype[Any]:
-        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
         """The arguments with which the constructor makes an equal layer."""
 
     @abstractmethod
-    def _description(self) -> dict[str, Any]:
-        """The layer without its weights, as `blockcell.files` has it."""
-
-    @abstractmethod
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         """The layers with weights that the layer consists of, by the prefix of these weights' names."""
-
-    @abstractmethod
-    def _directions(self, reverse: bool) -> Directions:
-        """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
 
     @property
     @abstractmethod
     def _is_stateless(self) -> bool:
         """Whether it has no state, as a `Dense` has none."""
-
-    @property
-    def _over_time(self) -> bool:
-        """Whether y has a row for each step, or for the last one only."""
-        return True
 
     @abstractmethod
     def _head(self) -> tuple[list[Single], bool]:
@@ -192,177 +152,82 @@ class Layer(ABC, Generic[S_co]):
             if self._shared.replace(old, old | new):
                 return
 
-    def _stored(
-        self, reader: ArgumentReader, prefix: str, weights: Mapping[str, Array], storage: str
-    ) -> dict[str, Narrow]:
-        """The matrices among the weights as they are stored; the prefix is in front of their names."""
-        cells = self._cells(prefix).items()
-        names = [start + tensor.name for start, cell in cells for tensor in cell._tensors if tensor.kind == "matrix"]
-        return {name: narrowed(weights[name], storage, f"{reader.caller}: {name}") for name in names}
+    def _arrays_of_file(self) -> dict[str, Array]:
+        return self.weights
 
-    def rounded_to(self, storage: str) -> Self:
-        """An equal layer, but with the weights that are left once these have been stored in fewer bytes.
+    # ----------------------------------------------------------------------------------------------------- quantization
+    def quantize(self, scheme: Scheme) -> Quantized[S_co]:
+        """Quantize the layer as it is now: dynamic quantization, for calls and streams alone.
 
-        What that costs in accuracy is the difference between the two layers' results. Matrices are rounded; biases and
-        peepholes are not. `blockcell.layers.storage` has the definition.
+        Only matrices of weights are quantized. Biases, peepholes, states, inputs and results stay float32. Later
+        changes of the layer's weights change nothing of what is returned.
 
         Parameters
         ----------
-        storage : {"float16", "bfloat16", "int8"}
-
-        Raises
-        ------
-        ValueError
-            The layer's dtype is not float32, or a weight is not finite or too large to be stored so.
-        """
-        reader = ArgumentReader(f"{type(self).__name__}.rounded_to")
-        storage, weights = read_storage(reader, storage, self.dtype), self.weights
-        stored = self._stored(reader, "", weights, storage)
-        layer = copy.copy(self)
-        layer.set_weights(**weights | {name: widened(each) for name, each in stored.items()})
-        return layer
-
-    def storage_error(
-        self,
-        storage: str,
-        x: ArrayLike,
-        state: GivenState = None,
-        *,
-        activations: str = "float32",
-        **options: Any,
-    ) -> StorageError:
-        """Measure what it costs to store the weights in fewer bytes: how far y is off on these data.
-
-        Parameters
-        ----------
-        storage : {"float16", "bfloat16", "int8"}
-        x, state, **options
-            As of a call.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: as of `packed`.
+        scheme : {"int8", "float16"} or mapping of str to str
+            - "int8": weights in 8 bits, with a scale for each column; and at every step each row of activations in 8
+              bits, with a scale of its own. Products are sums of integers. :doc:`/quantization` has the definition.
+            - "float16": weights in half the bytes. All arithmetic is that of float32: results have the bits of
+              ``quantize("float16").dequantize()``.
+            - A mapping, such as ``{"0": "int8", "1": "float32"}``, by prefixes of the weights' names; the longest one
+              that fits counts. What has none stays float32.
 
         Returns
         -------
-        StorageError
-            `max` and `rms`, of the difference between the y of this layer and that of
-            ``packed(storage, activations)``; `relative_max` and `relative_rms`, as shares of the largest y and of y's
-            root mean square; `nbytes` of all weights as stored, and `nbytes_float32`.
+        Quantized
 
         Raises
         ------
         TypeError, ValueError
-            As from `packed` and a call.
+            A scheme or a prefix is something else, the layer's dtype is not float32, or a weight is not finite or too
+            large for float16.
         """
-        reader = ArgumentReader(f"{type(self).__name__}.storage_error")
-        storage = read_storage(reader, storage, self.dtype)
-        read_activations(reader, activations, storage)
-        layer = copy.copy(self)  # whose weights nobody replaces meanwhile
-        weights = layer.weights
-        stored = stored_arrays(weights, self._stored(reader, "", weights, storage))
-        expected = layer(x, state, **options)[0]
-        y = layer.packed(storage, activations)(x, state, **options)[0]
-        return error_of(storage, activations, expected, y, stored.values(), weights.values())
+        return Quantized(self, scheme)
 
-    def save(self, path: str | os.PathLike[str], storage: str | None = None) -> None:
-        """Write the layer to a file, which `blockcell.load` reads; `blockcell.files` describes the formats.
-
-        Either the whole file is written or nothing is: what was there before stays until the new file is complete.
+    def quantization_report(
+        self, scheme: Scheme, x: ArrayLike, state: GivenState = None, *, by_layer: bool = False, **options: Any
+    ) -> QuantizationReport:
+        """Measure what quantization costs on these data: how far y is off, and how many bytes are left.
 
         Parameters
         ----------
-        path : path_like
-            Ends in ``.npz`` or ``.safetensors``.
-        storage : {"float16", "bfloat16", "int8"}, optional
-            Of a float32 layer: in what its weights are stored, for a file of half the bytes or a quarter. What
-            `blockcell.load` reads is then ``layer.rounded_to(storage)``, bit for bit.
-
-        Raises
-        ------
-        ValueError
-            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays; or as from
-            `rounded_to`.
-        OSError
-            The file cannot be written.
-        """
-        weights = self.weights
-        if storage is not None:
-            reader = ArgumentReader(f"{type(self).__name__}.save")
-            storage = read_storage(reader, storage, self.dtype)
-            weights = stored_arrays(weights, self._stored(reader, "", weights, storage))
-        files.write(path, self._description(), weights, storage)
-
-    # ------------------------------------------------------------------------------------------------------------ calls
-    def __call__(
-        self,
-        x: ArrayLike,
-        state: GivenState = None,
-        *,
-        lengths: ArrayLike | None = None,
-        reset: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
-        masked: str = ZERO,
-        batch_first: bool = False,
-    ) -> tuple[Array, S_co]:
-        """Run the layer without keeping anything for a backward pass.
-
-        Parameters
-        ----------
-        x : array_like (T, B, I)
-            Input, of the layer's dtype; lists are converted. **Time comes first**, as in TensorFlow's ops and PyTorch's
-            default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
-        state : optional
-            State before the first step, as a call returns it: `LSTMState`, `GRUState`, `RNNState`, (fw, bw), or a tuple
-            of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
-            so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
-            order, and has all of them: ``{"h": h, "cs": c}``, ``{"h": h, "cs": None}``, ``{"fw": ..., "bw": ...}``,
-            ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be left out. An array of one row, (1, H), is every
-            row's.
-        lengths : array_like (B,) of int, optional
-            Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
-            backward direction starts at the row's last step. Steps past a row's end take next to no time, in
-            whatever order the rows come.
-        reset : array_like (T, B) of bool, optional
-            Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
-            sets the state to zero between step t and step t - 1.
-        mask : array_like (T, B) of bool, optional
-            Which steps of each row count, as in Keras: True counts. The others are left out, wherever they are: the
-            state passes them by and x is not read there, so a row has the bits that it has without them. With
-            `lengths`, what both say counts. A reset at a step that is left out takes place at the row's next step that
-            counts, one after the last of these not at all: the final state is that after the last one.
-        masked : {"zero", "repeat"}
-            What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
-            repeated, as of its LSTM and GRU: what it was at the row's last step before that counted, and zero where
-            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own; for a
-            `Dense`, which has none, forwards. Only the y that is returned repeats, not what the layers of a stack hand
-            on.
-        batch_first : bool
-            Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
-            the same, and no array is copied for it.
+        scheme
+            As of `quantize`.
+        x, state, **options
+            As of a call.
+        by_layer : bool
+            Whether to measure, too, what each layer costs alone, where the others stay float32.
 
         Returns
         -------
-        y : ndarray (T, B, output_size)
-            The cells' h; for `Bidirectional` the forward half comes first. (B, T, output_size) with `batch_first`, and
-            (B, output_size) where a `Dense` with `last` stands at the end.
-        state
-            State after each row's last step, in the form of `state`.
+        QuantizationReport
+            `max` and `rms`, of the difference between the y of this layer and that of ``quantize(scheme)``;
+            `relative_max` and `relative_rms`, as shares of the largest y and of y's root mean square; `nbytes` of all
+            weights in a file, and `nbytes_float32`; with `by_layer`, `layers`, a report for each layer by the prefix of
+            its weights.
 
         Raises
         ------
-        TypeError
-            An array has another dtype than the layer, or an argument is of the wrong kind.
-        ValueError
-            A shape or a length does not fit, or `masked` is unknown.
+        TypeError, ValueError
+            As from `quantize` and a call.
         """
-        if reset is None and mask is None and masked is ZERO:
-            results: tuple[Array, S_co] | None = self._runner.call(
-                self._shared.weights, x, state, lengths, batch_first, False
-            )
-            if results is not None:
-                return results
-        y, last = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)[0]
-        return y, last
+        by_layer = ArgumentReader(f"{type(self).__name__}.quantization_report").switch("by_layer", by_layer)
+        layer = self._snapshot()  # whose weights nobody replaces meanwhile
+        y, weights = layer(x, state, **options)[0], layer.weights
 
+        def report(scheme: Scheme) -> QuantizationReport:
+            quantized = layer.quantize(scheme)
+            quantized_y = quantized(x, state, **options)[0]
+            return report_of(scheme, y, quantized_y, quantized._arrays_of_file().values(), weights.values())
+
+        found = report(scheme)
+        if by_layer:
+            schemes = read_schemes("", scheme, layer._cells(), self.dtype)
+            names = {prefix.rstrip("."): each for prefix, each in schemes.items() if each != FLOAT32}
+            found = found._replace(layers={name: report({name: each}) for name, each in names.items()})
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ calls
     def forward(
         self,
         x: ArrayLike,
@@ -460,31 +325,6 @@ class Layer(ABC, Generic[S_co]):
             return rows_as_kernels_take(array[: tape.end], self.dtype)
         return tape.counted.gather_d_y(rows_as_kernels_take(array, self.dtype), self._directions(False))
 
-    def _read_and_run(
-        self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
-    ) -> tuple[Any, CountedSteps | None]:
-        """What `Runner.run` returns of these arguments, and where the steps are that count, if they had to move."""
-        weights = self._shared.weights
-        reader = CallReader(type(self).__name__, batch_first)
-        if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
-            raise ValueError(f"{reader.caller}: masked is {short(masked)}; expected 'zero' or 'repeat'")
-        inputs = f"({', '.join(reader.axes('T', 'B'))}, I) with I={self.input_size} from the layer"
-        x = reader.time_first(checked_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs))
-        reader.T, reader.B = T, B = x.shape[:2]
-        lengths = read_lengths(reader, lengths, T, B)
-        reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
-        first = self._read_state(reader, "state", state, B)
-
-        counted = None
-        if mask is not None or masked == REPEAT:
-            counted, lengths = count(mask, lengths, T, masked == REPEAT)
-        if counted is not None:
-            x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
-        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
-        x = rows_as_kernels_take(x[:end], self.dtype)
-        reset = None if reset is None else np.ascontiguousarray(reset[:end])
-        return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
-
     def plan(self, T: SupportsIndex, B: SupportsIndex, num_threads: SupportsIndex | None = None) -> dict[str, Plan]:
         """How many threads a call would take, and what each of them would do.
 
@@ -532,51 +372,21 @@ class Layer(ABC, Generic[S_co]):
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
 
-    @abstractmethod
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> Any:
-        """Run the layer step by step; the stream keeps the state in between."""
-
-    def packed(self, storage: str | None = None, activations: str = "float32") -> Packed[S_co]:
-        """The layer as it is now, for calls and streams alone, with its weights in fewer bytes.
-
-        A call has the bits of ``layer.rounded_to(storage)``. Later changes of the layer's weights change nothing of it.
-
-        Parameters
-        ----------
-        storage : {None, "float16", "bfloat16", "int8"}
-            How matrices are stored: of float32 layers, in half the bytes or a quarter. None: as they are.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: to what rows are rounded before they are multiplied with the weights, in integers:
-            x_t, h_{t-1} and, in a GRU that resets before the product, r * h_{t-1}, or before a projection
-            o * tanh(cs), each row of each step with a scale of its own. "float32" rounds nothing. :doc:`/storage` has
-            the definition and what it costs.
-
-        Returns
-        -------
-        Packed
-
-        Raises
-        ------
-        TypeError, ValueError
-            `storage` or `activations` is something else, or one does not go with the other; the layer's dtype is not
-            float32, or a weight is not finite or too large.
-        """
-        reader = ArgumentReader(f"{type(self).__name__}.packed")
-        storage = None if storage is None else read_storage(reader, storage, self.dtype)
-        read_activations(reader, activations, storage)
-        return Packed(self, storage, activations)
+    def _snapshot(self, change: Callable[[str, Single, CellWeights], CellWeights] = lambda _, __, same: same) -> Self:
+        """Return an equal layer with the weights of now, or what the function makes of those of a cell with this
+        prefix; `set_weights` of this layer does not reach it."""
+        layer, weights = self._hollow(), self._shared.weights
+        cells = zip(self._cells().items(), layer._cells().values(), strict=True)
+        layer._share(SharedWeights({own: change(prefix, cell, weights[cell]) for (prefix, cell), own in cells}))
+        return layer
 
     def _apart(self) -> Parts:
-        """The layer for the pickle of one that is packed."""
+        """Return the layer for the pickle of a quantized one."""
         return Parts(type(self), {name: _apart(value) for name, value in self._arguments().items()})
 
     @abstractmethod
     def _hollow(self) -> Self:
         """An equal layer that has no weights yet; `_share` gives it some."""
-
-    @abstractmethod
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
-        """A state that the kernels can read. `source` is what B is from."""
 
 
 # ----------------------------------------------------------------------------------------------- weights of their own
@@ -741,94 +551,87 @@ class Single(Layer[S_co]):
         layer._runner = self._runs(layer)
         return layer
 
-    # ------------------------------------------------------------------------------------------ weights in fewer bytes
-    def _narrow(
-        self, reader: ArgumentReader, prefix: str, weights: CellWeights, storage: str, activations: str
-    ) -> CellWeights:
-        """The same weights, but with matrices packed in fewer bytes; the prefix is in front of their names."""
-        arrays = {prefix + name: array for name, array in weights.arrays.items()}
-        stored = self._stored(reader, prefix, arrays, storage)
-        number = 1 + [*WEIGHT_STORAGES].index(storage) + ROUNDINGS.index(activations)
+    # ----------------------------------------------------------------------------------------------------- quantization
+    def _quantize(self, reader: ArgumentReader, prefix: str, weights: CellWeights, scheme: str) -> CellWeights:
+        """Return the weights with quantized matrices; errors have the prefix in front of their names."""
+        vectors, matrices = dict(weights.arrays), {}
+        for tensor in self._tensors:
+            if tensor.kind == "matrix":
+                name = tensor.name
+                matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
+        number = KERNEL_FORMATS[scheme]
         work = _kernels.WORK[f"{self._kernel}_narrow"]
         size, _, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
-        narrow = CellWeights(weights.arrays, np.empty(size, np.uint8), number)
-        self._exchange(narrow, {name.removeprefix(prefix): each for name, each in stored.items()}, False)
-        keeps = keeps_widened(number, self._packed_size())
-        return self._widened(narrow, get_num_threads()) if keeps else narrow
+        quantized = CellWeights(vectors, np.empty(size, np.uint8), number)
+        self._exchange(quantized, matrices, False)
+        return quantized
 
-    def _widened(self, narrow: CellWeights, threads: int) -> CellWeights:
-        """The same as float32 packs them."""
-        wide = CellWeights(narrow.arrays, np.empty(self._packed_size(), np.uint8), 0, narrow)
+    def _dequantized(self, weights: CellWeights, threads: int) -> CellWeights:
+        """Return float16 codes as float32 weights are packed."""
+        wide = CellWeights(weights.arrays, np.empty(self._packed_size(), np.uint8), 0, weights)
         if self.hidden_size:
             sizes = self.input_size, self.hidden_size
-            arguments = *sizes, *self._form, narrow.packed, wide.packed, narrow.narrow
+            arguments = *sizes, *self._form, weights.packed, wide.packed, weights.narrow
             _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), threads, arguments)
         return wide
 
-    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
-        """What a call of T steps of B rows reads of weights in fewer bytes."""
-        wide = widens(narrow.narrow, self._packed_size(), T, B)
-        return self._widened(narrow, threads) if wide else narrow
+    def _for_call(self, weights: CellWeights, T: int, B: int, threads: int) -> CellWeights:
+        """Return what a call of T steps of B rows reads of quantized weights."""
+        return self._dequantized(weights, threads) if dequantizes_first(weights.narrow, T, B) else weights
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
-        narrow = weights.stored or weights
-        return parts._replace(arguments=parts.arguments | self._matrices(narrow)) if narrow.narrow else parts
+        return parts._replace(arguments=parts.arguments | self._matrices(weights))
 
-    def _matrices(self, weights: CellWeights) -> dict[str, Narrow]:
-        """The matrices that `_narrow` has packed."""
-        dtype = [*WEIGHT_STORAGES.values()][min(weights.narrow, len(WEIGHT_STORAGES)) - 1]
+    def _matrices(self, weights: CellWeights) -> dict[str, QuantizedMatrix]:
+        """Return the matrices that `_quantize` has packed; none where they are float32."""
+        if not weights.narrow:
+            return {}
+        scheme = next(name for name, number in KERNEL_FORMATS.items() if number == weights.narrow)
         shapes = {t.name: sizes_of(t.shape, self._sizes) for t in self._tensors if t.kind == "matrix"}
-        stored = {
-            name: Narrow(np.zeros(shape, dtype), np.zeros(shape[1], np.float32) if dtype == np.int8 else None)
+        matrices = {
+            name: QuantizedMatrix(
+                np.zeros(shape, SCHEMES[scheme]), np.zeros(shape[1], np.float32) if scheme == "int8" else None
+            )
             for name, shape in shapes.items()
         }
-        self._exchange(weights, stored, True)
-        return stored
+        self._exchange(weights, matrices, True)
+        return matrices
 
-    def _exchange(self, weights: CellWeights, stored: Mapping[str, Narrow], back: bool) -> None:
-        """From the matrices to the packed weights, or back."""
+    def _exchange(self, weights: CellWeights, matrices: Mapping[str, QuantizedMatrix], back: bool) -> None:
+        """Copy codes and scales from the matrices to the packed weights, or back."""
         if self.hidden_size:
-            none = Narrow(np.empty((0, 0), np.uint8), None)
-            matrices = [stored.get(t.name, none) for t in self._places if t.kind == "matrix"]
-            codes = [np.ascontiguousarray(each.codes).view(np.uint8) for each in matrices]
-            scales = [_EMPTY[self._number] if each.scale is None else each.scale for each in matrices]
+            none = QuantizedMatrix(np.empty((0, 0), np.uint8), None)
+            inputs = [matrices.get(t.name, none) for t in self._places if t.kind == "matrix"]
+            codes = [np.ascontiguousarray(matrix.codes).view(np.uint8) for matrix in inputs]
+            scales = [_EMPTY[self._number] if matrix.scale is None else matrix.scale for matrix in inputs]
             vectors = self._ordered(weights.arrays, "peephole", "bias")
             options = weights.packed, weights.narrow, back, *self._pack_options()
             self._run("narrow", *codes, *scales, *vectors, *options)
 
     # ---------------------------------------------------------------------------------------------------------- streams
-    def stream(
-        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
-    ) -> Stream[S_co]:
+    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
-        storage : {None, "float16", "bfloat16", "int8"}
-            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
-            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: as of `packed`.
-        """
-        reader = ArgumentReader(f"{type(self).__name__}.stream")
-        storage = None if storage is None else read_storage(reader, storage, self.dtype)
-        read_activations(reader, activations, storage)
-        return Stream(self, reader.integer("batch", batch), storage, activations)
 
-    def _streamed(
-        self, weights: CellWeights, storage: str | None, activations: str, batch: int
-    ) -> tuple[CellWeights, int]:
-        """What a stream of so many rows reads of these weights; and up to how many rows step with their `stored`."""
-        if storage is not None:
-            reader = ArgumentReader(f"{type(self).__name__}.stream")
-            weights = self._narrow(reader, "", weights, storage, activations)
-        nbytes = self._packed_size()
-        if keeps_widened(weights.narrow, nbytes, batch):
-            return self._widened(weights, get_num_threads()), rows_that_gain(weights.narrow, nbytes)
-        return weights._replace(stored=None), 0
+        Raises
+        ------
+        TypeError
+            The layer begins at the last step, which a stream does not know: it has ``reverse=True``, or stands above a
+            layer with such a direction.
+        """
+        return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
+
+    def _streamed(self, weights: CellWeights, batch: int) -> tuple[CellWeights, int]:
+        """Return what a stream of so many rows reads of these weights, and up to how many rows of a step read the
+        `stored` ones."""
+        if weights.narrow == KERNEL_FORMATS["float16"] and batch > FEW_ROWS:
+            return self._dequantized(weights, get_num_threads()), FEW_ROWS
+        return weights, 0
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
@@ -888,7 +691,7 @@ class Single(Layer[S_co]):
 
 
 def _apart(value: Any) -> Any:
-    """An argument of a layer, likewise."""
+    """Return an argument of a layer as a pickle has it."""
     if isinstance(value, Layer):
         return value._apart()
     return tuple(map(_apart, value)) if type(value) is tuple else value  # those of a Stack's layers

@@ -90,29 +90,8 @@ class Cell(Single[S_co]):
         """The size of h, by its letter."""
         return {"H": hidden}
 
-    def stream(
-        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
-    ) -> Stream[S_co]:
-        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
-
-        Parameters
-        ----------
-        batch : int
-            B, the number of rows that run side by side; at least 1.
-        storage : {None, "float16", "bfloat16", "int8"}
-            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
-            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: as of `packed`.
-
-        Raises
-        ------
-        TypeError
-            The layer has ``reverse=True``: it begins at the last step, which a stream does not know.
-        ValueError
-            `storage` is unknown, the layer's dtype is not float32, or a weight is not finite or too large.
-        """
+    def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         if self.reverse:
             what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
             raise TypeError(f"{what}; expected one that runs forwards")
-        return super().stream(batch, storage, activations)
+        return super().stream(batch)

@@ -18,7 +18,7 @@ from .arguments import read_parts
 from .base import Layer, Single
 from .cell import Cell
 from .dense import Dense
-from .packed import Packed
+from .quantized import Quantized
 from .shared import Directions, GivenState, S_bw_co, S_co, SharedWeights, State
 
 
@@ -157,7 +157,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def _description(self) -> dict[str, Any]:
         return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> NoReturn:
+    def stream(self, batch: SupportsIndex = 1) -> NoReturn:
         """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
@@ -247,20 +247,15 @@ class Stack(Composite[tuple[Any, ...]]):
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
 
-    def stream(self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32") -> StackStream:
+    def stream(self, batch: SupportsIndex = 1) -> StackStream:
         """Run the stack step by step; the stream keeps the states in between, which are zero at first.
 
         Parameters
         ----------
         batch : int
             B, the number of rows that run side by side; at least 1.
-        storage : {None, "float16", "bfloat16", "int8"}
-            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
-            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: as of `packed`.
         """
-        return StackStream(self, batch, storage, activations)
+        return StackStream(self, batch)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(map(repr, self.layers))}])"
@@ -279,23 +274,17 @@ class StackStream:
 
     Attributes
     ----------
-    layer : Stack or Packed
+    layer : Stack or Quantized
     batch : int
         B, the number of rows that run side by side.
-    storage : str or None
-        How matrices of weights are kept.
     state : tuple
         Copies of the layers' states. Assigning sets them, from what calls take as `state`.
     """
 
-    def __init__(
-        self, layer: Stack, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
-    ) -> None:
-        self.layer: Stack | Packed = layer
-        self.storage, self.activations, self._stack = storage, activations, layer
-        self._parts: list[_stream.Stream | StackStream] = [
-            part.stream(batch, storage, activations) for part in layer.layers
-        ]
+    def __init__(self, layer: Stack, batch: SupportsIndex = 1) -> None:
+        self.layer: Stack | Quantized = layer
+        self._stack = layer
+        self._parts: list[_stream.Stream | StackStream] = [part.stream(batch) for part in layer.layers]
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
@@ -369,17 +358,17 @@ class StackStream:
         """A state of the next ones of these arrays."""
         return tuple([part._state_from(arrays) for part in self._parts])
 
-    def _belong_to(self, packed: Packed) -> Self:
-        self.layer, self.storage, self.activations = packed, packed.storage, packed.activations
+    def _belong_to(self, quantized: Quantized) -> Self:
+        self.layer = quantized
         return self
 
-    def _in_use(self) -> Stack:
+    def _in_use(self) -> Any:
+        if self.layer is not self._stack:
+            return self.layer
         return type(self._stack)([part._in_use() for part in self._parts])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.layer is not self._stack:
-            return _stream.restored, (self.layer, self.batch, self.state)
-        return _stream.restored, (self._in_use(), self.batch, self.state, self.storage, self.activations)
+        return _stream.restored, (self._in_use(), self.batch, self.state)
 
     def __repr__(self) -> str:
-        return _stream.shown(self.layer, self.batch, self.storage, self.activations, self.layer is not self._stack)
+        return f"<Stream of {self.layer!r}, batch={self.batch}>"

@@ -174,28 +174,14 @@ class Dense(Single[tuple[()]]):
             )
         return self._below
 
-    def stream(
-        self, batch: SupportsIndex = 1, storage: str | None = None, activations: str = "float32"
-    ) -> Stream[tuple[()]]:
-        """Run the layer step by step: also with `last`, the `Stream` gives the answer after each step.
-
-        Parameters
-        ----------
-        batch : int
-            B, the number of rows that run side by side; at least 1.
-        storage : {None, "float16", "bfloat16", "int8"}
-            How the stream keeps matrices of weights: of a float32 layer, in half the bytes or a quarter. Its results
-            are then those of ``layer.rounded_to(storage)``, bit for bit. None: as they are.
-        activations : {"float32", "int8", "int16"}
-            With ``storage="int8"``: as of `packed`.
-        """
+    def stream(self, batch: SupportsIndex = 1) -> Stream[tuple[()]]:
         if any(backwards for _, backwards in self._directions_of_x()):
             raise TypeError(f"{type(self).__name__}.stream: a direction of the layer below begins at the last step")
-        return super().stream(batch, storage, activations)
+        return super().stream(batch)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _for_call(self, narrow: CellWeights, T: int, B: int, threads: int) -> CellWeights:
-        return super()._for_call(narrow, 1, T * B, threads)  # no row waits for another
+    def _for_call(self, weights: CellWeights, T: int, B: int, threads: int) -> CellWeights:
+        return super()._for_call(weights, 1, T * B, threads)  # no row waits for another
 
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)

@@ -8,11 +8,12 @@ from typing import IO, Any
 
 from .. import files
 from ..optable import Array
+from ..quantization import dequantize_matrix, read_matrices
 from .base import Layer
 from .containers import Bidirectional, Stack
 from .dense import Dense
 from .lstm_gru import GRU, LSTM, RNN
-from .storage import read_stored, stored_arrays, widened
+from .quantized import Quantized
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
@@ -28,30 +29,51 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     -------
     Layer
         An `LSTM`, `GRU`, `RNN`, `Dense`, `Bidirectional` or `Stack`, with the same weights, bit for bit, and
-        attributes. If it was saved with `storage`, the float32 layer with the weights as they were stored.
+        attributes.
 
     Raises
     ------
     TypeError
         ``path`` is neither a path nor such a file object.
+    FormatError
+        The file is damaged, holds something else, such as a `Quantized` layer, or has a format version that this
+        blockcell does not know; or the path is that of a pipe, a device or a folder.
     ValueError
-        The file is damaged, holds something else, or has a format version that this blockcell does not know; or the
-        path is that of a pipe, a device or a folder.
+        The path has another ending.
     OSError
         The file cannot be read.
     """
-    return read(path)[0]
+    return _read(path, False)  # type: ignore[return-value]
 
 
-def read(path: str | os.PathLike[str] | IO[bytes]) -> tuple[Layer, str | None]:
-    """The layer, and in what the file has its weights, None for as they are."""
-    with files.reading(path) as (description, arrays, sha256, storage):
-        narrow = {} if storage is None else read_stored(arrays, files.matrices_of(description), storage)
-        layer = build_layer(description, arrays | {name: widened(each) for name, each in narrow.items()})
-        found = stored_arrays(layer.weights, narrow)
-        if sha256 is not None and files.checksum(layer._description(), found) != sha256:
+def _read_quantized(path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
+    """Read a quantized layer, for `Quantized.load`."""
+    return _read(path, True)  # type: ignore[return-value]
+
+
+Quantized._read = _read_quantized
+
+
+def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]:
+    """Read a layer, quantized or not."""
+    return _read(path, None)
+
+
+def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None) -> Layer | Quantized[Any]:
+    with files.reading(path) as (description, arrays, sha256, quantization, schemes):
+        if expects_quantized is False and quantization is not None:
+            expected = "expected a file of a layer's own save: read this one with blockcell.Quantized.load(path)"
+            raise ValueError(f"it is quantized, to {quantization!r}; {expected}")
+        if expects_quantized and quantization is None:
+            raise ValueError("it is not quantized; read it with blockcell.load(path), and then call quantize(scheme)")
+        matrices = read_matrices(arrays, schemes)
+        weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
+        layer: Layer | Quantized[Any] = build_layer(description, weights)
+        if quantization is not None:
+            layer = Quantized(layer, quantization)
+        if sha256 is not None and files.checksum(layer._description(), layer._arrays_of_file()) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
-    return layer, storage
+    return layer
 
 
 def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str = "") -> Layer:

@@ -68,12 +68,19 @@ class CellWeights(NamedTuple):
     """The weights of one cell: read-only arrays by name, and the same packed for the kernels."""
 
     arrays: dict[str, Array]
-    """Of a `Packed` layer that stores matrices in fewer bytes, without these."""
+    """Of quantized matrices there are none here."""
     packed: Array
     narrow: int = 0
-    """How matrices are packed: 0 in the layer's dtype, else 1 + the position of their storage in WEIGHT_STORAGES."""
+    """How matrices are packed: one of `blockcell.quantization.KERNEL_FORMATS`."""
     stored: "CellWeights | None" = None
-    """The weights in fewer bytes that `packed` was widened from."""
+    """Of a stream: the float16 codes that `packed` was dequantized from."""
+
+
+class Parts(NamedTuple):
+    """A layer in a pickle: its arguments, where quantized matrices stay so and layers are `Parts`."""
+
+    kind: type[Any]
+    arguments: dict[str, Any]
 
 
 class Grid(NamedTuple):

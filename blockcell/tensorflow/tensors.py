@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layers.storage import Narrow, widened
 from ..optable import Array
 from .mapped import File
 from .wire import Message
@@ -134,13 +133,18 @@ def full_shape(message: Message | None, dtype: Dtype, file: File) -> tuple[int, 
     return sizes
 
 
+def from_bfloat16(bits: Array) -> Array:
+    """Return the float32 numbers whose upper 16 bits these are."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
     """The numbers in these bytes, which cannot be changed."""
     assert dtype.stored is not None
     stored: Array = np.frombuffer(data, np.uint8 if dtype.name == "bool" else dtype.stored)
     if dtype.name == "bool":
         return stored.view(bool) if stored.max(initial=0) <= 1 else stored != 0
-    return widened(Narrow(stored, None)) if dtype.name == "bfloat16" else stored
+    return from_bfloat16(stored) if dtype.name == "bfloat16" else stored
 
 
 class Tensor(Stored):
@@ -193,5 +197,5 @@ class Tensor(Stored):
             return values_of(message.fixed(dtype.field, dtype.stored.itemsize), dtype)
         if dtype.name in ("float16", "bfloat16"):
             bits = message.integers(dtype.field, np.dtype(np.uint16))
-            return widened(Narrow(bits, None)) if dtype.name == "bfloat16" else bits.view(np.float16)
+            return from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(np.float16)
         return message.integers(dtype.field, dtype.stored)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
-from . import narrow, op
+from . import op, quantized
 
 
 class Base(torch.nn.Module):
@@ -18,9 +18,8 @@ class Base(torch.nn.Module):
     _name: ClassVar[str]
     """Of the class in torch.nn, too."""
     _op: ClassVar[op.Op]
-    _narrow_op: ClassVar[narrow.Op]
-    storage: str | None = None  # what `replace` was given; set there
-    activations: str = "float32"
+    _quantized_op: ClassVar[quantized.Op]
+    quantization: str | None = None  # what `replace` was given for it; set there
 
     @classmethod
     def _caller(cls) -> str:
@@ -92,16 +91,16 @@ class Base(torch.nn.Module):
         return given
 
     def _check_inference(self, weights: op.Tensors) -> None:
-        """Refuse what weights in fewer bytes are not for."""
+        """Refuse what quantized weights are not for."""
         dtype, caller = weights[0].dtype, self._caller()
         if dtype != torch.float32:
-            expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
-            raise TypeError(f"{caller}: storage is {self.storage!r} and the weights are {dtype}; {expected}")
+            expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without quantize"
+            raise TypeError(f"{caller}: quantization is {self.quantization!r} and the weights are {dtype}; {expected}")
         if self.training and torch.is_grad_enabled() and any([weight.requires_grad for weight in weights]):
             raise RuntimeError(
-                f"{caller}: it is in training mode with gradients enabled, and weights in {self.storage}, which are"
-                " rounded, have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to"
-                " train call blockcell.torch.replace(model) without a storage"
+                f"{caller}: it is in training mode with gradients enabled, and weights quantized to {self.quantization}"
+                " have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to train call"
+                " blockcell.torch.replace(model) without quantize"
             )
 
     @property
@@ -114,11 +113,11 @@ class Base(torch.nn.Module):
     @qconfig.setter
     def qconfig(self, value: Any) -> None:
         self.__dict__["qconfig"] = value
-        if self.storage is None:
+        if self.quantization is None:
             warnings.warn(
                 f"{self._caller()}: torch.ao.quantization does not quantize it, as it is no torch.nn.{self._name}; for"
-                " products of 8-bit integers call blockcell.torch.replace(model, storage='int8', activations='int8'),"
-                " or blockcell.torch.restore(model) before the quantization",
+                " products of 8-bit integers call blockcell.torch.replace(model, quantize='int8'), or"
+                " blockcell.torch.restore(model) before the quantization",
                 stacklevel=2,
             )
 
@@ -127,13 +126,9 @@ class Base(torch.nn.Module):
         del self.__dict__["qconfig"]
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        narrow.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references
+        quantized.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references
         return super()._apply(*arguments, **options)
 
     def extra_repr(self) -> str:
-        stored: str = super().extra_repr()
-        if self.storage is not None:
-            stored += f", storage={self.storage!r}"
-        if self.activations != "float32":
-            stored += f", activations={self.activations!r}"
-        return stored
+        shown: str = super().extra_repr()
+        return shown if self.quantization is None else f"{shown}, quantization={self.quantization!r}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.rnn import RNNCellBase
 
-from . import narrow, op
+from . import op, quantized
 from .base import Base
 
 _NAMES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
@@ -46,11 +46,11 @@ class Cell(Base, RNNCellBase):
         states = [] if hx is None else self._states(hx, x.shape[:-1], weights[0])
         if dims == 1:
             x, states = x.unsqueeze(0), [state.unsqueeze(0) for state in states]
-        if self.storage is None:
+        if self.quantization is None:
             last = self._op(x, weights, False, True, states, None)
         else:
             self._check_inference(weights)
-            last = self._narrow_op(x, weights, False, states, None, None, self.storage, self.activations)
+            last = self._quantized_op(x, weights, False, states, None, None, self.quantization)
         if dims == 1:
             last = [state.squeeze(0) for state in last]
         if (dtype := self._narrower_of(input, hx, x)) is not None:
@@ -103,7 +103,7 @@ class LSTMCell(Cell):
         Another dtype, or an argument of the wrong kind.
     """
 
-    _name, _op, _narrow_op = "LSTMCell", op.LSTM_CELL, narrow.LSTM_CELL
+    _name, _op, _quantized_op = "LSTMCell", op.LSTM_CELL, quantized.LSTM_CELL
 
 
 class GRUCell(Cell):
@@ -118,7 +118,7 @@ class GRUCell(Cell):
     Parameters and errors are those of `LSTMCell`.
     """
 
-    _name, _op, _narrow_op = "GRUCell", op.GRU_CELL, narrow.GRU_CELL
+    _name, _op, _quantized_op = "GRUCell", op.GRU_CELL, quantized.GRU_CELL
 
 
 class RNNCell(Cell):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
-from . import narrow, op
+from . import op, quantized
 from .base import Base
 from .packed import Packing, marks_of
 
@@ -122,7 +122,7 @@ class Recurrent(Base, RNNBase):
     ) -> tuple[Tensor, list[Tensor]]:
         """y of the last layer [T,B,D*H], and the last states of all [L*D,B,.], rounded to a dtype if one is given."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
-        if self.storage is not None:
+        if self.quantization is not None:
             self._check_inference([weight for each in weights for weight in each])
             lengths = None if packing is None else packing.lengths()
         elif reset is not None:
@@ -133,9 +133,9 @@ class Recurrent(Base, RNNBase):
         lasts = []
         for layer in range(count):
             first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
-            if self.storage is not None:
-                stored = self.storage, self.activations
-                x, *last = self._narrow_op(x, weights[layer], self.bidirectional, first, lengths, reset, *stored)
+            if self.quantization is not None:
+                options = first, lengths, reset, self.quantization
+                x, *last = self._quantized_op(x, weights[layer], self.bidirectional, *options)
             else:
                 apart = layer == count - 1 and not copied
                 x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
@@ -241,13 +241,13 @@ class LSTM(Recurrent):
     * ``isinstance(module, torch.nn.LSTM)`` is False. Tools that look for that class, such as those that quantize, do
       not find it; `restore` a model for them, and for ``torch.jit.script``.
     * ``torch.compile(fullgraph=True)`` and ``torch.export`` trace it, as one operator, ``blockcell::lstm``, per layer.
-    * `replace` with a ``storage`` makes it compute with rounded weights, for inference: attributes `storage` and
-      `activations`, None and "float32" otherwise.
+    * `replace` with `quantize` makes it compute with quantized weights, for inference: the attribute `quantization`,
+      None otherwise.
     * There are no second derivatives, and no transforms of ``torch.func`` such as ``vmap``.
     * Under ``torch.autocast`` it computes in the weights' dtype, and rounds results to the dtypes of torch.nn's.
     """
 
-    _name, _op, _narrow_op = "LSTM", op.LSTM, narrow.LSTM
+    _name, _op, _quantized_op = "LSTM", op.LSTM, quantized.LSTM
 
 
 class GRU(Recurrent):
@@ -261,7 +261,7 @@ class GRU(Recurrent):
     Parameters, errors and what is not as in torch.nn are those of `LSTM`, but for `proj_size`, which has to be 0.
     """
 
-    _name, _op, _narrow_op = "GRU", op.GRU, narrow.GRU
+    _name, _op, _quantized_op = "GRU", op.GRU, quantized.GRU
 
 
 class RNN(Recurrent):
@@ -272,8 +272,8 @@ class RNN(Recurrent):
         rnn = blockcell.torch.RNN(10, 20, nonlinearity="relu")
         y, h_n = rnn(torch.randn(5, 3, 10))
 
-    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but that there are no ``proj_size`` and no
-    ``storage``, and:
+    Parameters, errors and what is not as in torch.nn are those of `LSTM`, but that there is no ``proj_size``, that
+    `replace` does not quantize it, and:
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +10,8 @@ import numpy as np
 import torch
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
-from .._read import ArgumentReader
-from ..layers.storage import read_activations, read_storage
-from . import narrow, op
+from ..quantization import FLOAT32, read_schemes
+from . import op, quantized
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN
 
@@ -24,8 +24,8 @@ _OURS = {
     torch.nn.RNNCell: RNNCell,
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_STORED = ("storage", "activations")  # attributes of our modules
-_NOT_STORED = (None, "float32")
+
+Schemes = str | Mapping[str, str] | None
 
 
 @dataclass(repr=False)
@@ -58,7 +58,7 @@ def _listed(modules: dict[str, str]) -> list[str]:
     return [f"  {name or '(the model)'}: {what}" for name, what in modules.items()]
 
 
-def replace(model: torch.nn.Module, storage: str | None = None, activations: str = "float32") -> Report:
+def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
     """Make every LSTM, GRU and RNN of torch.nn's in a model, and every cell of one, the module of that name here, in
     place.
 
@@ -69,36 +69,38 @@ def replace(model: torch.nn.Module, storage: str | None = None, activations: str
 
         print(blockcell.torch.replace(model))
 
-    With a `storage` they compute with weights that are rounded, for inference alone: a call has the bits of
-    ``blockcell.convert.from_torch(module).packed(storage, activations)``.  Parameters stay as they are, and what is
-    packed follows them.
+    With `quantize` they compute with quantized weights, for inference alone: a call has the bits of
+    ``blockcell.convert.from_torch(module).quantize(scheme)``.  Parameters stay as they are, and the quantized weights
+    follow them.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model itself may be such a module.  Modules that were replaced before get this `storage`, too.
-    storage : {None, "float16", "bfloat16", "int8"}
-        How modules store their matrices of weights beside the parameters; None: not at all.
-    activations : {"float32", "int8", "int16"}
-        With ``storage="int8"``: to what x and h are rounded at each step, for products in integers.
+        The model itself may be such a module.  Modules that were replaced before are quantized like the others.
+    quantize : {"int8", "float16"} or mapping of str to str, optional
+        How modules quantize their matrices of weights beside the parameters, all of them or, by a mapping of names of
+        modules, those that it names: their scheme, or "float32".  A name stands for the modules within it, too; the
+        longest one counts.
 
     Returns
     -------
     Report
-        What was replaced, and what was left and why: weights that are not on the CPU, not of float32 or, without a
-        `storage`, float64, classes derived from PyTorch's, whose forward may be another one, and with a `storage` RNNs
-        and a ``proj_size``.
+        What was replaced, and what was left and why: weights that are not on the CPU, or not of float32 or, where it is
+        not quantized, float64; classes derived from PyTorch's, whose forward may be another one; and of what is to be
+        quantized RNNs and a ``proj_size``.
 
     Raises
     ------
     TypeError, ValueError
-        `model` is not a module; `storage` or `activations` is something else, or one does not go with the other.
+        `model` is not a module; `quantize` is something else, or names a module that the model does not have.
     """
-    reader = ArgumentReader("blockcell.torch.replace")
-    if storage is not None:
-        storage = read_storage(reader, storage, np.dtype(np.float32))
-    read_activations(reader, activations, storage)
-    return _swap("replace", model, _OURS, (storage, activations))
+    _check_model("replace", model)
+    names = [f"{name}." if name else "" for name, _ in model.named_modules(remove_duplicate=False)]
+    if quantize is None:
+        schemes = dict.fromkeys(names, FLOAT32)
+    else:
+        schemes = read_schemes("blockcell.torch.replace", quantize, names, np.dtype(np.float32), "quantize")
+    return _swap("replace", model, _OURS, {name.removesuffix("."): scheme for name, scheme in schemes.items()})
 
 
 def restore(model: torch.nn.Module) -> Report:
@@ -118,56 +120,60 @@ def restore(model: torch.nn.Module) -> Report:
     TypeError
         `model` is not a module.
     """
-    return _swap("restore", model, _THEIRS, _NOT_STORED)
+    _check_model("restore", model)
+    return _swap("restore", model, _THEIRS, {})
 
 
-def _swap(caller: str, model: Any, classes: dict[Any, Any], stored: tuple[str | None, str]) -> Report:
+def _check_model(caller: str, model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"blockcell.torch.{caller}: model is of type {type(model).__name__}; expected a torch.nn.Module"
         )
+
+
+def _swap(caller: str, model: Any, classes: dict[Any, Any], schemes: Mapping[str, str]) -> Report:
     report = Report(action=f"{caller}d")
     for name, module in model.named_modules():  # each once, however often it occurs
-        reason, kind = _reason(module, classes, stored), type(module)
+        scheme = schemes.get(name, FLOAT32)
+        reason, kind = _reason(module, classes, scheme), type(module)
         if kind in _THEIRS:
-            narrow.forget(module.parameters())
+            quantized.forget(module.parameters())
         if reason:
             report.left[name] = reason
         elif kind in _OURS or kind in _THEIRS:
             module.__class__ = classes.get(kind, kind)
-            for attribute in _STORED:
-                vars(module).pop(attribute, None)
-            if stored != _NOT_STORED:
-                vars(module).update(zip(_STORED, stored, strict=True))
+            vars(module).pop("quantization", None)
+            if scheme != FLOAT32:
+                module.quantization = scheme
             report.changed[name] = repr(module)
     return report
 
 
-def _reason(module: torch.nn.Module, classes: dict[Any, Any], stored: tuple[str | None, str]) -> str | None:
-    """Why a recurrent module stays as it is; None if it does not, or is none."""
-    kind = type(module)
+def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> str | None:
+    """Return why a recurrent module stays as it is; None if it does not, or is none."""
+    kind, quantizes = type(module), scheme != FLOAT32
     if isinstance(module, torch.jit.ScriptModule):
         known = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
         return "it is compiled by torch.jit; do this before" if known else None
     if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
-    if kind in classes.values() and tuple(map(getattr, [module] * 2, _STORED, _NOT_STORED)) == stored:
+    if kind in classes.values() and (getattr(module, "quantization", None) or FLOAT32) == scheme:
         return "it is one already"
     if kind not in _OURS and kind not in _THEIRS:
         bases = [base.__name__ for base in (*_OURS, *_THEIRS) if issubclass(kind, base)]
         return f"{kind.__name__} is derived from {(*bases, 'RNNBase')[0]}, and may compute something else"
     if getattr(module, "nonlinearity", "tanh") not in op.RNN:
         return f"its nonlinearity is {module.nonlinearity!r}"
-    if stored != _NOT_STORED:
+    if quantizes:
         if hasattr(module, "nonlinearity"):
-            return f"it has no gates, and is not stored in {stored[0]}"
+            return f"it has no gates, and is not quantized to {scheme}"
         if isinstance(module, RNNBase) and module.proj_size:
-            return f"proj_size is {module.proj_size}, and it is not stored in {stored[0]}"
+            return f"proj_size is {module.proj_size}, and it is not quantized to {scheme}"
     for weight in module.parameters():
         if weight.device.type not in ("cpu", "meta"):
             return f"its weights are on {weight.device}"
         if weight.dtype not in op.DTYPES:
             return f"its weights are {weight.dtype}"
-        if stored != _NOT_STORED and weight.dtype != torch.float32:
-            return f"its weights are {weight.dtype}; to be stored in {stored[0]} they have to be torch.float32"
+        if quantizes and weight.dtype != torch.float32:
+            return f"its weights are {weight.dtype}; to be quantized to {scheme} they have to be torch.float32"
     return None

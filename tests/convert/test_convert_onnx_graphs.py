@@ -241,7 +241,8 @@ def quantized(directions=1, by_column=True, dtype=np.int8, points=True, **change
 
 NOT_ROUNDED = (
     "from_onnx: not rounded: DynamicQuantizeLSTM 'a'. The layer has the weights that the integers stand for. In each"
-    " step onnxruntime also rounds x and h to 8 bits, the layer does not: results are alike, not equal"
+    " step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
+    " it is quantized, by layer.quantize('int8'): results are alike, not equal"
 )
 
 

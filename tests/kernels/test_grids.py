@@ -1,6 +1,5 @@
 """Grids of threads, which share rows and hidden units: which one is planned, and that all give the same bits."""
 
-import copy
 import itertools
 import os
 from time import sleep
@@ -16,6 +15,7 @@ import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _kernels, _team
 from blockcell._bind import bind
 from blockcell._threads import _quota, _threads_of_this_process
+from blockcell.layers import base
 from blockcell.optable import OPS
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
@@ -73,21 +73,20 @@ def test_all_grids_of_ops_give_the_same_bits(name, dtype, level):
 
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("storage", [("float16",), ("int8",), ("int8", "int16"), ("int8", "int8")])
+@pytest.mark.parametrize("scheme", ["float16", "int8"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_all_grids_read_narrow_weights(name, storage, set_num_threads, monkeypatch):
-    for level in ("L2", "L3"):  # as if memory were far away: no weights are made float32 again
-        monkeypatch.setitem(_cpu.CACHES, level, 1)
+def test_all_grids_read_quantized_weights(name, scheme, set_num_threads, monkeypatch):
+    monkeypatch.setattr(base, "dequantizes_first", lambda *_: False)
     rng = np.random.default_rng(1)
     set_num_threads(64)
-    packed = LAYERS[name]("float32").packed(*storage)
+    layer = LAYERS[name]("float32")
     for T, B in ((1, 5), (4, 30)):
         x, lengths = rng.standard_normal((T, B, I)).astype(np.float32), rng.integers(0, T + 1, B)
         with with_grid(1, 1):
-            expected = copy.copy(packed)(x, lengths=lengths)
+            expected = layer.quantize(scheme)(x, lengths=lengths)
         for grid in GRIDS[1:]:
             with with_grid(*grid):
-                assert same(copy.copy(packed)(x, lengths=lengths), expected), grid
+                assert same(layer.quantize(scheme)(x, lengths=lengths), expected), grid
 
 
 @needs_openmp

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pickle
+import re
 import stat
 import struct
 import subprocess
@@ -21,13 +22,15 @@ import zlib
 import numpy as np
 import pytest
 import safetensors.numpy
+from bits import same
 from traced import peak
 
 import blockcell
 from blockcell import files
-from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Stack
-from blockcell.layers.storage import narrowed, stored_arrays, widened
-from blockcell.optable import WEIGHT_STORAGES
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Stack
+from blockcell.layers.loading import read_any
+from blockcell.optable import SCHEMES
+from blockcell.quantization import arrays_of_file, dequantize_matrix, quantize_matrix
 
 FORMATS = [".npz", ".safetensors"]
 LAYERS = {
@@ -99,31 +102,45 @@ def test_round_trip(name, dtype, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("storage", WEIGHT_STORAGES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_round_trip_in_fewer_bytes(name, storage, suffix, tmp_path):
-    """What is read is the layer with the weights as stored, also when that is saved again."""
+def test_round_trip_of_quantized_layers(name, scheme, suffix, tmp_path):
+    """What is read has the same codes, also when that is saved again."""
     layer, path = LAYERS[name](), tmp_path / f"a{suffix}"
-    expected = layer.rounded_to(storage)
-    for each in (layer, expected):
-        each.save(path, storage=storage)
-        for source in (path, io.BytesIO(path.read_bytes())):
-            again = blockcell.load(source)
-            assert repr(again) == repr(layer) and list(again.weights) == list(layer.weights)
-            for key, value in expected.weights.items():
-                assert again.weights[key].dtype == np.float32
-                np.testing.assert_array_equal(again.weights[key].view(np.uint8), value.view(np.uint8), err_msg=key)
+    expected = layer.quantize(scheme)
+    expected.save(path)
+    for source in (path, io.BytesIO(path.read_bytes())):
+        again = Quantized.load(source)
+        assert repr(again) == repr(expected)
+        for key, matrix in expected._matrices().items():
+            assert same(again._matrices()[key], matrix)
+        for key, value in expected.dequantize().weights.items():
+            np.testing.assert_array_equal(again.dequantize().weights[key].view(np.uint8), value.view(np.uint8))
+        again.save(tmp_path / f"b{suffix}")
+        assert (tmp_path / f"b{suffix}").read_bytes() == path.read_bytes()
+
+
+def test_each_kind_of_file_has_its_function(tmp_path):
+    path = tmp_path / "a.npz"
+    GRU.init(2, 3).save(path)
+    said = f"{path} cannot be read as a layer of blockcell: it is not quantized; read it with blockcell.load(path)"
+    with pytest.raises(blockcell.FormatError, match=re.escape(said)):
+        Quantized.load(path)
+    GRU.init(2, 3).quantize("int8").save(path)
+    said = "it is quantized, to 'int8'; expected a file of a layer's own save: read this one with blockcell.Quant"
+    with pytest.raises(blockcell.FormatError, match=re.escape(said)):
+        blockcell.load(path)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_the_bytes_of_a_file(suffix, tmp_path):
     """Half or a quarter of those of the weights."""
     layer, path, sizes = LSTM.init(100, 100, seed=0), tmp_path / f"a{suffix}", []
-    for storage in (None, *WEIGHT_STORAGES):
-        layer.save(path, storage)
+    for each in (layer, *map(layer.quantize, SCHEMES)):
+        each.save(path)
         sizes.append(path.stat().st_size)
     weights, biases, scales = (4 * size for size in (200 * 400, 400, 400))
-    expected = [weights + biases, weights // 2 + biases, weights // 2 + biases, weights // 4 + biases + scales]
+    expected = [weights + biases, weights // 2 + biases, weights // 4 + biases + scales]
     print(suffix, sizes)
     assert all(0 < found - wanted < 3000 for found, wanted in zip(sizes, expected, strict=True))
 
@@ -161,21 +178,21 @@ def test_others_can_read_codes_and_scales(tmp_path):
     layer = LAYERS["bidirectional"]()
     described = {"type": "LSTM", "forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo"}
     described = {"type": "Bidirectional", "fw": described, "bw": {"type": "GRU"}}
-    for storage, dtype, code in [("float16", "float16", "F16"), ("bfloat16", "uint16", "BF16"), ("int8", "int8", "I8")]:
+    for scheme, code in [("float16", "F16"), ("int8", "I8")]:
         arrays = {}
         for name, array in layer.weights.items():
             if array.ndim == 2:
-                codes, scale = narrowed(array, storage)
-                assert codes.dtype == dtype
-                arrays |= {name: codes} | ({f"{name}.scale": scale} if storage == "int8" else {})
+                codes, scale = quantize_matrix(array, scheme)
+                assert codes.dtype == scheme
+                arrays |= {name: codes} | ({f"{name}.scale": scale} if scheme == "int8" else {})
             else:
                 arrays[name] = array
         heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
         content = json.dumps([described, heads]).encode() + b"".join(map(np.ndarray.tobytes, arrays.values()))
         sha256 = hashlib.sha256(content).hexdigest()
-        expected = {"version": 2, "storage": storage, "sha256": sha256, "layer": described}
+        expected = {"version": 2, "quantization": scheme, "sha256": sha256, "layer": described}
         for suffix in FORMATS:
-            layer.save(tmp_path / f"a{suffix}", storage=storage)
+            layer.quantize(scheme).save(tmp_path / f"a{suffix}")
         with np.load(tmp_path / "a.npz") as file:
             assert json.loads(str(file["blockcell"])) == expected
             assert file.keys() - {"blockcell"} == arrays.keys()
@@ -362,9 +379,9 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path, monkeypatch):
 def refused(path, message=""):
     """A file is refused, and as an open file in the same words; what it is shows in its first bytes then."""
     with pytest.raises(ValueError, match=f"{path.name} cannot be read as a layer of blockcell: .*({message})") as named:
-        blockcell.load(path)
+        read_any(path)
     with path.open("rb") as file, pytest.raises(ValueError) as opened:
-        blockcell.load(file)
+        read_any(file)
     start = f"{path} cannot be read as a layer of blockcell: "
     assert str(opened.value) in (str(named.value), f"{start}it is neither a .npz nor a .safetensors file")
 
@@ -496,16 +513,28 @@ DENSE_WEIGHTS = dict(LAYERS["dense"]().weights)
         (
             GRU_TEXT | {"version": 2},
             WEIGHTS,
-            "has 'layer, version'; expected version, storage, layer and perhaps sha256",
+            "has 'layer, version'; expected version, quantization, layer and perhaps sha256",
         ),
         (GRU_TEXT | {"storage": "int8"}, WEIGHTS, "has 'layer, storage, version'; expected version, layer and perhaps"),
+        (
+            GRU_TEXT | {"version": 2, "storage": "bfloat16"},
+            WEIGHTS,
+            "it was saved with storage='bfloat16', which blockcell no longer has; expected the file of layer.quantize",
+        ),
+        (
+            GRU_TEXT | {"version": 2, "quantization": None},
+            WEIGHTS,
+            "its quantization is null; expected one of floa",
+        ),
         *(
-            (
-                GRU_TEXT | {"version": 2, "storage": storage},
-                WEIGHTS,
-                f"its storage is {shown}; expected one of float16, b",
-            )
-            for storage, shown in [("int4", "'int4'"), (None, "None"), (["int8"], "of type list"), (8, "8")]
+            (GRU_TEXT | {"version": 2, "quantization": value}, WEIGHTS, f"its quantization: scheme{shown}; expected ")
+            for value, shown in [
+                ("int4", " is 'int4'"),
+                (["int8"], " is of type list"),
+                (8, " is 8"),
+                ({"0": "int8"}, " has the key '0'"),
+                ({"": "int4"}, r"\[''\] is 'int4'"),
+            ]
         ),
         (GRU_TEXT | {"version": "1"}, WEIGHTS, "its format version is '1'"),
         (GRU_TEXT | {"version": True}, WEIGHTS, "its format version is True"),
@@ -599,8 +628,8 @@ def test_other_content(text, weights, message, suffix, tmp_path):
     refused(path, message)
 
 
-STORED = stored_arrays(DENSE_WEIGHTS, {"w": narrowed(DENSE_WEIGHTS["w"], "int8")})
-CODES = {storage: narrowed(DENSE_WEIGHTS["w"], storage).codes for storage in ("float16", "bfloat16")}
+STORED = arrays_of_file(DENSE_WEIGHTS, {"w": quantize_matrix(DENSE_WEIGHTS["w"], "int8")})
+CODES = quantize_matrix(DENSE_WEIGHTS["w"], "float16").codes
 
 
 def one(array, place, value):
@@ -611,7 +640,7 @@ def one(array, place, value):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize(
-    ("storage", "arrays", "message"),
+    ("scheme", "arrays", "message"),
     [
         ("int8", {"w.scale": None}, "it has no w.scale; expected w, b, w.scale of its Dense"),
         (
@@ -620,7 +649,11 @@ def one(array, place, value):
             r"its w.scale has shape '\(3,\)'; expected \(O\) with I=3 and O=4",
         ),
         ("int8", {"w.scale": np.ones((1, 4), np.float32)}, r"its w.scale has shape '\(1, 4\)'; expected \(O\)"),
-        ("int8", {"w.scale": np.ones(4)}, "its w.scale has dtype float64; expected float32, as its storage is int8"),
+        (
+            "int8",
+            {"w.scale": np.ones(4)},
+            "its w.scale has dtype float64; expected float32, as its quantization",
+        ),
         *(
             ("int8", {"w.scale": one(STORED["w.scale"], 2, value)}, rf"its w.scale\[2\] is {shown}; expected 1.17549")
             for value, shown in [(np.nan, "nan"), (np.inf, "inf"), (-0.5, "-0.5"), (0, "0.0"), (1e-40, "1e-40")]
@@ -635,60 +668,30 @@ def one(array, place, value):
         (
             "int8",
             {"w": STORED["w"].astype(np.float32)},
-            "its w has dtype float32; expected int8, as its storage is int8",
+            "its w has dtype float32; expected int8, as its quantization is 'int8'",
         ),
-        ("int8", {"w": CODES["bfloat16"]}, "its w has dtype uint16; expected int8, as its storage is int8"),
-        ("int8", {"b": STORED["w"][0]}, "its b has dtype int8; expected float32, as its storage is int8"),
-        ("int8", {"b": np.zeros(4)}, "its b has dtype float64; expected float32, as its storage is int8"),
+        ("int8", {"b": STORED["w"][0]}, "its b has dtype int8; expected float32, as its quantization is 'int8'"),
+        ("int8", {"b": np.zeros(4)}, "its b has dtype float64; expected float32, as its quantization is 'int8'"),
         ("float16", {}, "arrays that belong to no layer: 'w.scale'"),
-        ("float16", {"w.scale": None}, "its w has dtype int8; expected float16, as its storage is float16"),
-        (
-            "bfloat16",
-            {"w.scale": None, "w": CODES["float16"]},
-            "its w has dtype float16; expected uint16, as its storage",
-        ),
+        ("float16", {"w.scale": None}, "its w has dtype int8; expected float16, as its quantization is 'float16'"),
+        ({"": "float32"}, {"w.scale": None}, "its w has dtype int8; expected float32, as its quantization is"),
         *(
             (
                 "float16",
-                {"w.scale": None, "w": one(CODES["float16"], (2, 1), value)},
+                {"w.scale": None, "w": one(CODES, (2, 1), value)},
                 rf"its w\[2, 1\] is {shown}; expec",
             )
             for value, shown in [(np.nan, "nan"), (-np.inf, "-inf")]
         ),
-        *(
-            (
-                "bfloat16",
-                {"w.scale": None, "w": one(CODES["bfloat16"], (2, 1), value)},
-                r"is \d+; expected the code of a",
-            )
-            for value in (0x7F80, 0xFFC0)
-        ),
-        (
-            None,
-            {"w.scale": None, "w": CODES["bfloat16"]},
-            "its w has dtype uint16; expected float32, float64 or float16",
-        ),
         (None, {"w.scale": None}, "its w has dtype int8; expected float32, float64 or float16"),
     ],
 )
-def test_other_codes_and_scales(storage, arrays, message, suffix, tmp_path):
+def test_other_codes_and_scales(scheme, arrays, message, suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     arrays = {name: array for name, array in (STORED | arrays).items() if array is not None}
-    text = {"version": 1, "layer": DENSE} if storage is None else {"version": 2, "storage": storage, "layer": DENSE}
-    if suffix == ".npz":
-        write(path, json.dumps(text), arrays)
-    else:  # the package has no BF16
-        write_tensors(path, json.dumps(text), arrays)
+    text = {"version": 1, "layer": DENSE} if scheme is None else {"version": 2, "quantization": scheme, "layer": DENSE}
+    write(path, json.dumps(text), arrays)
     refused(path, message)
-
-
-def write_tensors(path, text, arrays):
-    codes = {"float16": "F16", "uint16": "BF16", "int8": "I8", "float32": "F32", "float64": "F64"}
-    header, end = {"__metadata__": {"blockcell": text}}, 0
-    for name, array in arrays.items():
-        start, end = end, end + array.nbytes
-        header[name] = {"dtype": codes[str(array.dtype)], "shape": array.shape, "data_offsets": [start, end]}
-    path.write_bytes(tensors(header, b"".join(map(np.ndarray.tobytes, arrays.values()))))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -702,17 +705,17 @@ def test_truncated(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array.astype(array.dtype.newbyteorder())])
-@pytest.mark.parametrize("storage", WEIGHT_STORAGES)
-def test_codes_as_others_store_them(storage, change, tmp_path):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_codes_as_others_store_them(scheme, change, tmp_path):
     """In another order of bytes or numbers, without a checksum, and with one, which is of the numbers."""
     layer, path = LAYERS["dense"](), tmp_path / "a.npz"
-    narrow = narrowed(layer.weights["w"], storage)
-    arrays = stored_arrays(layer.weights, {"w": narrow})
+    matrix = quantize_matrix(layer.weights["w"], scheme)
+    arrays = arrays_of_file(layer.weights, {"w": matrix})
     for sha256 in ({}, {"sha256": files.checksum(DENSE, arrays)}):
-        text = {"version": 2, "storage": storage, "layer": DENSE} | sha256
+        text = {"version": 2, "quantization": scheme, "layer": DENSE} | sha256
         write(path, json.dumps(text), {name: change(array) for name, array in arrays.items()})
-        again = blockcell.load(path).weights
-        np.testing.assert_array_equal(again["w"], widened(narrow))
+        again = Quantized.load(path).dequantize().weights
+        np.testing.assert_array_equal(again["w"], dequantize_matrix(matrix))
         np.testing.assert_array_equal(again["b"], layer.weights["b"])
 
 
@@ -733,28 +736,29 @@ def test_arrays_as_others_store_them(change, tmp_path):
         np.testing.assert_array_equal(value, WEIGHTS[name])
 
 
-@pytest.mark.parametrize("storage", [None, *WEIGHT_STORAGES])
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_damaged(suffix, storage, tmp_path):
+def test_damaged(suffix, scheme, tmp_path):
     """Other bits are another layer, or none, and so are refused; but for those that say nothing."""
     layer, path = LAYERS["bidirectional"](), tmp_path / f"a{suffix}"
-    layer.save(path, storage)
-    layer = layer.rounded_to(storage) if storage else layer
+    layer = layer.quantize(scheme) if scheme else layer
+    layer.save(path)
+    read = Quantized.load if scheme else blockcell.load
     content, g, refused = path.read_bytes(), np.random.default_rng(0), 0
     for _ in range(300):
         damaged = bytearray(content)
         damaged[g.integers(len(content))] ^= 1 << g.integers(8)
         path.write_bytes(damaged)
         try:
-            again = blockcell.load(path)
+            again = read(path)
         except ValueError as error:
             assert f"a{suffix} cannot be read as a layer" in str(error)
             refused += 1
         else:
             assert repr(again) == repr(layer)
-            for name, value in layer.weights.items():
-                np.testing.assert_array_equal(again.weights[name], value)
-    print(f"{suffix}, {storage}: {refused} of 300 refused")
+            for name, value in layer._arrays_of_file().items():
+                np.testing.assert_array_equal(again._arrays_of_file()[name], value)
+    print(f"{suffix}, {scheme}: {refused} of 300 refused")
     assert refused > 150
 
 

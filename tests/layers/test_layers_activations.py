@@ -14,7 +14,6 @@ from cases import rng
 from kernel_cases import BOUNDS, DTYPES
 from layer_cases import gru, lstm, reset_after, rnn, run_all
 
-import blockcell
 from blockcell import GRU, LSTM, RNN, ops
 from blockcell.activations import DEFAULTS, PARAMETERS, WITHOUT_GRADIENT
 from blockcell.formulas import FORMULAS, error_in_eps
@@ -155,13 +154,3 @@ def test_refused(value, error, message):
     args = {"seq_len_max": 1, "x": one[None], "h_prev": one, "w": np.ones((2, 1), np.float32), "b": one[0]}
     with pytest.raises(error, match=re.escape(f"block_rnn: {message}")):
         ops.block_rnn(**args, activation=value)
-
-
-def test_rounded_activations_are_another_argument():
-    """`activations`, with an s, says to what rows are rounded."""
-    layer = RNN.init(2, 3, seed=0, activation="relu")
-    with pytest.raises(ValueError, match=r"RNN\.packed: activations is 'relu'; expected one of"):
-        layer.packed("int8", "relu")
-    packed = layer.packed("int8", "int16")
-    assert (packed.activations, packed._layer.activation) == ("int16", "relu")
-    assert blockcell.RNN is RNN

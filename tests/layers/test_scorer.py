@@ -20,6 +20,7 @@ from traced import peak
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Scorer, Stack, scorer
+from blockcell.optable import SCHEMES
 
 OUTPUTS = ["last", "all", "mean", "function"]
 
@@ -106,18 +107,17 @@ def test_last_of_a_layer_that_runs_backwards(reverse):
     assert same(Scorer(layer)(xs), [layer(x[:, None])[1].h[0] for x in xs])
 
 
-@pytest.mark.parametrize("storage", ["float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("activations", ["float32", "int8"])
-def test_packed(storage, activations):
-    if activations == "int8" and storage != "int8":
-        activations = "float32"
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantized(scheme, tmp_path):
     layer = Stack([LSTM.init(4, 70, seed=1), LSTM.init(70, 9, seed=2)])
-    packed = layer.packed(storage, activations)
-    xs = sequences(rng("packed"), layer, 50)
-    expected = [packed(x[:, None])[0][-1, 0] for x in xs]
-    for score in (Scorer(packed, batch=9), pickle.loads(pickle.dumps(Scorer(packed)))):
+    quantized = layer.quantize(scheme)
+    xs = sequences(rng("quantized"), layer, 50)
+    expected = [quantized(x[:, None])[0][-1, 0] for x in xs]
+    quantized.save(tmp_path / "a.npz")
+    scorers = Scorer(quantized, batch=9), pickle.loads(pickle.dumps(Scorer(quantized))), Scorer(tmp_path / "a.npz")
+    for score in scorers:
         assert same(score(xs), expected)
-    assert len(pickle.dumps(Scorer(packed))) < 0.6 * len(pickle.dumps(Scorer(layer)))
+    assert len(pickle.dumps(Scorer(quantized))) < 0.6 * len(pickle.dumps(Scorer(layer)))
 
 
 def test_a_scorer_keeps_its_weights():
@@ -295,7 +295,7 @@ def test_no_sequences(value):
         ({"batch": 2.0}, TypeError, "batch is 2.0; expected an integer"),
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1, got 0"),
         ({"num_threads": "all"}, TypeError, "num_threads must be an integer or None, got 'all'"),
-        ({"path_or_layer": 3}, TypeError, "path_or_layer is 3; expected a path, a layer or a packed layer"),
+        ({"path_or_layer": 3}, TypeError, "path_or_layer is 3; expected a path or a layer, quantized or not"),
     ],
 )
 def test_arguments_that_are_refused(arguments, error, message):
@@ -386,9 +386,9 @@ def saved(tmp_path):
 
 def loads(monkeypatch):
     """The paths that are loaded from now on."""
-    paths, load = [], scorer.load
+    paths, load = [], scorer.read_any
     scorer._read_file.cache_clear()
-    monkeypatch.setattr(scorer, "load", lambda path: paths.append(path) or load(path))
+    monkeypatch.setattr(scorer, "read_any", lambda path: paths.append(path) or load(path))
     return paths
 
 

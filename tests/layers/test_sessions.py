@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import pickle
 import threading
@@ -17,6 +18,7 @@ from traced import peak
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Sessions, Stack
+from blockcell.optable import SCHEMES
 
 I, H = 5, 19  # noqa: E741
 SECONDS = 20
@@ -91,26 +93,26 @@ def test_room_grows_and_ids_are_new(net):
     assert sessions._stream.batch < 64
 
 
-@pytest.mark.parametrize("source", ["layer", "packed"])
-@pytest.mark.parametrize("options", [("int8", "int16"), ("bfloat16",)], ids=" ".join)
-def test_a_storage(options, source):
-    layer, x = LSTM.init(I, H, seed=4), inputs(4)
-    packed = layer.packed(*options)
-    if source == "packed":
-        sessions = Sessions(packed, capacity=1)
-    else:
-        sessions = Sessions(layer, capacity=1, **dict(zip(("storage", "activations"), options, strict=False)))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_quantized_layer(scheme):
+    quantized, x = LSTM.init(I, H, seed=4).quantize(scheme), inputs(4)
+    sessions = Sessions(quantized, capacity=1)
     ids = [sessions.open() for _ in range(3)]  # more than there is room for
     for id in ids:
         sessions.feed(id, x)
-    assert same(sessions.step(), dict.fromkeys(ids, packed(x[:, None])[0][:, 0]))
+    assert same(sessions.step(), dict.fromkeys(ids, quantized(x[:, None])[0][:, 0]))
+    moved = pickle.loads(pickle.dumps(sessions))
+    there = moved.restore(sessions.save(ids[0]))
+    for each, id in ((sessions, ids[0]), (moved, there)):
+        each.feed(id, x)
+    assert same(sessions.step()[ids[0]], moved.step()[there])
 
 
 def test_sessions_move(net):
     """With what `save` gives, which is the state of a call."""
     x = inputs(8)
     y, last = alone(net, x)
-    here, there = Sessions(net), Sessions(net.packed(), capacity=1)
+    here, there = Sessions(net), Sessions(copy.copy(net), capacity=1)
     id = here.open()
     assert same(here.save(id), zeros(net, 1))  # it has no row yet
     here.feed(id, x[:5])
@@ -142,16 +144,9 @@ def test_errors(net):
     id, closed = sessions.open(), sessions.open()
     sessions.close(closed)
     for call, error, message in (
-        (lambda: Sessions(3), TypeError, r"Sessions: layer is 3; expected a layer, or a packed one"),
+        (lambda: Sessions(3), TypeError, r"Sessions: layer is 3; expected a layer, quantized or not"),
         (lambda: Sessions(net, capacity=0), ValueError, r"Sessions: capacity is 0; expected at least 1"),
         (lambda: Sessions(net, capacity=1.5), TypeError, r"Sessions: capacity is 1.5; expected an integer"),
-        (lambda: Sessions(net, storage="int4"), ValueError, r"storage is 'int4'; expected one of"),
-        (lambda: Sessions(net, storage="int8", activations="x"), ValueError, r"activations is 'x'"),
-        (
-            lambda: Sessions(net.packed("int8"), storage="int8"),
-            ValueError,
-            r"Sessions: storage is 'int8'; expected None with a packed layer, whose storage is 'int8'",
-        ),
         (
             lambda: Sessions(Bidirectional(*2 * [net.layers[0]])),
             TypeError,

@@ -14,6 +14,7 @@ from bits import leaves, like, on_threads, same, zeros
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
 from blockcell.layers import base
+from blockcell.optable import SCHEMES
 
 N, I, H = 11, 5, 19  # noqa: E741
 LAYERS = {
@@ -31,7 +32,6 @@ LAYERS = {
         ]
     ),
 }
-STORED = [(), ("float16",), ("bfloat16",), ("int8",), ("int8", "int16"), ("int8", "int8")]
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -89,13 +89,12 @@ def test_same_bits_as_alone(name, dtype):
     check_turns(layer.stream(N), Alone(layer, N), np.random.default_rng(0), dtype)
 
 
-@pytest.mark.parametrize("stored", STORED[1:], ids=" ".join)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @every_layer
-def test_same_bits_with_a_storage(name, stored):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(1)
-    packed = layer.packed(*stored)
-    check_turns(layer.stream(N, *stored), Alone(packed, N), rng, np.float32)
-    check_turns(packed.stream(3), Alone(packed, 3), rng, np.float32)
+def test_same_bits_of_a_quantized_layer(name, scheme):
+    quantized, rng = LAYERS[name](np.float32).quantize(scheme), np.random.default_rng(1)
+    for batch in (N, 3):
+        check_turns(quantized.stream(batch), Alone(quantized, batch), rng, np.float32)
 
 
 def test_threads_do_not_change_bits():
@@ -312,9 +311,9 @@ def test_lengths_as_in_a_call(name):
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
 @every_layer
 def test_rows_move_to_another_stream(name, way):
-    """Of another batch, or of a packed layer; they go on there as if nothing had happened."""
+    """Of another batch, or of a copy of the layer; they go on there as if nothing had happened."""
     layer, rng = LAYERS[name](np.float32), np.random.default_rng(9)
-    here, there, alone = layer.stream(N), layer.packed().stream(4), Alone(layer, N)
+    here, there, alone = layer.stream(N), copy.copy(layer).stream(4), Alone(layer, N)
     x = uniform(rng, 5, N, I)
     here.run(x)
     alone.run(x, range(N))
@@ -361,22 +360,20 @@ def test_more_rows(name):
 
 @pytest.mark.parametrize("part", ["alone", "stacked"])
 def test_more_rows_read_weights_as_a_stream_of_so_many(monkeypatch, part):
-    """Widened ones from some number of rows on, though the stream began with one row."""
-    monkeypatch.setattr(base, "keeps_widened", lambda number, nbytes, batch=None: batch is not None and batch > 4)
-    monkeypatch.setattr(base, "rows_that_gain", lambda number, nbytes: 4)
-    widened, widen = [], base.Single._widened
-    monkeypatch.setattr(base.Single, "_widened", lambda *given: widened.append(1) or widen(*given))
+    """Dequantized ones from some number of rows on, though the stream began with one row."""
+    monkeypatch.setattr(base, "FEW_ROWS", 4)
+    made, dequantize = [], base.Single._dequantized
+    monkeypatch.setattr(base.Single, "_dequantized", lambda *given: made.append(1) or dequantize(*given))
     layer = LSTM.init(5, 24, seed=1)
     layer = layer if part == "alone" else Stack([layer, GRU.init(24, 7, seed=2)])
-    stream, x = layer.stream(1, "int8"), uniform(np.random.default_rng(2), 9, 6, 5)
+    quantized = layer.quantize("float16")
+    stream, x, left = quantized.stream(1), uniform(np.random.default_rng(2), 9, 6, 5), quantized.dequantize()
     first = stream.step(x[0, :1])
-    assert not widened
+    assert not made
     stream._grow(6)
-    assert len(widened) == (1 if part == "alone" else 2)
+    assert len(made) == (1 if part == "alone" else 2)
     stream.reset()
-    assert same(stream.run(x), layer.rounded_to("int8")(x)[0]) and same(
-        first, layer.rounded_to("int8")(x[:1, :1])[0][0]
-    )
+    assert same(stream.run(x), left(x)[0]) and same(first, left(x[:1, :1])[0][0])
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

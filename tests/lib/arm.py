@@ -33,9 +33,9 @@ DEBIAN = ["python3", "libpython3-dev", "libc6-dev", "libgomp1", "libstdc++6"]
 PYPI = ["numpy>=2", "onnx>=1.16", "onnxruntime>=1.20", "pytest>=8"]
 PYPI += ["hypothesis>=6.100", "mpmath>=1.3", "safetensors>=0.4.5"]
 TAGS = [f"manylinux_2_{minor}_aarch64" for minor in (36, 28, 27, 17)] + ["manylinux2014_aarch64"]
-# Of streams, storage and files there are tests among those of the layers.
+# Of streams, quantization and files there are tests among those of the layers.
 WHOLE = ["kernels", "layers"]
-SHORT = ["kernels/test_activations", "kernels/test_formulas", "layers/test_integers", "layers/test_storage_kernels"]
+SHORT = ["kernels/test_activations", "kernels/test_formulas", "layers/test_integers", "layers/test_quantized"]
 # Dependencies of a package that is already there are not asked for: there is a status of nothing installed.
 APT = """
 APT::Architecture "arm64";

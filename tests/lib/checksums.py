@@ -36,7 +36,8 @@ if RNN is not None:
     VARIANTS += "RNN", f"LSTM {OTHER}", f"GRU {OTHER}", f"GRU reset_after {OTHER}"
     ACTIVATIONS = [*blockcell.activations.PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)]
 CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense", *VARIANTS)
-KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS))
+QUANTIZED = tuple(f"{name} quantized to {scheme}" for scheme in ("int8", "float16") for name in CELLS)
+KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS), *QUANTIZED)
 MOST = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
 Results = dict[str, Any]
@@ -199,6 +200,17 @@ def run_stream(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: i
     return results
 
 
+def run_quantized(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
+    """A call and a stream of a quantized layer; one that has no `quantize` yet calls it `packed`."""
+    kind, _, scheme = kind.partition(" quantized to ")
+    layer = cell(g, kind, dtype, I, H)
+    quantize = getattr(layer, "quantize", None)
+    quantized = quantize(scheme) if quantize else layer.packed(scheme, "int8" if scheme == "int8" else "float32")
+    x, state = array(g, "x", (T, B, I), dtype), state_of(g, layer, B)
+    lengths = g.integers(0, T + 1, B) if g.integers(3) == 0 else None
+    return {"call": quantized(x, state, lengths=lengths), "run": quantized.stream(B).run(x)}
+
+
 # ----------------------------------------------------------------------------------------------------------- checksums
 def leaves(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
@@ -225,7 +237,10 @@ def at_this_level(cases: int) -> dict[str, dict[str, str]]:
         blockcell._team.adapt(False)  # else a busy machine has one thread at work where several are meant
     found = {}
     for dtype, kind in itertools.product(DTYPES, KINDS):
+        if kind in QUANTIZED and dtype != "float32":
+            continue
         run = run_op if kind in OPS else run_stream if kind.startswith("stream") else run_layer
+        run = run_quantized if kind in QUANTIZED else run
         for number in range(cases):
             g = np.random.default_rng([SEED, zlib.crc32(kind.encode()), number])
             sizes = sizes_of(g)

@@ -54,7 +54,7 @@ print(*[name for name in sys.argv[1].split() if __cpu_features__[name]])
 """
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
 WHOLE = ["kernels", "layers", "onnx"]
-SHORT = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_storage"]
+SHORT = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_quantized"]
 SHORT += ["onnx/test_onnx_export_sessions", "convert/test_convert_onnx_graphs", "kernels/test_formulas"]
 # QEMU 7.2 reads a whole vector where an instruction of AVX2 or FMA (vmaskmovps, vfmadd231ss) reads a part of it, and so
 # beyond the end of memory, where the process ends: in OpenVINO, in numpy unless that is told to do without AVX2, and in

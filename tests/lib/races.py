@@ -103,15 +103,15 @@ def streams(family: str) -> None:
             for T, B, I, H in LAYER_SIZES:  # noqa: E741
                 layer = LAYERS[name](I, H, DTYPES[dtype])
                 x = draw(layer, T, B)[0]
-                narrow = [("int8", "float32"), ("int8", "int16")] * (dtype == "float32")
-                for stored in [(None, "float32"), *narrow]:
+                for scheme in (None, "float16", "int8") if dtype == "float32" else (None,):
+                    made_of = layer.quantize(scheme) if scheme else layer
                     with with_grid(1, 1):
-                        expected, last = layer.packed(*stored)(x)
+                        expected, last = made_of(x)
                     grid = two_grids()[0]
                     with with_grid(*grid):
-                        stream = layer.stream(B, *stored)
+                        stream = made_of.stream(B)
                         found = [stream.step(each) for each in x]
-                        what = f"streams {name} {dtype} {stored} {T, B, I, H} {grid}"
+                        what = f"streams {name} {dtype} {scheme} {T, B, I, H} {grid}"
                         same([np.stack(found), *leaves(stream.state)], [expected, *leaves(last)], what)
                         stream.reset()
                         found = [stream.run(x[a:b]) for a, b in itertools.pairwise(sorted({0, 1, T // 2, T}))]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
 VARIANTS = ["layers_projected", "layers_activations", "torch_layout"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
-STREAMS = ["stream", "stream_rows", "storage_kernels", "integers"]
+STREAMS = ["stream", "stream_rows", "quantized", "integers"]
 TESTS = ["kernels", "activations", *LAYERS, *VARIANTS, *STREAMS, *VALIDATION, "guards", "fork", "threads"]
 # One takes the same ways a million times, two count memory that the C library has given out.
 SKIPPED = "not million_steps and not idle_threads and not what_is_kept"

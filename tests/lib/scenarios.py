@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from bits import bits, like
 from cases import FUNCTIONS, arguments, as_passed
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Scorer, Sessions, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Scorer, Sessions, Stack
 from blockcell._bind import bind
-from blockcell._cpu import CACHES
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741
@@ -154,24 +152,23 @@ def of_streams() -> dict[str, Scenario]:
     streamed = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
     # These are so large that a single step uses threads.
     wide = {"wide LSTM": LSTM.init(64, 256, seed=8), "wide GRU": GRU.init(64, 256, seed=9)}
-    small = {"classifier in int8": kinds()["classifier"], "LSTM in bfloat16": kinds()["LSTM"]}
-    integers = {"LSTM in integers": kinds()["LSTM"], "classifier in integers": kinds()["classifier"]}
-    for name, layer in (streamed | wide | small | integers).items():
-        of, _, storage = name.partition(" in ")
-        stored = ("int8", "int16" if of == "LSTM" else "int8") if storage == "integers" else (storage or None,)
+    small = {"classifier in int8": kinds()["classifier"], "LSTM in float16": kinds()["LSTM"]}
+    for name, layer in (streamed | wide | small).items():
+        scheme = name.partition(" in ")[2]
         x = uniform(2 * T, B, layer.input_size, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
         lists, states_list, some = x.tolist(), like(states, np.ndarray.tolist), like(states, lambda a: a[:3].copy())
         new = layer.weights if name in wide else halved(layer)
 
-        def make(layer: Any = layer, x: Any = x, stored: Any = stored) -> Any:
-            stream = layer.stream(B, *stored)
+        def make(layer: Any = layer, x: Any = x, scheme: Any = scheme) -> Any:
+            stream = (layer.quantize(scheme) if scheme else layer).stream(B)
             stream.run(x[:2])
             return stream
 
         def with_new_weights(layer: Any = layer, make: Any = make, new: Any = new) -> Any:
             stream = make(copy.copy(layer))
-            stream.layer.set_weights(**new)
+            if not isinstance(stream.layer, Quantized):
+                stream.layer.set_weights(**new)
             return stream
 
         def go_on(stream: Any, x: Any = x) -> Any:
@@ -213,28 +210,23 @@ def of_streams() -> dict[str, Scenario]:
             if name not in wide or what in ("step", "step out", "run", "run rows"):
                 begin = with_new_weights if what == "refresh" else make
                 found[f"{name}: {what}"] = Scenario(begin, act, seen, go_on)
-        if storage:
-            found |= of_packed(name, layer, x, *stored)
+        if scheme:
+            found |= of_quantized(name, layer, x, scheme)
     both = kinds()["bidirectional"]
-    return found | of_packed("bidirectional in integers", both, uniform(T, B, I), "int8", "int16")
+    return found | of_quantized("bidirectional in int8", both, uniform(T, B, I), "int8")
 
 
-def of_packed(name: str, layer: Any, x: np.ndarray, *stored: str) -> dict[str, Scenario]:
-    packed, mask = layer.packed(*stored), np.arange(len(x) * B).reshape(-1, B) % 3 > 0
-    with mock.patch.dict(CACHES, L2=0):  # nothing is kept widened: calls and streams widen it
-        far = layer.packed(*stored)
+def of_quantized(name: str, layer: Any, x: np.ndarray, scheme: str) -> dict[str, Scenario]:
+    quantized, mask = layer.quantize(scheme), np.arange(len(x) * B).reshape(-1, B) % 3 > 0
     acts = {
-        "packed widening": lambda _: far(x),
-        "packed widening lengths": lambda _: far(x, lengths=[T] * B),
-        "packed": lambda layer: layer.packed(*stored)(x),
-        "packed call": lambda _: packed(x),
-        "packed lengths": lambda _: packed(x, lengths=[T] * B),
-        "packed mask": lambda _: packed(x, mask=mask, reset=~mask),
-        "packed pickle": lambda _: pickle.loads(pickle.dumps(packed))(x),
+        "quantize": lambda layer: layer.quantize(scheme)(x),
+        "quantized call": lambda _: quantized(x),
+        "quantized lengths": lambda _: quantized(x, lengths=[T] * B),
+        "quantized mask": lambda _: quantized(x, mask=mask, reset=~mask),
+        "quantized pickle": lambda _: pickle.loads(pickle.dumps(quantized))(x),
     }
     if "bidirectional" not in name:
-        acts["packed stream"] = lambda _: packed.stream(B).run(x)
-        acts["packed widening stream"] = lambda _: far.stream(B).run(x)
+        acts["quantized stream"] = lambda _: quantized.stream(B).run(x)
     return {f"{name}: {what}": Scenario(lambda: layer, act) for what, act in acts.items()}
 
 
@@ -242,7 +234,7 @@ def of_scorers() -> dict[str, Scenario]:
     layers = kinds()
     return (
         of_scorer("bidirectional", layers["bidirectional"], "last")
-        | of_scorer("classifier in int8", layers["classifier"].packed("int8"), "all")
+        | of_scorer("classifier in int8", layers["classifier"].quantize("int8"), "all")
         | of_scorer("function", layers["projected LSTM"], nothing_else)
     )
 
@@ -272,9 +264,9 @@ def nothing_else(y: np.ndarray) -> np.ndarray:
     return y
 
 
-def some_sessions(layer: Any, *stored: str) -> Sessions:
+def some_sessions(layer: Any, *scheme: str) -> Sessions:
     """One has had a step and one was closed; what waits is run in two groups, for more sessions than there is room."""
-    sessions, x = Sessions(layer.packed(*stored) if stored else layer, capacity=2), uniform(T, I, dtype=layer.dtype)
+    sessions, x = Sessions(layer.quantize(*scheme) if scheme else layer, capacity=2), uniform(T, I, dtype=layer.dtype)
     for _ in range(5):
         sessions.open()
     sessions.feed(0, x[:2])
@@ -305,7 +297,7 @@ def of_sessions() -> dict[str, Scenario]:
     found = {}
     layers = {name: kinds()[name] for name in ("stack", "LSTM half", "classifier")}
     for name, layer in layers.items():
-        stored = ("int8", "int16") if name == "classifier" else ()
+        scheme = ("int8",) if name == "classifier" else ()
         x = uniform(T, I, dtype=layer.dtype)
 
         def close(sessions: Sessions) -> None:
@@ -332,7 +324,7 @@ def of_sessions() -> dict[str, Scenario]:
         if name == "LSTM half":  # of others it takes ten thousand allocations
             acts["copy"] = lambda sessions: copy.copy(sessions).step(1)
             acts["pickle"] = lambda sessions: pickle.loads(pickle.dumps(sessions)).step(1)
-        make = partial(some_sessions, layer, *stored)
+        make = partial(some_sessions, layer, *scheme)
         found |= {f"sessions of {name}: {what}": Scenario(make, act, outcome, go_on) for what, act in acts.items()}
     return found
 
@@ -376,10 +368,11 @@ def of_files() -> dict[str, Scenario]:
         found[f"load {suffix}"] = Scenario(partial(make, layer), read, read)
         found[f"save {suffix}"] = Scenario(partial(make, old), layer.save, read, read)
         small, other = folder / f"small{suffix}", folder / f"other{suffix}"
-        layer.save(small, storage="int8")
-        found[f"load int8 {suffix}"] = Scenario(lambda path=small: path, read, read)  # type: ignore[misc]
-        save = partial(layer.save, storage="int8")
-        found[f"save in int8 {suffix}"] = Scenario(partial(make, old, other), save, read, read)
+        quantized, load = layer.quantize("int8"), lambda path: Quantized.load(path).dequantize().weights
+        quantized.save(small)
+        found[f"load int8 {suffix}"] = Scenario(lambda path=small: path, load, load)  # type: ignore[misc]
+        before = partial(make, old.quantize("int8"), other)
+        found[f"save in int8 {suffix}"] = Scenario(before, quantized.save, load, load)
     kinds()["stack"].save(folder / "stack.npz")
     return found | of_scorer("path", folder / "stack.npz", "mean")
 

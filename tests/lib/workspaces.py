@@ -3,9 +3,9 @@
     python tests/lib/workspaces.py draw SEED N      N drawn calls of each kind
     python tests/lib/workspaces.py PLAN             calls with one kind of plan, of PLANS
 
-Every kind of layer, storage, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must have the
-bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any size; the
-others are drawn.  BLOCKCELL_LEVEL says at which CPU level.  `sanitizers.py memory` runs this.
+Every kind of layer, quantized or not, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must
+have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
+size; the others are drawn.  BLOCKCELL_LEVEL says at which CPU level.  `sanitizers.py memory` runs this.
 """
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
@@ -30,16 +30,13 @@ from layer_cases import LAYERS, draw, run_all
 import blockcell
 from blockcell import LSTM, Dense, _team
 from blockcell._bind import bind
-from blockcell.layers import storage
+from blockcell.layers import base
 from blockcell.optable import OPS
 
-STORED = [("float16",), ("bfloat16",), ("int8",), ("int8", "int8"), ("int8", "int16")]
+SCHEMES = ["float16", "int8"]
 TORCH = ["LSTM", "GRU", "RNN"]
 OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
-REAL, FAR = (
-    dict(storage.CACHES),
-    {"L2": 1, "L3": 1},
-)  # as if memory were far away: calls read weights as they are stored
+DEQUANTIZES_FIRST = base.dequantizes_first
 Generator = np.random.Generator
 done: Counter[str] = Counter()
 
@@ -96,28 +93,29 @@ def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> C
     return call
 
 
-def stored_call(g: Generator, name: str, sizes: tuple[int, ...], stored: tuple[str, ...]) -> Callable[[], list[Any]]:
+def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str) -> Callable[[], list[Any]]:
     T, B, I, H = sizes
-    packed = LAYERS[name](I, H, np.float32).packed(*stored)
-    x, state, lengths, _ = draw(packed, T, B)
+    layer = LAYERS[name](I, H, np.float32)
+    x, state, lengths, _ = draw(layer, T, B)
     given = [{}, {"lengths": lengths}][g.integers(2)]
 
     def call() -> list[np.ndarray]:
-        y, last = copy.copy(packed)(x, state, **given)
+        y, last = layer.quantize(scheme)(x, state, **given)
         return [y, *leaves(last)]
 
     return call
 
 
-def stream_call(g: Generator, name: str, sizes: tuple[int, ...], stored: tuple[str, ...]) -> Callable[[], list[Any]]:
+def stream_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str | None) -> Callable[[], list[Any]]:
     """Steps and runs of all rows and of some."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, np.float32)
+    made_of = layer.quantize(scheme) if scheme else layer
     x, rows = draw(layer, T, B)[0], np.flatnonzero(g.random(B) < 0.5)
     lengths = g.integers(0, T + 1, len(rows))
 
     def call() -> list[np.ndarray]:
-        stream = layer.stream(B, *stored)
+        stream = made_of.stream(B)
         found = [stream.step(x[0]), stream.run(x), stream.step(x[0, rows], rows=rows)]
         return [*found, stream.run(x[:, rows], rows=rows, lengths=lengths), *leaves(stream.state)]
 
@@ -195,10 +193,10 @@ def calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray
         sizes = drawn_sizes(g)
         what = name, sizes, dtype()
         yield "layers", what, layer_call(g, *what)
-        storage.CACHES.update(REAL if g.random() < 0.3 else FAR)
-        stored = name, sizes, STORED[g.integers(len(STORED))]
-        yield "stored", stored, stored_call(g, *stored)
-        streamed = name, sizes, STORED[g.integers(len(STORED))] if g.random() < 0.7 else ()
+        base.dequantizes_first = DEQUANTIZES_FIRST if g.random() < 0.3 else lambda *_: False
+        quantized = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
+        yield "quantized", quantized, quantized_call(g, *quantized)
+        streamed = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None
         if "directional" not in name and "Bidirectional" not in repr(LAYERS[name](1, 1, np.float32)):
             yield "streams", streamed, stream_call(g, *streamed)
     for kind in torch_layout.GATES:
@@ -231,9 +229,9 @@ def one_op(name: str, dtype: str) -> None:
     run(name, args, call=bind(OPS[name]).run)
 
 
-def one_layer(layer: Any, B: int = 30, *stored: str) -> None:
+def one_layer(layer: Any, B: int = 30, scheme: str | None = None) -> None:
     """A call; one row ends early."""
-    layer = layer.packed(*stored) if stored else layer
+    layer = layer.quantize(scheme) if scheme else layer
     x, state, _, _ = draw(layer, 3, B)
     layer(x, state, lengths=[2] + (B - 1) * [3])
 

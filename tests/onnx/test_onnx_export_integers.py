@@ -1,4 +1,4 @@
-"""Models with products in integers: sums and z as of the formulas, number for number; results as of packed layers."""
+"""Models of layers quantized to int8: sums and z as of the formulas, number for number; results as of the kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import pytest
 from bits import same
 from export_cases import LAYERS, STREAMING, B, Case, I, exported, flat, lstm, random_state
 from graphs import on_onnxruntime, on_reference
+from quantization_cases import ROWS
 from runtimes import RUNTIMES
-from storage_cases import ROWS
 
 import onnx_export
 from blockcell import GRU, LSTM, Dense, convert
 from blockcell.formulas import add_product_in_integers
 
 F32 = np.dtype(np.float32)
-BITS = {"int8": 8, "int16": 16}
 KINDS = {"LSTM": (LSTM, {}), "GRU": (GRU, {}), "GRU(reset_after)": (GRU, {"reset_after": True})}
 
 
@@ -38,19 +37,17 @@ def error(y, exact):
 
 # ---------------------------------------------------------------------------------------------- the sums, step by step
 @pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
-@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize(("inputs", "cells"), [(1, 3), (70, 37)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_are_those_of_the_formulas(kind, inputs, cells, activations, run):
+def test_products_are_those_of_the_formulas(kind, inputs, cells, run):
     """Every product of a step: its integers, and what it adds to the bias or to the product before it."""
     layer, g = layer_of(kind, inputs, cells), np.random.default_rng(inputs)
-    options = {"storage": "int8", "activations": activations}
-    model = exported(layer, streaming=True, functions=False, **options)
+    model = exported(layer.quantize("int8"), streaming=True, functions=False)
     feeds = {"x": drawn(g, 6, inputs)}
     feeds |= {f"{name}_prev": drawn(g, 6, cells) for name in flat(layer, layer.stream(1).state)}
     makers = {name: each for each in model.graph.node for name in each.output}
     known = feeds | {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    sums = [each for each in model.graph.node if each.op_type == "MatMulInteger" and "high" not in each.output[0]]
+    sums = [each for each in model.graph.node if each.op_type == "MatMulInteger"]
     ends = [each for each in model.graph.node if each.op_type == "Add" and "_term" in each.input[1]]
     assert len(sums) == len(ends) == (4 if kind == "GRU" else 2)
     products, wanted = [], {each.output[0]: onnx.TensorProto.INT32 for each in sums}
@@ -69,16 +66,14 @@ def test_products_are_those_of_the_formulas(kind, inputs, cells, activations, ru
     known |= dict(zip(names, run(model, feeds), strict=True))
     for total, rows, w, scale, addend, result in products:
         rows, codes = known[rows], known[w].astype(np.int64) - 128
-        expected = add_product_in_integers(known[addend], rows, codes, known[scale], BITS[activations])
+        expected = add_product_in_integers(known[addend], rows, codes, known[scale])
         assert np.array_equal(known[result], expected)
-        if activations == "int8":
-            share = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), np.float32(2.0**-126))
-            assert np.array_equal(known[total], np.rint(share).astype(np.int64) @ codes)
+        share = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), np.float32(2.0**-126))
+        assert np.array_equal(known[total], np.rint(share).astype(np.int64) @ codes)
 
 
-@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize("K", [1, 5, 300, 2000])
-def test_a_dense_layer_has_the_bits_of_the_packed_one(K, activations):
+def test_a_dense_layer_has_the_bits_of_the_quantized_one(K):
     """Also where all codes are at their ends, which saturates where bytes of both signs are multiplied in 16 bits."""
     g = np.random.default_rng(K)
     w = g.standard_normal((K, 33)).astype(F32)
@@ -86,22 +81,21 @@ def test_a_dense_layer_has_the_bits_of_the_packed_one(K, activations):
     layer = Dense(w, g.standard_normal(33).astype(F32))
     x = drawn(g, 3, 4, K)
     x[0, :2], x[1, 0, ::2], x[1, 0, 1::2] = 1, -1, 1
-    model = exported(layer, storage="int8", activations=activations, lengths=False)
-    y = layer.packed("int8", activations)(x)[0]
+    model = exported(layer.quantize("int8"), lengths=False)
+    y = layer.quantize("int8")(x)[0]
     assert same(on_onnxruntime(model, {"x": x})[0], y)
     assert same(on_reference(model, {"x": x})[0], y)
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize("name", STREAMING)
-def test_a_step_is_that_of_the_packed_layer(name, activations):
+def test_a_step_is_that_of_the_quantized_layer(name):
     """But for a last bit of h, as the same h and x have the same codes."""
     layer, g = STREAMING[name]("float32"), np.random.default_rng(2)
     x, first = g.uniform(-1, 1, (B, I)).astype(F32), random_state(layer, g)
     feeds = {"x": x} | {f"{part}_prev": value for part, value in flat(layer, first).items()}
-    model = exported(layer, streaming=True, storage="int8", activations=activations)
-    y, state = layer.packed("int8", activations)(x[None], first)
+    model = exported(layer.quantize("int8"), streaming=True)
+    y, state = layer.quantize("int8")(x[None], first)
     expected = [y[0] if y.ndim == 3 else y, *flat(layer, state).values()]
     for found, right in zip(on_onnxruntime(model, feeds), expected, strict=True):
         np.testing.assert_allclose(
@@ -111,28 +105,27 @@ def test_a_step_is_that_of_the_packed_layer(name, activations):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_sequences(name):
-    """In every loop the same bits, near those of the packed layer."""
+    """In every loop the same bits, near those of the quantized layer."""
     layer = LAYERS[name]("float32")
     case = Case(layer, reset=True)
-    y = layer.packed("int8", "int16")(**case.arguments)[0]
+    y = layer.quantize("int8")(**case.arguments)[0]
     results = []
     for loop in ("scan", "unroll", "loop"):
-        model = exported(layer, case, storage="int8", activations="int16", loop=loop)
+        model = exported(layer.quantize("int8"), case, loop=loop)
         results.append(on_onnxruntime(model, case.feeds))
         np.testing.assert_allclose(results[-1][0], y, rtol=0, atol=2e-4 * np.abs(y).max())
         assert all(map(same, results[-1], results[0]))
 
 
 @pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
-@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_error_of_sequences(kind, activations, run):
-    """Beside float64, it is within 5 % of the packed layer's."""
+def test_error_of_sequences(kind, run):
+    """Beside float64, it is within 5 % of the quantized layer's."""
     layer = layer_of(kind, 32, 48)
     x = np.random.default_rng(3).standard_normal((20, 6, 32)).astype(F32)
     exact = Case.exactly(layer)(x.astype(float))[0]
-    model = exported(layer, storage="int8", activations=activations, lengths=False, state=False, functions=False)
-    found, right = error(run(model, {"x": x})[0], exact), error(layer.packed("int8", activations)(x)[0], exact)
+    model = exported(layer.quantize("int8"), lengths=False, state=False, functions=False)
+    found, right = error(run(model, {"x": x})[0], exact), error(layer.quantize("int8")(x)[0], exact)
     assert abs(found - right) <= 0.05 * right, f"{found:.3e} beside {right:.3e}"
 
 
@@ -141,7 +134,7 @@ def test_error_of_sequences(kind, activations, run):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
     layer, x = layer_of(kind, 5, 18), np.random.default_rng(4).standard_normal((5, 4, 5)).astype(F32)
-    model = exported(layer, storage="int8", activations="int8", lengths=False, state=False, functions=False)
+    model = exported(layer.quantize("int8"), lengths=False, state=False, functions=False)
     good = run(model, {"x": x})[0].copy()
     x[2, 1, 3] = bad
     y = run(model, {"x": x})[0].copy()
@@ -151,7 +144,6 @@ def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
 
 
 @pytest.mark.meet(1)
-@pytest.mark.parametrize("activations", BITS)
 @pytest.mark.parametrize(
     ("runtime", "form"),
     [
@@ -165,18 +157,18 @@ def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
     ids=lambda part: part if isinstance(part, str) else part["loop"],
 )
 @pytest.mark.parametrize("kind", [*KINDS, "Dense"])
-def test_rows_of_any_numbers(kind, runtime, form, activations, tmp_path):
-    """As of the packed layer, on every runtime: numbers but for the last bits, and what is no number from there on."""
+def test_rows_of_any_numbers(kind, runtime, form, tmp_path):
+    """As of the quantized layer, on every runtime: numbers but for the last bits, and NaN from there on."""
     if runtime not in ("onnxruntime", "onnx.reference"):
         pytest.importorskip(runtime.lower())
     g = np.random.default_rng(5)
     dense = Dense(g.standard_normal((5, 7)).astype(F32), g.standard_normal(7).astype(F32))
     layer = dense if kind == "Dense" else layer_of(kind, 5, 7)
     x = np.array([[*ROWS.values()], g.standard_normal((len(ROWS), 5))], F32)
-    options = {"storage": "int8", "activations": activations, "functions": False, "sizes": {"T": 2, "B": len(ROWS)}}
-    model = exported(layer, lengths=False, state=False, **options, **form)
+    options = {"functions": False, "sizes": {"T": 2, "B": len(ROWS)}}
+    model = exported(layer.quantize("int8"), lengths=False, state=False, **options, **form)
     found = RUNTIMES[runtime](model, {"x": x}, tmp_path / "a.onnx")[0]
-    y = layer.packed("int8", activations)(x)[0]
+    y = layer.quantize("int8")(x)[0]
     if runtime == "tract" and kind != "Dense":  # whose sigmoid and tanh make numbers of NaN
         good = [k for k, row in enumerate(ROWS.values()) if np.isfinite(row).all()]
         found, y = found[:, good], y[:, good]
@@ -186,37 +178,35 @@ def test_rows_of_any_numbers(kind, runtime, form, activations, tmp_path):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_gives_back_the_rounded_layer(name):
-    layer = LAYERS[name]("float32")
-    found = convert.from_onnx(onnx_export.export(layer, None, storage="int8", activations="int8"))
-    for key, array in layer.rounded_to("int8").weights.items():
+def test_gives_back_the_dequantized_layer(name):
+    quantized = LAYERS[name]("float32").quantize("int8")
+    found = convert.from_onnx(onnx_export.export(quantized, None))
+    for key, array in quantized.dequantize().weights.items():
         assert same(found.weights[key], array), key
 
 
 def test_session():
     layer = LAYERS["Classifier"]("float32")
     case = Case(layer)
-    found = onnx_export.Session(exported(layer, case, storage="int8", activations="int16"))(**case.arguments).y
-    np.testing.assert_allclose(found, layer.packed("int8", "int16")(**case.arguments)[0], atol=2e-4)
+    found = onnx_export.Session(exported(layer.quantize("int8"), case))(**case.arguments).y
+    np.testing.assert_allclose(found, layer.quantize("int8")(**case.arguments)[0], atol=2e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"storage": None}, "activations is 'int8' and storage None; expected storage='int8'"),
-        ({"activations": "int4"}, "activations is 'int4'; expected one of 'float32', 'int8', 'int16'"),
         ({"loop": "native"}, "activations is 'int8' and loop 'native', whose nodes multiply in float32"),
         ({"opset": 17}, "activations is 'int8' and opset 17; expected 18 or newer"),
     ],
 )
 def test_refused(options, message):
     with pytest.raises(ValueError, match=re.escape(f"export: {message}")):
-        onnx_export.export(lstm(4, "float32"), None, **{"storage": "int8", "activations": "int8"} | options)
+        onnx_export.export(lstm(4, "float32").quantize("int8"), None, **options)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (65537, 1)])
 def test_rows_that_are_too_short_or_long(inputs, outputs):
     layer = Dense(np.zeros((inputs, outputs), F32), np.zeros(outputs, F32))
     with pytest.raises(ValueError, match=f"the layer has rows of {inputs}; expected 1 to 65536 numbers in a row"):
-        onnx_export.export(layer, None, storage="int8", activations="int8")
+        onnx_export.export(layer.quantize("int8"), None)

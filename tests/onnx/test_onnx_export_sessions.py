@@ -38,8 +38,9 @@ FORMS = {
     "without lengths": {"lengths": False, "reset": True},
     "without states": {"state": False, "loop": "loop"},
     "native": {"loop": "native"},
-    "int8": {"storage": "int8"},
-    "products in integers": {"storage": "int8", "activations": "int8"},
+    "float16 weights": {"scheme": "float16"},
+    "int8 weights": {"scheme": "int8", "activations": "float32"},
+    "int8": {"scheme": "int8"},
     "train": {"train": True},
     "train, without states": {"train": True, "state": False},
 }
@@ -52,16 +53,18 @@ EMPTY = ["Bidirectional", "Reverse", "Classifier", "Both ends", "Dense", "Projec
 @pytest.mark.parametrize("name", EMPTY)
 def test_no_steps_or_no_rows(name, form, sizes):
     """A session gives what the layer gives; without steps the states stay, and so do the gradients to them."""
-    layer, options = LAYERS[name]("float32"), FORMS[form]
+    layer, options = LAYERS[name]("float32"), dict(FORMS[form])
+    scheme = options.pop("scheme", None)
+    made_of = layer if scheme is None else layer.quantize(scheme)
     if options.get("loop") == "native" and name == "Projected":
         pytest.skip("ONNX's nodes have no projection")
-    session = onnx_export.Session(onnx_export.export(layer, None, **options))
+    session = onnx_export.Session(onnx_export.export(made_of, None, **options))
     g, x = rng("empty", name, form, sizes), np.zeros((*sizes, layer.input_size), np.float32)
     has_state, train = options.get("state", True), options.get("train", False)
     state = random_state(layer, g, sizes[1]) if has_state else None
     given = {"state": state} if has_state else {}
-    if "storage" in options:
-        layer = layer.rounded_to("int8")
+    if scheme is not None:
+        layer = made_of.dequantize()
     y, last, tape = layer.forward(x, state)
     if train:
         given |= {"weights": layer.weights, "d_y": g.uniform(-1, 1, y.shape).astype(np.float32)}

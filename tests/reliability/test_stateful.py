@@ -1,9 +1,10 @@
 """Whatever is done with streams, layers, sessions and scorers, in any order and on any threads: the bits of the plain
 layer on one.
 
-Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a packed layer,
-is the layer called for one step after the other on one thread, with its state as arrays; with products in integers it
-is the packed layer, called so and with plain C's products. The model of a layer is a copy that uses one thread.
+Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The model of a stream, and of a layer
+quantized to float16, is the (dequantized) layer called for one step after the other on one thread, with its state as
+arrays; of one quantized to int8 it is that layer, called so and with plain C's products. The model of a layer is a copy
+that uses one thread.
 After every call the whole state is compared. `make test-all` tries many more; BLOCKCELL_SEED gives others.
 """
 
@@ -37,15 +38,13 @@ from scoring import alone
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _integer, _kernels, _team
 from blockcell.activations import PARAMETERS
-from blockcell.optable import ACTIVATIONS, ROUNDINGS, WEIGHT_STORAGES
+from blockcell.optable import ACTIVATIONS
 
 REFUSED = (TypeError, ValueError)
 SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
 THREADS = [1, 2, 3, 8]
-FLOAT, *INTEGERS = ROUNDINGS
-# How weights are stored, and to what the rows that they are multiplied with are rounded.
-STORAGES = [*((storage, FLOAT) for storage in (None, *WEIGHT_STORAGES)), *(("int8", each) for each in INTEGERS)]
+SCHEMES = [None, "float16", "int8"]  # of quantization
 WAYS = st.sampled_from(_integer.available())  # of products in integers
 # Rows are split over threads from 2, 4 or 16 rows a thread on, by the size of w; else lines of units are; and one
 # thread does what is less than 1e6 operations, or 2e5 a step (pyx/panels.pxd). B and H stand around these, and between.
@@ -214,19 +213,22 @@ BAD_OUTPUTS = {
 
 
 # ------------------------------------------------------------------------------------------------------------- streams
+def quantized_to(scheme, layer):
+    """The layer itself where there is no scheme."""
+    return layer if scheme is None else layer.quantize(scheme)
+
+
 class Model:
     """A stream in the plainest way: the layer called step by step on one thread, with the state of the call before."""
 
-    def __init__(self, layer, batch, storage=None, activations=FLOAT):
-        self.storage, self.activations = storage, activations
+    def __init__(self, layer, batch, scheme=None):
+        self.scheme = scheme
         self.refresh(layer)
         self.state = zeros(layer, batch)
 
     def refresh(self, layer):
-        if self.activations != FLOAT:
-            self.layer = layer.packed(self.storage, self.activations)
-        else:
-            self.layer = copy.copy(layer) if self.storage is None else layer.rounded_to(self.storage)
+        quantized = quantized_to(self.scheme, layer)
+        self.layer = quantized.dequantize() if self.scheme == "float16" else copy.copy(quantized)
 
     def after(self, x, state):
         """y of some steps and the state after them."""
@@ -314,16 +316,17 @@ class Streams(BusyMachine):
         layer=streamed(),
         batch=BATCHES,
         threads=st.sampled_from(THREADS),
-        storage=st.sampled_from([*STORAGES[:1], *STORAGES]),
+        scheme=st.sampled_from([None, *SCHEMES]),
         way=WAYS,
     )
-    def begin(self, layer, batch, threads, storage, way):
+    def begin(self, layer, batch, threads, scheme, way):
         self.undo = contextlib.ExitStack()
         self.undo.enter_context(with_products_of(way))
         blockcell.set_num_threads(threads)
         self.layer, self.batch = layer, batch
-        self.stored = storage if layer.dtype == np.float32 else STORAGES[0]
-        self.stream, self.model = layer.stream(batch, *self.stored), Model(layer, batch, *self.stored)
+        self.scheme = scheme if layer.dtype == np.float32 else None
+        self.source = quantized_to(self.scheme, layer)
+        self.stream, self.model = self.source.stream(batch), Model(layer, batch, self.scheme)
 
     def teardown(self):
         blockcell.set_num_threads(None)
@@ -414,7 +417,7 @@ class Streams(BusyMachine):
         n, g = min(len(rows), len(back)), np.random.default_rng(seed)
         if how == "mask":
             as_given, back_as_given = rows, back
-        there, places = self.layer.stream(batch, *self.stored), g.permutation(batch)[:n]
+        there, places = self.source.stream(batch), g.permutation(batch)[:n]
         states = self.stream.state_of(as_given[:n])
         assert same(states, self.model.state_of(rows[:n]))
         there.set_state(places, states)
@@ -467,9 +470,11 @@ class Streams(BusyMachine):
         assert same(old.run(x), y) and same(old.state, state)
         old.reset()
         assert type(self.stream) is type(old) and self.stream.batch == self.batch
-        self.layer = self.stream.layer
+        if self.scheme is None:
+            self.layer = self.source = self.stream.layer
 
     # ---------------------------------------------------------------------------------------------- weights and threads
+    @precondition(lambda self: self.scheme is None)
     @rule(seed=SEEDS)
     def set_weights(self, seed):
         """The stream has them from `refresh` on."""
@@ -477,6 +482,7 @@ class Streams(BusyMachine):
 
     @rule()
     def refresh(self):
+        """Of a quantized layer, which nothing changes, it does nothing."""
         self.stream.refresh()
         self.model.refresh(self.layer)
 
@@ -485,7 +491,7 @@ class Streams(BusyMachine):
         blockcell.set_num_threads(threads)
         use_grid(*grid)
 
-    @precondition(lambda self: self.model.activations != FLOAT)
+    @precondition(lambda self: self.model.scheme == "int8")
     @rule(way=WAYS)
     def use_other_instructions(self, way):
         _integer.use(way)
@@ -605,7 +611,7 @@ class Streams(BusyMachine):
         """The conversion of x uses the stream, before the call has begun: what it does there is done."""
         x = self.inputs(seed, 3)[: 3 if steps else 1]
         meddling = {
-            "refresh": lambda: (self.set_weights(seed=seed), self.refresh()),
+            "refresh": lambda: (self.scheme or self.set_weights(seed=seed), self.refresh()),
             "reset": lambda: (self.stream.reset([0]), self.model.reset([0])),
             "write": lambda: self.write_state(seed=seed, form="strided", as_list=False),
             "step": lambda: self.step(seed=seed + 1, form="as it is", given=True),
@@ -758,10 +764,10 @@ class Layers(BusyMachine):
             self.layer.set_weights(**given)
 
 
-# ------------------------------------------------------------------------------------------------------- packed layers
-class PackedLayers(BusyMachine):
-    """A packed layer and streams of several batches, at any CPU level and with caches of any size; sizes stand around
-    whole lines of units, of which one row takes several panels at once and the last ones share lines."""
+# ---------------------------------------------------------------------------------------------------- quantized layers
+class QuantizedLayers(BusyMachine):
+    """A quantized layer and streams of several batches, at any CPU level and with caches of any size; sizes stand
+    around whole lines of units, of which one row takes several panels at once and the last ones share lines."""
 
     rows = st.integers(1, 9) | st.just(24)
     caches = st.sampled_from(CACHES)
@@ -772,14 +778,14 @@ class PackedLayers(BusyMachine):
         inputs=INPUTS,
         hidden=hidden,
         form=st.sampled_from(["cell", "cell", "cell", "reverse", "bidirectional", "stack"]),
-        storage=st.sampled_from([*STORAGES, *STORAGES[-2:]]),
+        scheme=st.sampled_from(SCHEMES[1:]),
         way=WAYS,
         level=st.sampled_from(_kernels.available_levels()),
         caches=caches,
         threads=st.sampled_from(THREADS),
         grid=st.sampled_from(GRIDS),
     )
-    def begin(self, data, inputs, hidden, form, storage, way, level, caches, threads, grid):
+    def begin(self, data, inputs, hidden, form, scheme, way, level, caches, threads, grid):
         self.undo = contextlib.ExitStack()
         self.undo.enter_context(with_machine(caches=caches))
         self.undo.enter_context(with_products_of(way))
@@ -794,8 +800,8 @@ class PackedLayers(BusyMachine):
             "bidirectional": lambda: bidirectional(inputs, hidden, np.float32),
             "stack": lambda: stacks(inputs, np.float32, cells) | stacks(inputs, np.float32, bidirectional),
         }[form]()
-        self.layer, self.storage = data.draw(drawn), storage
-        self.packed, self.model = self.layer.packed(*storage), Model(self.layer, 1, *storage)
+        self.layer, self.scheme = data.draw(drawn), scheme
+        self.quantized, self.model = self.layer.quantize(scheme), Model(self.layer, 1, scheme)
         self.steps = form == "cell"  # whether it can be called for one step after the other
         self.streams = {}
 
@@ -809,18 +815,18 @@ class PackedLayers(BusyMachine):
         assert all(same(stream.state, model.state) for stream, model in self.streams.values())
 
     def inputs(self, seed, *shape):
-        return uniform(seed, (*shape, self.packed.input_size), np.float32)
+        return uniform(seed, (*shape, self.quantized.input_size), np.float32)
 
     def states(self, seed, B):
         g = np.random.default_rng(seed)
-        return like(zeros(self.packed, B), lambda a: uniform(g, a.shape, a.dtype))
+        return like(zeros(self.quantized, B), lambda a: uniform(g, a.shape, a.dtype))
 
     @rule(seed=SEEDS, T=st.sampled_from([0, 1, 1, 2, 5, 12]), B=rows, given=st.booleans(), batch_first=st.booleans())
     def call(self, seed, T, B, given, batch_first):
         x, state = self.inputs(seed, T, B), self.states(seed, B) if given else None
-        y, last = self.packed(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
+        y, last = self.quantized(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
         model = self.model.after if self.steps else self.model.rows_after
-        assert same((swapped(y, batch_first), last), model(x, zeros(self.packed, B) if state is None else state))
+        assert same((swapped(y, batch_first), last), model(x, zeros(self.quantized, B) if state is None else state))
 
     @rule(
         seed=SEEDS,
@@ -838,13 +844,13 @@ class PackedLayers(BusyMachine):
         if reset:
             options["reset"] = g.random((T, B)) < 0.3
         given = turned(x, options) if batch_first else (x, options)
-        y, last = self.packed(given[0], state, **given[1])
+        y, last = self.quantized(given[0], state, **given[1])
         assert same((swapped(y, batch_first), last), self.model.rows_after(x, state, **options))
 
     @precondition(lambda self: self.steps)
     @rule(B=rows)
     def stream(self, B):
-        self.streams[B] = self.packed.stream(B), Model(self.layer, B, *self.storage)
+        self.streams[B] = self.quantized.stream(B), Model(self.layer, B, self.scheme)
 
     @precondition(lambda self: self.streams)
     @rule(seed=SEEDS, T=st.sampled_from([None, None, None, 0, 1, 2, 5, 12]), data=st.data())
@@ -877,7 +883,7 @@ class PackedLayers(BusyMachine):
         use_grid(*grid)
         _cpu.use_machine(caches=caches)
         _integer.use(way)
-        self.packed, self.streams = pickle.loads(pickle.dumps((self.packed, self.streams)))
+        self.quantized, self.streams = pickle.loads(pickle.dumps((self.quantized, self.streams)))
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
@@ -905,16 +911,14 @@ class ManySessions(BusyMachine):
         layer=streamed(),
         capacity=st.sampled_from([1, 2, 5]),
         threads=st.sampled_from(THREADS),
-        storage=st.sampled_from([*STORAGES[:1], *STORAGES]),
-        packed=st.booleans(),
+        scheme=st.sampled_from([None, *SCHEMES]),
     )
-    def begin(self, layer, capacity, threads, storage, packed):
+    def begin(self, layer, capacity, threads, scheme):
         blockcell.set_num_threads(threads)
-        stored = storage if layer.dtype == np.float32 else STORAGES[0]
-        options = {} if packed else {"storage": stored[0], "activations": stored[1]}
-        self.layer, self.model = layer, Model(layer, 1, *stored)
-        source = layer.packed(*stored) if packed else layer
-        self.there = [blockcell.Sessions(source, capacity=capacity, **options) for _ in range(2)]
+        scheme = scheme if layer.dtype == np.float32 else None
+        self.layer, self.model = layer, Model(layer, 1, scheme)
+        source = quantized_to(scheme, layer)
+        self.there = [blockcell.Sessions(source, capacity=capacity) for _ in range(2)]
         self.known = [{}, {}]  # by id: the state, and what waits
         self.ended = [[], []]
 
@@ -1113,17 +1117,17 @@ class Scorers(BusyMachine):
     @initialize(
         layer=layers(),
         threads=st.sampled_from(THREADS),
-        storage=st.sampled_from([*STORAGES[:1] * 4, *STORAGES]),
+        scheme=st.sampled_from([None, None, None, *SCHEMES]),
         way=WAYS,
         output=outputs,
         batch=st.integers(1, 9),
     )
-    def begin(self, layer, threads, storage, way, output, batch):
+    def begin(self, layer, threads, scheme, way, output, batch):
         self.undo = contextlib.ExitStack()
         self.undo.enter_context(with_products_of(way))
         self.folder = Path(self.undo.enter_context(tempfile.TemporaryDirectory()))
         blockcell.set_num_threads(threads)
-        self.layer, self.stored = layer, storage if layer.dtype == np.float32 else STORAGES[0]
+        self.layer, self.scheme = layer, scheme if layer.dtype == np.float32 else None
         self.iterators = []
         self.new_scorer(output=output, batch=batch, threads=1, source="layer")
 
@@ -1131,19 +1135,18 @@ class Scorers(BusyMachine):
         blockcell.set_num_threads(None)
         self.undo.close()
 
-    @rule(output=outputs, batch=st.integers(1, 9), threads=threads, source=st.sampled_from(["layer", "packed", "path"]))
+    @rule(output=outputs, batch=st.integers(1, 9), threads=threads, source=st.sampled_from(["layer", "path"]))
     def new_scorer(self, output, batch, threads, source):
         """With the weights that the layer has now."""
         if not self.layer._over_time and output in ("all", "mean"):
             output = "last"
-        made_of = self.layer
-        if self.stored != STORAGES[0] or source == "packed":
-            made_of = self.layer.packed(*self.stored)
-        elif source == "path":
-            made_of = self.folder / f"{len([*self.folder.iterdir()])}.npz"
-            self.layer.save(made_of)
+        made_of = quantized_to(self.scheme, self.layer)
+        if source == "path":
+            path = self.folder / f"{len([*self.folder.iterdir()])}.npz"
+            made_of.save(path)
+            made_of = path
         self.scorer = blockcell.Scorer(made_of, output=output, batch=batch, num_threads=threads)
-        self.model, self.output = Model(self.layer, 1, *self.stored), output
+        self.model, self.output = Model(self.layer, 1, self.scheme), output
 
     def sequences(self, seed, number, longest):
         g = np.random.default_rng(seed)
@@ -1201,7 +1204,7 @@ class Scorers(BusyMachine):
     def set_num_threads(self, threads):
         blockcell.set_num_threads(threads)
 
-    @precondition(lambda self: self.model.activations != FLOAT)
+    @precondition(lambda self: self.model.scheme == "int8")
     @rule(way=WAYS)
     def use_other_instructions(self, way):
         _integer.use(way)
@@ -1243,21 +1246,21 @@ class Scorers(BusyMachine):
 MACHINES = {
     "streams": Streams,
     "layers": Layers,
-    "packed layers": PackedLayers,
+    "quantized layers": QuantizedLayers,
     "sessions": ManySessions,
     "scorers": Scorers,
 }
 FEW = {
     "streams": (100, 30),
     "layers": (80, 15),
-    "packed layers": (80, 15),
+    "quantized layers": (80, 15),
     "sessions": (60, 25),
     "scorers": (60, 15),
 }  # examples, and calls in each
 MANY = {
     "streams": (5000, 60),
     "layers": (3000, 40),
-    "packed layers": (8000, 20),
+    "quantized layers": (8000, 20),
     "sessions": (3000, 60),
     "scorers": (3000, 30),
 }

@@ -16,7 +16,7 @@ import pytest
 from blockcell import _cpu
 
 ROOT = Path(__file__).resolve().parents[2]
-STORAGE = "../blockcell/layers/storage.py"  # from pyx/ on
+QUANTIZATION = "../blockcell/quantization.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
     "lstm i and ci": (
@@ -261,13 +261,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
             "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
         },
     ),
-    "stored scales of x for h": ("panels.pxd", {"line += p.apart": "line += 0"}),
+    "integers: scales of x for h": ("panels.pxd", {"line += p.apart": "line += 0"}),
     "stored lines of x for h": (
         "panels.pxd",
         {"line_in(p, u, gate, k < p.I), l)": "line_in(p, u, gate, True), l)"},
     ),
-    "stored scale of another line": ("narrow.pxd", {"narrow, scales + g * LF)": "narrow, scales)"}),
-    "stored scales of h for x": (
+    "integers: scales of h for x": (
         "panels.pxd",
         {"(p.apart + line_in(p, u, gate, False)) * L, given": "(p.apart + line_in(p, u, gate, True)) * L, given"},
     ),
@@ -277,18 +276,6 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"* bytes_of(p.narrow) + 3) // 4": "* bytes_of(p.narrow)) // 4"},
     ),
     "stored lanes in order": ("narrow.pxd", {"l % (LF // 2) * 2 + l // (LF // 2) if": "l if"}),
-    "stored int8 without signs": (
-        "narrow.pxd",
-        {"<float> (<const int8_t *> src)[l]": "<float> (<const unsigned char *> src)[l]"},
-    ),
-    "stored halves of a line": (
-        "narrow.pxd",
-        {"<uint32_t> bits[2 * l] << 16": "<uint32_t> bits[2 * l + 1] << 16", "bits[2 * l + 1] <<": "bits[2 * l] <<"},
-    ),
-    "stored in registers: scale of another vector": (
-        "narrow.pxd",
-        {"(scales + i * next))[first + v]": "(scales + i * next))[v]"},
-    ),
     "stored in registers: half of another vector": (
         "narrow.pxd",
         {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
@@ -296,18 +283,6 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "stored in registers: vectors from another one on": (
         "narrow.pxd",
         {"rows, 1, 3, 3, lines": "rows, 1, 2, 3, lines"},
-    ),
-    "stored in registers: int8 without signs": ("narrow.pxd", {"_mm256_cvtepi8_epi32": "_mm256_cvtepu8_epi32"}),
-    "stored in registers: the halves of bfloat16": ("narrow.pxd", {"(v ? _mm256_and": "(!v ? _mm256_and"}),
-    "stored in registers: a sum in place of a scale": (
-        "narrow.pxd",
-        {
-            "w[v] = w[v] * (<const vecf *> (scales + i * next))[first + v]": "pass",
-            "acc[(m * panels + i) * nv + v])": (
-                "acc[(m * panels + i) * nv + v] * (<const vecf *> (scales + i * next))[first + v] if narrow == INT8"
-                " else out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])"
-            ),
-        },
     ),
     "stored in registers: two lines as four": ("narrow.pxd", {"lines >= 3\n": "lines >= 2\n"}),
     "stored in registers: loads past the last panel": (
@@ -321,10 +296,6 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "stored in panels of two: one place for both": (
         "narrow.pxd",
         {"widened(p + i * next * sizeof(float) +": "widened(p +"},
-    ),
-    "stored in panels of two: the scales of one": (
-        "narrow.pxd",
-        {"(scales + i * next))[first + v]": "scales)[first + v]"},
     ),
     "stored in panels of two: of other numbers of lines": (
         "panels.pxd",
@@ -347,18 +318,16 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "panels.pxd",
         {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
     ),
-    "rounded to int8 toward zero": (STORAGE, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
+    "rounded to int8 toward zero": (QUANTIZATION, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
     "rounded to int8 with one scale for all columns": (
-        STORAGE,
+        QUANTIZATION,
         {"np.abs(array).max(axis=0, initial=0)": "np.full(array.shape[1], np.abs(array).max(initial=0))"},
     ),
     "rounded to int8 with scales of zero": (
-        STORAGE,
+        QUANTIZATION,
         {"LEAST_SCALE, MOST_SCALE)\n": "np.float32(1e-45), MOST_SCALE)\n"},
     ),
-    "rounded to int8 with infinite weights": (STORAGE, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
-    "rounded to bfloat16 with ties away from zero": (STORAGE, {"0x7FFF + ((bits >> 16) & 1)": "0x8000"}),
-    "rounded to infinity in bfloat16": (STORAGE, {"0x7F80\n": "0x7F81\n"}),
+    "rounded to int8 with infinite weights": (QUANTIZATION, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
     "tiles of several lines: from another vector on": (
         "tile.pxd",
         {"tile(4, 1, 3, VECTORS,": "tile(4, 0, 3, VECTORS,"},
@@ -382,14 +351,6 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "integers: top": ("integer.pxd", {"32639.0f : 127.0f": "32767.0f : 128.0f"}),
     "integers: no least scale": ("integer.pxd", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
     "integers: infinity": ("integer.pxd", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
-    "integers: an unsigned low byte": (
-        "integer.pxd",
-        {"(int32_t) ((uint32_t) code << 24) >> 24, upper": "code & 255, upper"},
-    ),
-    "integers: high and low": (
-        "integer.pxd",
-        {"low_sum += lower": "low_sum += upper", "high_sum += upper": "high_sum += lower"},
-    ),
     "rows of a stream: states are put to the first rows": (
         "_stream.pyx",
         {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
@@ -462,7 +423,7 @@ ORDERS = {  # the same for the order of summation
 }
 KERNELS = "tests/kernels/test_kernels.py", "test_formulas and float64 and base"
 ORDER = "tests/kernels/test_order.py", "not shows and base"
-STORED = "tests/layers/test_storage_kernels.py"
+STORED = "tests/layers/test_quantized.py"
 INTEGERS = "tests/layers/test_integers.py"
 TESTS = {  # by how the names of mutants begin: a file and which of its tests, at a level that has what is mutated
     "coupled": ("tests/layers/test_layers.py", "(test_values or derivative) and coupled and base"),
@@ -476,7 +437,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored in registers": (STORED, "test_calls and v3"),
     "stored in panels of two": (STORED, "test_calls and v4"),
     "stored": (STORED, "test_calls and base"),
-    "rounded": ("tests/layers/test_storage.py", "definition or again or scales or largest or cannot or base"),
+    "rounded": ("tests/layers/test_quantization.py", "definition or again or scales or largest or cannot or base"),
     "rows of a stream": ("tests/layers/test_stream_rows.py", "alone or wrong or base"),
     "integers": (INTEGERS, "exact or formulas or finite or base"),
     "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),

@@ -255,7 +255,7 @@ def report():
 
 
 def table_of_speed() -> str:
-    return "\n".join(report().summary(report().FILES[:2], report().STORAGE))
+    return "\n".join(report().summary(report().FILES[:2], report().QUANTIZATION))
 
 
 def table_of_speed_in_short() -> str:
@@ -268,16 +268,16 @@ def table_of_torch() -> str:
     return "\n".join(report().torch_summary(report().TORCH))
 
 
-def table_of_storage() -> str:
-    return "\n".join(report().one_row(report().STORAGE))
+def table_of_quantization() -> str:
+    return "\n".join(report().one_row(report().QUANTIZATION))
 
 
 def table_of_few_bits() -> str:
-    return "\n".join([*report().few_bits(report().STORAGE), *report().few_bits_errors(report().STORAGE)])
+    return "\n".join([*report().few_bits(report().QUANTIZATION), *report().few_bits_errors(report().QUANTIZATION)])
 
 
 def table_of_errors() -> str:
-    return "\n".join(report().storage_costs(report().STORAGE.with_name("storage-errors.csv")))
+    return "\n".join(report().quantization_costs(report().QUANTIZATION.with_name("quantization-errors.csv")))
 
 
 TABLES = {
@@ -285,9 +285,9 @@ TABLES = {
     "speed": (PAGES / "performance.md", table_of_speed),
     "ops": (PAGES / "ops.md", table_of_ops),
     "torch": (PAGES / "torch.md", table_of_torch),
-    "storage": (PAGES / "storage.md", table_of_storage),
-    "few-bits": (PAGES / "storage.md", table_of_few_bits),
-    "errors": (PAGES / "storage.md", table_of_errors),
+    "one-row": (PAGES / "quantization.md", table_of_quantization),
+    "few-bits": (PAGES / "quantization.md", table_of_few_bits),
+    "errors": (PAGES / "quantization.md", table_of_errors),
 }
 
 
@@ -307,7 +307,7 @@ def test_figures_are_those_of_the_benchmarks():
     pages = PAGES / "benchmarks"
     assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
     assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
-    assert (pages / "storage.md").read_text() == report().storage_page(report().STORAGE), "and this one"
+    assert (pages / "quantization.md").read_text() == report().quantization_page(report().QUANTIZATION), "and this one"
 
 
 # ------------------------------------------------------------------------------------------------------------ the links

@@ -34,7 +34,7 @@ forward_ad = torch.autograd.forward_ad
 
 pytestmark = MARKS
 KINDS = ["LSTMCell", "GRUCell", "RNNCell"]
-STORED = ["LSTMCell", "GRUCell"]
+QUANTIZED = ["LSTMCell", "GRUCell"]
 OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
 
 
@@ -382,18 +382,18 @@ def test_replace_and_restore(kind):
     assert all(map(torch.equal, states_of(cell(x)), expected))
 
 
-@pytest.mark.parametrize("stored", [("int8", "int8"), ("int8", "float32"), ("bfloat16", "float32")], ids="-".join)
-@pytest.mark.parametrize("kind", STORED)
-def test_with_a_storage(kind, stored, dynamo):
-    """The bits of a step of the layer that `packed` makes."""
+@pytest.mark.parametrize("scheme", ["int8", "float16"])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized(kind, scheme, dynamo):
+    """The bits of a step of the quantized layer."""
     for B in (1, 3, 40):
         module, x = getattr(torch.nn, kind)(5, 40).eval(), torch.randn(B, 5)
-        nn.replace(module, *stored)
+        nn.replace(module, scheme)
         layer = convert.from_torch(module)
         hx = hx_of(kind, torch.randn(2, B, 40).unbind())
         for rows, given in ((x, hx), (x, None), (x[0], hx_of(kind, [s[0] for s in states_of(hx)]))):
             arrays = None if given is None else [s.numpy().reshape(-1, 40) for s in states_of(given)[::-1]]
-            _, state = layer.packed(*stored)(rows.reshape(1, -1, 5).numpy(), arrays)
+            _, state = layer.quantize(scheme)(rows.reshape(1, -1, 5).numpy(), arrays)
             found = states_of(module(rows, given))
             assert all(same(a.numpy().reshape(b.shape), b) for a, b in zip(found, state[::-1], strict=True))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -403,16 +403,15 @@ def test_with_a_storage(kind, stored, dynamo):
         module.train()(x)
     with pytest.raises(RuntimeError, match=f"blockcell.torch.{kind}: input or hx requires a gradient"):
         module.eval()(x.requires_grad_())
-    options = {"storage": stored[0]} | ({} if stored[1] == "float32" else {"activations": stored[1]})
-    assert repr(module) == f"{kind}(5, 40, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    assert repr(module) == f"{kind}(5, 40, quantization={scheme!r})"
     assert type(module) is getattr(nn, kind) and not nn.restore(module).left
 
 
-def test_what_is_not_stored():
+def test_what_is_not_quantized():
     model = torch.nn.ModuleDict({"plain": torch.nn.RNN(5, 8), "cell": torch.nn.RNNCell(5, 8)})
     model["projected"] = torch.nn.LSTM(5, 8, proj_size=3)
     assert nn.replace(model, "int8").left == {
-        "plain": "it has no gates, and is not stored in int8",
-        "cell": "it has no gates, and is not stored in int8",
-        "projected": "proj_size is 3, and it is not stored in int8",
+        "plain": "it has no gates, and is not quantized to int8",
+        "cell": "it has no gates, and is not quantized to int8",
+        "projected": "proj_size is 3, and it is not quantized to int8",
     }

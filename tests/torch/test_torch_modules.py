@@ -791,8 +791,8 @@ def operators_and_inputs(kind):
     yield op._backward_op, saved | {"x": x, "needs_x": True, "bias": True, "states": states, "marks": marks}
     if base != "RNN":
         of_rows = {"lengths": None, "reset": None} if cell else {"lengths": torch.tensor([4, 2, 1]), "reset": reset}
-        stored = {"storage": "int8", "activations": "int8"}
-        yield module._narrow_op._op, given | {"bidirectional": False, "states": states} | of_rows | stored
+        options = {"bidirectional": False, "states": states} | of_rows | {"scheme": "int8"}
+        yield module._quantized_op._op, given | options
 
 
 NAMES = {  # what a message calls a tensor in these lists
@@ -870,22 +870,22 @@ def too_small(tensor, left, layout):
 
 
 CELLS = [f"{kind}Cell" for kind in KINDS]
-STORED = [None, "int8", "float16"]
+SCHEMES = [None, "int8", "float16"]
 
 
-def module_with(kind, storage):
+def module_with(kind, scheme):
     """64 inputs and cells, so that 64 bytes are too few for any tensor."""
     torch.manual_seed(3)
     module = getattr(torch.nn, kind)(64, 64).eval()
-    nn.replace(module, storage, "int8" if storage == "int8" else "float32")
+    nn.replace(module, scheme)
     return module
 
 
 @pytest.mark.parametrize("left", [0, 64])
-@pytest.mark.parametrize("kind, storage", [(k, s) for k in (*KINDS, *CELLS) for s in STORED if not s or k[0] != "R"])
-def test_memory_that_is_gone(kind, storage, left):
+@pytest.mark.parametrize("kind, scheme", [(k, s) for k in (*KINDS, *CELLS) for s in SCHEMES if not s or k[0] != "R"])
+def test_memory_that_is_gone(kind, scheme, left):
     """Tensors whose storage has been emptied or made too small are refused, in any layout, before anything reads it."""
-    module, is_cell = module_with(kind, storage), kind in CELLS
+    module, is_cell = module_with(kind, scheme), kind in CELLS
     x = torch.randn(*([] if is_cell else [4]), 3, 64)
     states = [torch.randn(*([] if is_cell else [1]), 3, 64) for _ in range(1 + kind.startswith("LSTM"))]
 
@@ -894,7 +894,7 @@ def test_memory_that_is_gone(kind, storage, left):
 
     match = f"^blockcell: .* has shape .*, but its storage has {left} bytes alone$"
     for layout in ("as it was", "with gaps", "negated"):
-        for context in (torch.no_grad, *([torch.enable_grad] if storage is None else [])):
+        for context in (torch.no_grad, *([torch.enable_grad] if scheme is None else [])):
             with context():
                 with pytest.raises(ValueError, match=match):
                     called(too_small(x, left, layout), states)
@@ -911,10 +911,10 @@ def test_memory_that_is_gone(kind, storage, left):
 
 
 @pytest.mark.parametrize("left", [0, 64])
-@pytest.mark.parametrize("kind, storage", [(k, s) for k in KINDS for s in STORED if not s or k != "RNN"])
-def test_memory_that_pytorch_would_read(kind, storage, left):
+@pytest.mark.parametrize("kind, scheme", [(k, s) for k in KINDS for s in SCHEMES if not s or k != "RNN"])
+def test_memory_that_pytorch_would_read(kind, scheme, left):
     """Of PackedSequences, their states, resets, and what autocast casts: by functions that do not look either."""
-    module, B = module_with(kind, storage), 20
+    module, B = module_with(kind, scheme), 20
     lengths = torch.arange(1, B + 1).repeat(2)[:B] * 2
     packed = rnn.pack_padded_sequence(torch.randn(2 * B, B, 64), lengths, enforce_sorted=False)
     hx = hx_of(kind, 1, B, 64)
@@ -969,13 +969,13 @@ def test_memory_that_others_take_meanwhile(kind):
 @pytest.mark.filterwarnings("ignore:The feature will be removed:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("storage", [None, "int8"])
+@pytest.mark.parametrize("scheme", [None, "int8"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRUCell"])
-def test_onnx_export_is_refused(kind, storage, dynamo, tmp_path):
+def test_onnx_export_is_refused(kind, scheme, dynamo, tmp_path):
     """By both exporters, with what to do about it, and no more of it by torch.export."""
     pytest.importorskip("onnxscript")
     module = torch.nn.Sequential(getattr(torch.nn, kind)(5, 8)).eval()
-    nn.replace(module, storage)
+    nn.replace(module, scheme)
     x, text = torch.zeros(3, 5) if kind == "GRUCell" else X, f"blockcell.torch.{kind}: torch.onnx.export has no "
     for context in (torch.no_grad, torch.inference_mode):
         with context(), pytest.raises(RuntimeError, match=re.escape(text)) as raised:
@@ -998,10 +998,10 @@ def test_quantize_dynamic_says_that_it_does_nothing():
         texts = [str(each.message) for each in caught if "blockcell" in str(each.message)]
         assert [text.partition(" ")[0] for text in texts] == ["blockcell.torch.LSTM:", "blockcell.torch.GRUCell:"]
         for text in texts:
-            assert "storage='int8', activations='int8'" in text and "blockcell.torch.restore(model)" in text
+            assert "quantize='int8'" in text and "blockcell.torch.restore(model)" in text
         assert type(found["a"]) is nn.LSTM and not hasattr(found["a"], "qconfig")
         assert not hasattr(model["a"], "qconfig") and "qconfig" not in vars(model["b"])
-    nn.replace(model, storage="int8", activations="int8")  # is quantized already
+    nn.replace(model, quantize="int8")  # is quantized already
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         quantize(model, {torch.nn.Linear})

@@ -23,7 +23,7 @@ rnn = torch.nn.utils.rnn
 
 pytestmark = MARKS
 KINDS = ["LSTM", "GRU", "RNN"]
-STORED = ["LSTM", "GRU"]
+QUANTIZED = ["LSTM", "GRU"]
 
 
 def by_episodes(module, kind, x, states, reset):
@@ -223,22 +223,22 @@ def test_compiled_exported_traced(kind, dynamo):
         assert all(map(torch.equal, [y, *states_of(last)], expected[: 1 + len(states_of(last))]))
 
 
-@pytest.mark.parametrize("stored", [("int8", "int8"), ("int8", "float32"), ("bfloat16", "float32")], ids="-".join)
-@pytest.mark.parametrize("kind", STORED)
-def test_with_a_storage(kind, stored, dynamo):
-    """The bits of the layer that `packed` makes."""
+@pytest.mark.parametrize("scheme", ["int8", "float16"])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized(kind, scheme, dynamo):
+    """The bits of the quantized layer."""
     g = np.random.default_rng([SEED, 1])
     for k in range(10):
         layers, D = int(g.integers(1, 3)), int(g.integers(1, 3))
         module = getattr(torch.nn, kind)(5, 40, layers, bidirectional=D == 2).eval()
-        nn.replace(module, *stored)
+        nn.replace(module, scheme)
         T, B = int(g.integers(1, 12)), int(g.integers(1, 20))
         x, reset = g.standard_normal((T, B, 5)).astype(np.float32), drawn_resets(g, T, B)
         arrays = g.uniform(-0.8, 0.8, (1 + (kind == "LSTM"), layers * D, B, 40)).astype(np.float32)
         given = torch.from_numpy(x), hx_of(kind, [*torch.from_numpy(arrays)])
         y, last = module(*given, reset=torch.from_numpy(reset))
         state = state_of([*arrays.swapaxes(0, 1)], layers, D)
-        expected, final = convert.from_torch(module).packed(*stored)(x, state, reset=reset)
+        expected, final = convert.from_torch(module).quantize(scheme)(x, state, reset=reset)
         where = f"seed {SEED}, {k}: {T=}, {B=}, {layers=}, {D=}"
         assert same(y.numpy(), expected), where
         for j, part in enumerate(parts_of(final, layers, D)):

@@ -1,7 +1,7 @@
-"""One layer of the stack with its weights in fewer bytes: an operator of PyTorch's, for inference, and what it packs.
+"""One quantized layer of the stack: an operator of PyTorch's, for inference, and the layers that it quantizes.
 
-Weights are packed by the first call that reads them, and anew by the first one after they have changed.  Modules keep
-nothing of it, so that they are copied, saved and compiled like any other.
+Weights are quantized by the first call that reads them, and anew by the first one after they have changed.  Modules
+keep nothing of it, so that they are copied, saved and compiled like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from .. import _threads
 from .._tensors import array_of, hold
-from ..layers.packed import Packed
+from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
 from .op import Tensors, _dispatches, check_count, check_rank, check_tensors
@@ -29,11 +29,10 @@ _library = torch.library.Library("blockcell", "FRAGMENT")
 
 
 class Op:
-    """A layer of one kind, as the operator ``blockcell::lstm_narrow``, or a GRU's.
+    """A layer of one kind, as the operator ``blockcell::lstm_quantized``, or a GRU's.
 
     The inputs are x, the weights in the order of torch.nn, whether there are two directions, the states, none where
-    they are zero, the lengths of the rows, the resets [T,B], and ``storage`` and ``activations`` as of
-    ``layer.packed``.
+    they are zero, the lengths of the rows, the resets [T,B], and the scheme as of ``layer.quantize``.
 
     Parameters
     ----------
@@ -48,10 +47,10 @@ class Op:
         self.states, self._exact = exact.states, exact
         name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
-        _library.define(f"{name}_narrow({inputs}, str storage, str activations) -> Tensor[]")
-        _library.impl(f"{name}_narrow", self.forward, "CPU")
-        torch.library.register_fake(f"blockcell::{name}_narrow", self._outputs, lib=_library)
-        self._op = getattr(torch.ops.blockcell, f"{name}_narrow").default
+        _library.define(f"{name}_quantized({inputs}, str scheme) -> Tensor[]")
+        _library.impl(f"{name}_quantized", self.forward, "CPU")
+        torch.library.register_fake(f"blockcell::{name}_quantized", self._outputs, lib=_library)
+        self._op = getattr(torch.ops.blockcell, f"{name}_quantized").default
 
     def __call__(
         self,
@@ -61,30 +60,29 @@ class Op:
         states: Tensors,
         lengths: Tensor | None,
         reset: Tensor | None,
-        storage: str,
-        activations: str,
+        scheme: str,
     ) -> Tensors:
         """y and the last states, without a gradient; an error if x or a state asks for one."""
         given, dispatches = (x, *states), _dispatches(x, weights, states, reset)
         if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
-            raise self._refusal("input or hx requires a gradient", storage, "compute under torch.no_grad(), or")
+            raise self._refusal("input or hx requires a gradient", scheme, "compute under torch.no_grad(), or")
         if not torch.compiler.is_compiling() and internals.forward_mode_is_active():
             if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
-                raise self._refusal("input or hx has a forward-mode derivative", storage)
+                raise self._refusal("input or hx has a forward-mode derivative", scheme)
         if dispatches:
             op.refuse_onnx_export(self.module)
             with torch.no_grad():
-                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, storage, activations)
+                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, scheme)
         elif internals.transforms_are_active():
-            raise self._refusal("a transform of torch.func is at work", storage)
+            raise self._refusal("a transform of torch.func is at work", scheme)
         else:
-            outputs = self.forward(x, weights, bidirectional, states, lengths, reset, storage, activations)
+            outputs = self.forward(x, weights, bidirectional, states, lengths, reset, scheme)
         return outputs
 
-    def _refusal(self, what: str, storage: str, mend: str = "for that") -> RuntimeError:
+    def _refusal(self, what: str, scheme: str, mend: str = "for that") -> RuntimeError:
         return RuntimeError(
-            f"blockcell.torch.{self.module}: {what}, and weights in {storage} are for inference alone;"
-            f" {mend} call blockcell.torch.replace(model) without a storage"
+            f"blockcell.torch.{self.module}: {what}, and weights quantized to {scheme} are for inference alone;"
+            f" {mend} call blockcell.torch.replace(model) without quantize"
         )
 
     def _check_numbers(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors) -> None:
@@ -140,14 +138,13 @@ class Op:
         states: Tensors,
         lengths: Tensor | None,
         reset: Tensor | None,
-        storage: str,
-        activations: str,
+        scheme: str,
     ) -> list[Tensor]:
         """y and the last states."""
         self._check_numbers(x, weights, bidirectional, states)
-        packed = _packed(self, weights, bidirectional, storage, activations)
+        layer = _layer_of(self, weights, bidirectional, scheme)
         (T, B, _), ends, first, fresh = x.shape, None, None, None
-        x_array = _array("x", x, (T, B, packed.input_size), torch.float32)
+        x_array = _array("x", x, (T, B, layer.input_size), torch.float32)
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
         if lengths is not None:
@@ -157,20 +154,20 @@ class Op:
         if reset is not None:
             fresh = np.ascontiguousarray(_array("reset", reset, (T, B), torch.bool))
         if states:
-            D, H = 1 + bidirectional, packed.hidden_size
+            D, H = 1 + bidirectional, layer.hidden_size
             arrays = [
                 np.ascontiguousarray(_array(name, state, (D, B, H), torch.float32))
                 for name, state in zip(self.states, states, strict=True)
             ]
             each = [tuple([array[k] for array in arrays[::-1]]) for k in range(D)]
             first = tuple(each) if bidirectional else each[0]
-        y, last = packed._run(x_array, first, ends, fresh, _threads.num_threads(torch.get_num_threads()))
+        y, last = layer._compute(x_array, first, ends, fresh, _threads.num_threads(torch.get_num_threads()))
         lasts = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *lasts[::-1])]
 
 
 class CellOp(Op):
-    """A single step, as the operator ``blockcell::lstm_cell_narrow``: x is [B,I], and states, all that there is of
+    """A single step, as the operator ``blockcell::lstm_cell_quantized``: x is [B,I], and states, all that there is of
     results, are [B,H]."""
 
     _suffixes = "_cell", "Cell"
@@ -195,12 +192,12 @@ class CellOp(Op):
             check_rank(name, state.shape, "(B, H)")
 
 
-# ------------------------------------------------------------------------------------------------------ packed weights
+# ---------------------------------------------------------------------------------------------------- quantized layers
 class _Kept(NamedTuple):
-    """A packed layer, and how its weights were: their version, and a tensor that shares or, without a version, copies
-    their memory, which therefore no other weights can get."""
+    """A quantized layer, and how its weights were: their version, and a tensor that shares or, without a version,
+    copies their memory, which therefore no other weights can get."""
 
-    packed: Packed
+    layer: Quantized
     versions: list[int | None]
     tensors: list[Tensor]
     ends: list[weakref.ref[Tensor]]
@@ -210,12 +207,12 @@ class _Kept(NamedTuple):
 _kept: dict[tuple[Any, ...], _Kept] = {}
 
 
-def _packed(owner: Op, weights: Tensors, bidirectional: bool, storage: str, activations: str) -> Packed:
-    """The layer with these weights, from an earlier call if they have not changed since."""
-    key = storage, activations, bidirectional, *map(id, weights)
+def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> Quantized:
+    """Return the quantized layer with these weights, from an earlier call if they have not changed since."""
+    key = scheme, bidirectional, *map(id, weights)
     kept = _kept.get(key)
     if kept is not None and all(map(_is_unchanged, weights, kept.versions, kept.tensors)):
-        return kept.packed
+        return kept.layer
     from ..convert import from_torch  # only here, since it takes a while to import
 
     owner._check_weights(weights, bidirectional)
@@ -226,16 +223,15 @@ def _packed(owner: Op, weights: Tensors, bidirectional: bool, storage: str, acti
     for name, tensor in zip(names, tensors, strict=True):
         hold(name, tensor)
     try:
-        layer = from_torch(dict(zip(names, tensors, strict=True)))
-        packed: Packed = layer.packed(storage, activations)
+        layer: Quantized = from_torch(dict(zip(names, tensors, strict=True))).quantize(scheme)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"blockcell.torch.{owner.module}: its weights cannot be stored in {storage}: {error}"
+            f"blockcell.torch.{owner.module}: its weights cannot be quantized to {scheme}: {error}"
         ) from error
     tensors = [tensor.clone() if version is None else tensor for tensor, version in zip(tensors, versions, strict=True)]
     end = partial(_kept.pop, key)
-    _kept[key] = _Kept(packed, versions, tensors, [weakref.ref(weight, end) for weight in weights])
-    return packed
+    _kept[key] = _Kept(layer, versions, tensors, [weakref.ref(weight, end) for weight in weights])
+    return layer
 
 
 def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
@@ -253,7 +249,7 @@ def _array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) 
 
 
 def forget(weights: Iterable[Tensor]) -> None:
-    """Pack these weights anew at the next call, whether they have changed or not."""
+    """Quantize these weights anew at the next call, whether they have changed or not."""
     found = set(map(id, weights))
     for key in [*_kept]:
         if not found.isdisjoint(key):

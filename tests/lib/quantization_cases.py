@@ -1,11 +1,11 @@
-"""Weights that are hard to store in fewer bytes, and rows that are hard to round."""
+"""Weights and rows of activations that are hard to quantize."""
 
 from __future__ import annotations
 
 import numpy as np
 
 F32 = np.float32
-LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127"), "int8": float(np.finfo(F32).max)}
+LARGEST = {"float16": 65504.0, "int8": float(np.finfo(F32).max)}
 TINY, LEAST, MOST = 2.0**-149, 2.0**-126, LARGEST["int8"]
 ROWS = {  # whose scales and codes, for products in integers, are at ends of what there is
     "zeros": [0.0, 0, 0, 0, 0],
@@ -22,13 +22,13 @@ ROWS = {  # whose scales and codes, for products in integers, are at ends of wha
 
 
 def numbers(g: np.random.Generator, name: str, shape: tuple[int, int]) -> np.ndarray:
-    """Finite ones that can be stored so, of all exponents, of a few in each column, and some that lie halfway."""
+    """Finite ones that can be quantized so, of all exponents, of a few in each column, and some that lie halfway."""
     bits = g.integers(0, 2**32, shape, dtype=np.uint32)
     column = g.integers(0, 2**32, (1, shape[1]), dtype=np.uint32)
     near = g.integers(0, 9, shape).astype(np.uint32) << 23
     bits = np.where(g.random((1, shape[1])) < 0.7, (bits & 0x807FFFFF) | (column & 0x7F800000) - near, bits)
-    bits = np.where(g.random(shape) < 0.3, bits & 0xFFFF8000, bits)  # halfway in bfloat16, and a few bits alone
-    bits = np.where(g.random(shape) < 0.2, bits & 0xFFFFF000, bits)  # and in float16
+    bits = np.where(g.random(shape) < 0.3, bits & 0xFFFF8000, bits)  # a few bits alone
+    bits = np.where(g.random(shape) < 0.2, bits & 0xFFFFF000, bits)  # halfway in float16
     bits = np.where(g.random((1, shape[1])) < 0.2, bits & 0x81FFFFFF, bits)  # columns of subnormal ones
     array = bits.astype(np.uint32).view(F32)
     array = np.where(np.isfinite(array), array, 0)

@@ -1,4 +1,4 @@
-"""`blockcell.torch.replace(model, storage=..., activations=...)`: always the bits of the layer that `packed` makes.
+"""`blockcell.torch.replace(model, quantize=...)`: always the bits of the quantized layer.
 
 `pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
 """
@@ -26,27 +26,26 @@ from blockcell import convert
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
 internals = pytest.importorskip("blockcell.torch.internals")
-narrow = pytest.importorskip("blockcell.torch.narrow")
+quantized = pytest.importorskip("blockcell.torch.quantized")
 rnn, forward_ad = torch.nn.utils.rnn, torch.autograd.forward_ad
 
 pytestmark = MARKS
-KINDS, BY_ACTIVATIONS = ["LSTM", "GRU"], ["float32", "int8", "int16"]
-STORED = [("int8", "float32"), ("int8", "int8"), ("int8", "int16"), ("float16", "float32"), ("bfloat16", "float32")]
+KINDS, SCHEMES = ["LSTM", "GRU"], ["int8", "float16"]
 SMALL = torch.zeros(4, 3, 5)
 
 
 @pytest.fixture
-def packings(monkeypatch):
-    """The layers that are packed from now on, for any module."""
+def layers_made(monkeypatch):
+    """The layers that are quantized from now on, for any module."""
     made, from_torch = [], convert.from_torch
     monkeypatch.setattr(convert, "from_torch", lambda source: made.append(from_torch(source)) or made[-1])
     return made
 
 
-def made(kind, *sizes, storage="int8", activations="int8", training=False, **options):
+def made(kind, *sizes, scheme="int8", training=False, **options):
     torch.manual_seed(3)
     module = getattr(torch.nn, kind)(*(sizes or (5, 8)), **options).train(training)
-    nn.replace(module, storage, activations)
+    nn.replace(module, scheme)
     return module
 
 
@@ -78,7 +77,7 @@ def drawn_call(g, module, B=None):
     return (given, hx), (x, state, lengths), form
 
 
-def expect_bits(module, call, storage, activations):
+def expect_bits(module, call, scheme):
     """Those of the layer: of y and the last states."""
     (given, hx), (x, state, lengths), form = call
     y, last = module(given, hx)
@@ -90,7 +89,7 @@ def expect_bits(module, call, storage, activations):
     elif module.batch_first:
         y = y.transpose(0, 1)
     layer = convert.from_torch({name: tensor.detach() for name, tensor in module.state_dict().items()})
-    expected, state = layer.packed(storage, activations)(x, state, lengths=lengths)
+    expected, state = layer.quantize(scheme)(x, state, lengths=lengths)
     assert same(y.numpy(), expected)
     last = [last] if module.mode == "GRU" else [*last]
     for k, part in enumerate(parts_of(state, module.num_layers, 1 + module.bidirectional)):
@@ -98,9 +97,9 @@ def expect_bits(module, call, storage, activations):
 
 
 # ---------------------------------------------------------------------------------------------------------------- bits
-@pytest.mark.parametrize("stored", STORED, ids="-".join)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_are_those_of_the_layer(kind, stored):
+def test_bits_are_those_of_the_layer(kind, scheme):
     for k in range(25):
         g = np.random.default_rng([SEED, k])
         options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "batch_first")}
@@ -109,13 +108,13 @@ def test_bits_are_those_of_the_layer(kind, stored):
         print(f"seed {SEED}, {k}: {sizes}, {options}, {threads=}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dropout of a single layer
-            module = made(kind, *sizes, storage=stored[0], activations=stored[1], **options)
+            module = made(kind, *sizes, scheme=scheme, **options)
         torch.set_num_threads(threads)
         for _ in range(3):
             call = drawn_call(g, module)
             print(call[2], call[1][0].shape)
             with torch.set_grad_enabled(bool(g.integers(2))):
-                expect_bits(module, call, *stored)
+                expect_bits(module, call, scheme)
 
 
 def saved(module):
@@ -165,24 +164,24 @@ def swapped_for_new(g, module):
 
 
 def through_others(g, module):
-    """PyTorch's or without a storage for a moment, while its weights change in a way that PyTorch does not count."""
-    back = module.storage, module.activations
+    """PyTorch's or not quantized for a moment, while its weights change in a way that PyTorch does not count."""
+    back = module.quantization
     (nn.restore if g.integers(2) else nn.replace)(module)
-    assert not vars(module).keys() & {"storage", "activations"}
+    assert "quantization" not in vars(module)
     module.weight_hh_l0.data.mul_(0.7)
-    nn.replace(module, *back)
+    nn.replace(module, back)
     return module
 
 
-def packed_anew(g, module):
+def quantized_anew(g, module):
     """What the documentation says to do after such a change."""
     module.bias_ih_l0.data.add_(0.1)
-    assert nn.replace(module, module.storage, module.activations).left == {"": "it is one already"}
+    assert nn.replace(module, module.quantization).left == {"": "it is one already"}
     return module
 
 
-def stored_in_other_ways(g, module):
-    nn.replace(module, *STORED[g.integers(len(STORED))])
+def quantized_in_other_ways(g, module):
+    nn.replace(module, SCHEMES[g.integers(len(SCHEMES))])
     return module
 
 
@@ -210,8 +209,8 @@ CHANGES = {
     "eval": lambda g, module: module.train().eval(),
     "freeze": lambda g, module: [p.requires_grad_(bool(g.integers(2))) for p in module.parameters()] and module,
     "through others": through_others,
-    "packed anew": packed_anew,
-    "storage": stored_in_other_ways,
+    "quantized anew": quantized_anew,
+    "scheme": quantized_in_other_ways,
 }
 
 
@@ -228,7 +227,7 @@ def test_codes_follow_the_weights(kind):
         torch.set_num_threads(int(g.integers(1, 4)))
         with torch.inference_mode(bool(g.integers(2))):
             for _ in range(int(g.integers(1, 3))):
-                expect_bits(module, drawn_call(g, module), module.storage, module.activations)
+                expect_bits(module, drawn_call(g, module), module.quantization)
     assert seen == {*CHANGES}
 
 
@@ -240,27 +239,27 @@ def test_weights_that_are_turned_in_their_memory(kind):
     x = torch.randn(3, 2, gates * 6)
     before = module(x)[0]
     module.weight_ih_l0.data = module.weight_ih_l0.data.t()
-    expected = convert.from_torch(module).packed("int8", "int8")(x.numpy())[0]
+    expected = convert.from_torch(module).quantize("int8")(x.numpy())[0]
     assert same(module(x)[0].numpy(), expected) and not same(before.numpy(), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_made_under_inference_mode(kind, packings):
+def test_weights_made_under_inference_mode(kind, layers_made):
     """PyTorch does not count how often they change."""
     g = np.random.default_rng([SEED, 2])
     with torch.inference_mode():
         module = made(kind, 20, 33)
         assert module.weight_hh_l0.is_inference()
         for k in range(4):
-            packings.clear()
+            layers_made.clear()
             x = torch.from_numpy(g.standard_normal((3, 2, 20)).astype(np.float32))
             module(x), module(x)
-            assert len(packings) == 1
-            expect_bits(module, drawn_call(g, module), "int8", "int8")
+            assert len(layers_made) == 1
+            expect_bits(module, drawn_call(g, module), "int8")
             module.weight_hh_l0[k, k] += 0.5
 
 
-def test_weights_are_packed_once(packings):
+def test_weights_are_quantized_once(layers_made):
     module, x = made("LSTM", 5, 8, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -268,65 +267,65 @@ def test_weights_are_packed_once(packings):
         with torch.no_grad():
             module.train()(x)
         module.eval()
-    assert len(packings) == 2  # layers
+    assert len(layers_made) == 2  # layers
     with torch.no_grad():
         module.bias_hh_l1_reverse += 1
     module(x), module(x)
-    assert len(packings) == 3  # the other one has not changed
+    assert len(layers_made) == 3  # the other one has not changed
     module.load_state_dict(module.state_dict())
     module(x), module(x)
-    assert len(packings) == 5
+    assert len(layers_made) == 5
 
 
 def test_nothing_outlives_the_weights():
     gc.collect()
-    before = len(narrow._kept)
+    before = len(quantized._kept)
     module = made("GRU", 5, 8, num_layers=2)
     module(SMALL)
     other = copy.deepcopy(module)
     other(SMALL)
-    assert len(narrow._kept) == before + 4
+    assert len(quantized._kept) == before + 4
     del module
     gc.collect()
-    assert len(narrow._kept) == before + 2
+    assert len(quantized._kept) == before + 2
     other.weight_ih_l0 = torch.nn.Parameter(other.weight_ih_l0.detach().clone())
-    assert len(narrow._kept) == before + 1
+    assert len(quantized._kept) == before + 1
     nn.restore(other)
-    assert len(narrow._kept) == before
+    assert len(quantized._kept) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_that_are_computed_at_each_call(kind):
     """By a parametrization; nothing is kept of them."""
     gc.collect()
-    module, x, before = made(kind), torch.randn(4, 3, 5), len(narrow._kept)
+    module, x, before = made(kind), torch.randn(4, 3, 5), len(quantized._kept)
     torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
     for _ in range(3):
         with torch.no_grad():
             module.parametrizations.weight_hh_l0.original0.mul_(1.2)
         weights = {name: getattr(module, name).detach() for name, _ in getattr(torch.nn, kind)(5, 8).named_parameters()}
-        expected = convert.from_torch(weights).packed("int8", "int8")(x.numpy())[0]
+        expected = convert.from_torch(weights).quantize("int8")(x.numpy())[0]
         y = module(x)[0]
-        assert same(y.numpy(), expected) and not y.requires_grad and len(narrow._kept) == before
+        assert same(y.numpy(), expected) and not y.requires_grad and len(quantized._kept) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_python_threads(kind):
     """They pack and read at the same time."""
-    modules = [made(kind, 20, 33, num_layers=2, activations=activations) for activations in BY_ACTIVATIONS]
+    modules = [made(kind, 20, 33, num_layers=2, scheme=scheme) for scheme in SCHEMES]
     inputs = [torch.randn(5, B, 20) for B in (1, 3, 20)]
     expected = {}
     for module in modules:
-        packed = convert.from_torch(module).packed("int8", module.activations)
-        expected |= {(module.activations, k): packed(x.numpy())[0] for k, x in enumerate(inputs)}
+        layer = convert.from_torch(module).quantize(module.quantization)
+        expected |= {(module.quantization, k): layer(x.numpy())[0] for k, x in enumerate(inputs)}
 
     def calls(seed):
         g = np.random.default_rng([SEED, seed])
         for _ in range(40):
-            module, k = modules[g.integers(3)], int(g.integers(3))
+            module, k = modules[g.integers(2)], int(g.integers(3))
             if g.random() < 0.2:
-                narrow.forget(module.parameters())
-            assert same(module(inputs[k])[0].detach().numpy(), expected[module.activations, k])
+                quantized.forget(module.parameters())
+            assert same(module(inputs[k])[0].detach().numpy(), expected[module.quantization, k])
         return True
 
     with ThreadPoolExecutor(8) as pool:
@@ -338,9 +337,9 @@ def test_many_python_threads(kind):
 def test_dropout_in_training_without_gradients(kind, form):
     """The numbers are drawn as by torch.nn: here of layers whose rounded weights it has too."""
     options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True}
-    ours = made(kind, 6, 16, activations="float32", training=True, **options)
+    ours = made(kind, 6, 16, scheme="float16", training=True, **options)
     theirs = getattr(torch.nn, kind)(6, 16, **options)
-    rounded = convert.to_torch(convert.from_torch(ours).rounded_to("int8"))
+    rounded = convert.to_torch(convert.from_torch(ours).quantize("float16").dequantize())
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in rounded.items()})
     x = torch.randn(5, 4, 6)
     if form == "unsorted":
@@ -383,8 +382,8 @@ def test_autocast(kind, given):
 # -------------------------------------------------------------------------------------------------- compiled, exported
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled(kind, backend, dynamo, packings):
-    """In one graph; what is packed is that of eager calls, and follows the weights."""
+def test_compiled(kind, backend, dynamo, layers_made):
+    """In one graph; what is quantized is that of eager calls, and follows the weights."""
     module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for k, (B, T) in enumerate(((3, 4), (5, 4), (2, 7), (2, 7))):  # sizes become symbols
@@ -395,9 +394,9 @@ def test_compiled(kind, backend, dynamo, packings):
         assert torch.equal(y, expected) and not y.requires_grad
         assert all(map(torch.equal, last, expected_last))
         if k == 2:
-            assert len(packings) == 2
+            assert len(layers_made) == 2
             in_place(np.random.default_rng(1), module)
-    assert len(packings) > 2
+    assert len(layers_made) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -442,7 +441,7 @@ def test_operators_pass_opcheck(kind):
     weights, states = [p.detach() for p in module.parameters()], [torch.randn(2, 3, 8)] * (1 + (kind == "LSTM"))
     start = torch.tensor([[False, True, False]] * 4)
     for given, lengths, reset in (([], None, None), (states, torch.tensor([4, 0, 2]), start)):
-        torch.library.opcheck(module._narrow_op._op, (SMALL, weights, True, given, lengths, reset, "int8", "int16"))
+        torch.library.opcheck(module._quantized_op._op, (SMALL, weights, True, given, lengths, reset, "int8"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -456,21 +455,20 @@ def test_without_internals(kind, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 TRAINING = (
-    "blockcell.torch.{kind}: it is in training mode with gradients enabled, and weights in int8, which are rounded,"
-    " have no gradient; for inference call model.eval(), or compute under torch.no_grad(); to train call"
-    " blockcell.torch.replace(model) without a storage"
+    "blockcell.torch.{kind}: it is in training mode with gradients enabled, and weights quantized to int8 have no"
+    " gradient; for inference call model.eval(), or compute under torch.no_grad(); to train call"
+    " blockcell.torch.replace(model) without quantize"
 )
 REQUIRES = (
-    "blockcell.torch.{kind}: input or hx requires a gradient, and weights in int8 are for inference alone; compute"
-    " under torch.no_grad(), or call blockcell.torch.replace(model) without a storage"
+    "blockcell.torch.{kind}: input or hx requires a gradient, and weights quantized to int8 are for inference alone;"
+    " compute under torch.no_grad(), or call blockcell.torch.replace(model) without quantize"
 )
 
 
-@pytest.mark.parametrize("activations", ["float32", "int8"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_refused(kind, activations):
+def test_gradients_are_refused(kind):
     """But y without one is not, of frozen weights in training neither."""
-    module, x = made(kind, activations=activations, training=True), torch.randn(4, 3, 5)
+    module, x = made(kind, training=True), torch.randn(4, 3, 5)
     h = torch.zeros(1, 3, 8, requires_grad=True)
     hx = (torch.zeros(1, 3, 8), h) if kind == "LSTM" else h
     with pytest.raises(RuntimeError, match=f"^{re.escape(TRAINING.format(kind=kind))}$"):
@@ -499,7 +497,7 @@ def test_other_derivatives_are_refused(kind):
         "input or hx": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
     }
     for what, call in calls.items():
-        with pytest.raises(RuntimeError, match=rf"^blockcell\.torch\.{kind}: {what} .* without a storage$"):
+        with pytest.raises(RuntimeError, match=rf"^blockcell\.torch\.{kind}: {what} .* without quantize$"):
             call()
     with forward_ad.dual_level():
         module(x)  # has no derivatives
@@ -512,8 +510,8 @@ def test_other_derivatives_are_refused(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_refused_weights(kind):
     prefix = f"blockcell.torch.{kind}: "
-    expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without a storage"
-    double = f"{prefix}storage is 'int8' and the weights are torch.float64; {expected}"
+    expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without quantize"
+    double = f"{prefix}quantization is 'int8' and the weights are torch.float64; {expected}"
     with pytest.raises(TypeError, match=f"^{re.escape(double)}$"):
         made(kind).double()(SMALL.double())
     with pytest.raises(TypeError, match=f"{prefix}the weights are torch.float16; expected torch.float32 or"):
@@ -522,12 +520,12 @@ def test_refused_weights(kind):
         made(kind, device="meta")(SMALL)
     module = made(kind)
     module.weight_ih_l0.data[1, 2] = np.nan
-    with pytest.raises(ValueError, match=f"^{prefix}its weights cannot be stored in int8: .* is nan; expected finite"):
+    with pytest.raises(ValueError, match=f"^{prefix}its weights cannot be quantized to int8: .* is nan; expected"):
         module(SMALL)
-    module = made(kind, storage="float16", activations="float32")
+    module = made(kind, scheme="float16")
     module.weight_ih_l0.data[1, 2] = 1e6
     with pytest.raises(
-        ValueError, match=rf"^{prefix}its weights cannot be stored in float16: .* is 1e\+06; expected a number"
+        ValueError, match=rf"^{prefix}its weights cannot be quantized to float16: .* is 1e\+06; expected a number"
     ):
         module(SMALL)
 
@@ -538,8 +536,8 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     module = made(kind)
     weights, states = [p.detach() for p in module.parameters()], [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
     start = torch.tensor([[False, True, False]] * 4)
-    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), start, "int8", "int8"
-    operator, tried = module._narrow_op._op, 0
+    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), start, "int8"
+    operator, tried = module._quantized_op._op, 0
     operator(*inputs)
     for k, value in enumerate(inputs):
         for j, tensor in enumerate(value if isinstance(value, list) else [value]):
@@ -561,52 +559,57 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     other = made({"LSTM": "GRU", "GRU": "LSTM"}[kind])
     with pytest.raises(ValueError, match=rf"blockcell: w_ih has shape \({8 * (7 - len(states) - 2)}, 5\)"):
         operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
-    for wrong in (("int4", "int8"), ("float16", "int8"), ("int8", "int4")):
-        with pytest.raises(ValueError, match="expected"):
-            operator(*inputs[:6], *wrong)
+    with pytest.raises(ValueError, match="expected"):
+        operator(*inputs[:6], "int4")
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore
 def test_reports():
     model = torch.nn.ModuleDict({"a": torch.nn.LSTM(5, 8), "b": torch.nn.GRU(5, 8), "c": torch.nn.GRU(5, 8).double()})
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
-    report = nn.replace(model, storage="int8", activations="int16")
-    shown = "5, 8, storage='int8', activations='int16'"
+    report = nn.replace(model, quantize="int8")
+    shown = "5, 8, quantization='int8'"
     assert report.changed == {"a": f"LSTM({shown})", "b": f"GRU({shown})"}
-    assert report.left == {"c": "its weights are torch.float64; to be stored in int8 they have to be torch.float32"}
+    assert report.left == {"c": "its weights are torch.float64; to be quantized to int8 they have to be torch.float32"}
     assert {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()} == before
-    assert {*nn.replace(model, storage="int8", activations="int16").left} == {"a", "b", "c"}
-    assert nn.replace(model, storage="bfloat16").changed["b"] == "GRU(5, 8, storage='bfloat16')"
+    assert {*nn.replace(model, quantize="int8").left} == {"a", "b", "c"}
+    assert nn.replace(model, quantize="float16").changed["b"] == "GRU(5, 8, quantization='float16')"
     assert nn.replace(model).changed == {"a": "LSTM(5, 8)", "b": "GRU(5, 8)", "c": "GRU(5, 8)"}
-    nn.replace(model, storage="int8")
+    nn.replace(model, "int8")
     assert nn.restore(model).changed == {"a": "LSTM(5, 8)", "b": "GRU(5, 8)", "c": "GRU(5, 8)"}
     assert {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()} == before
     assert vars(model["a"]).keys() == vars(torch.nn.LSTM(5, 8)).keys()
 
 
+def test_schemes_by_the_names_of_modules():
+    """The longest name counts; what has none is not quantized."""
+    inner = torch.nn.ModuleDict({"a": torch.nn.LSTM(5, 8), "b": torch.nn.GRU(5, 8), "c": torch.nn.LSTMCell(5, 8)})
+    model = torch.nn.ModuleDict({"x": inner, "y": torch.nn.LSTM(5, 8).double(), "xb": torch.nn.GRU(5, 8)})
+    report = nn.replace(model, quantize={"x": "int8", "x.b": "float16", "x.c": "float32"})
+    assert report.left == {}
+    found = {name: module.quantization for name, module in model.named_modules() if name in report.changed}
+    assert found == {"x.a": "int8", "x.b": "float16", "x.c": None, "y": None, "xb": None}
+    assert nn.replace(model, quantize={"": "int8", "y": "float32", "x.b": "float16"}).left == {
+        "x.a": "it is one already",
+        "x.b": "it is one already",
+        "y": "it is one already",
+    }
+    assert model["xb"].quantization == model["x"]["c"].quantization == "int8"
+
+
 WRONG = [
-    ({"storage": "int4"}, ValueError, "storage is 'int4'; expected one of 'float16', 'bfloat16', 'int8'"),
-    ({"storage": 8}, TypeError, "storage is 8; expected one of 'float16', 'bfloat16', 'int8'"),
-    (
-        {"storage": "int8", "activations": "int4"},
-        ValueError,
-        "activations is 'int4'; expected one of 'float32', 'int8'",
-    ),
-    ({"storage": "int8", "activations": None}, TypeError, "activations is None; expected one of 'float32', 'int8'"),
-    ({"activations": "int8"}, ValueError, "activations is 'int8' and storage None; expected storage='int8', as only"),
-    (
-        {"storage": "float16", "activations": "int8"},
-        ValueError,
-        "activations is 'int8' and storage 'float16'; expected storage='int8', as only",
-    ),
+    ("int4", ValueError, "quantize is 'int4'; expected one of 'float16', 'int8'"),
+    (8, TypeError, "quantize is 8; expected one of 'float16', 'int8'"),
+    ({"": "int4"}, ValueError, "quantize[''] is 'int4'; expected one of 'float16', 'int8'"),
+    ({"a": "int8"}, ValueError, "quantize has the key 'a'; expected ''"),
 ]
 
 
-@pytest.mark.parametrize("arguments, error, message", WRONG)
-def test_refused_by_replace(arguments, error, message):
+@pytest.mark.parametrize("quantize, error, message", WRONG)
+def test_refused_by_replace(quantize, error, message):
     module = torch.nn.LSTM(5, 8)
     with pytest.raises(error, match=f"^blockcell.torch.replace: {re.escape(message)}"):
-        nn.replace(module, **arguments)
+        nn.replace(module, quantize)
     assert type(module) is torch.nn.LSTM
 
 
@@ -636,7 +639,7 @@ import blockcell.torch
 
 torch.set_num_threads(2)
 module, x = torch.nn.LSTM(64, 128).eval(), torch.randn(50, 32, 64)
-blockcell.torch.replace(module, storage="int8", activations="int8")
+blockcell.torch.replace(module, quantize="int8")
 expected = module(x)[0].numpy().tobytes()
 child = os.fork()
 if child == 0:

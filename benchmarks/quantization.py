@@ -1,9 +1,9 @@
-"""Layers whose weights are stored in fewer bytes, beside onnxruntime, PyTorch and OpenVINO: time and error.
+"""Quantized layers beside onnxruntime, PyTorch and OpenVINO: time and error.
 
-Needed by: docs/storage.md
+Needed by: docs/quantization.md
 
-    python benchmarks/storage.py --csv docs/benchmarks/storage.csv             # an hour; needs a C compiler
-    python benchmarks/storage.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
+    python benchmarks/quantization.py --csv docs/benchmarks/quantization.csv   # an hour; needs a C compiler
+    python benchmarks/quantization.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
 
 A call is of T = 20 steps with I = H, or of one row with one input, which does hardly more than read the recurrent
 weights at each step.  Everybody gets the same weights, drawn as PyTorch draws initial ones, and x is standard normal.
@@ -13,13 +13,13 @@ bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16.
 
 Candidates are processes of their own, asked in turn (turns.py), all with the same number of threads.  The rounds of a
 point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is how many times as
-long a candidate takes as ours with weights and activations in 8 bits: the median of the rounds' ratios, and its spread
+long a candidate takes as ours quantized to int8: the median of the rounds' ratios, and its spread
 their quartiles.  An error is the root mean square of what y is off, relative to y's, both against float64.  Where there
 is one input, a share is that of the rate at which ceiling.py reads as many bytes as the recurrent weights again and
 again with as many threads.  With --csv, points that the file has already are replaced and all others kept.
 
-accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/storage.md of both
-files.
+accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/quantization.md of
+both files.
 """
 
 from __future__ import annotations
@@ -46,15 +46,8 @@ from turns import CPUS, Worker, answer, arguments, counted, opened, run_program,
 
 STEPS = 20
 GATES = {"LSTM": 4, "GRU": 3, "GRU(reset_after)": 3}
-OURS = {
-    "float32": {},
-    "float16": {"storage": "float16"},
-    "bfloat16": {"storage": "bfloat16"},
-    "int8": {"storage": "int8"},
-    "int8, int16": {"storage": "int8", "activations": "int16"},
-    "int8, int8": {"storage": "int8", "activations": "int8"},
-}
-BASE = "int8, int8"  # whose time is 1
+OURS = ("float32", "float16", "int8")
+BASE = "int8"  # whose time is 1
 PEERS = ("onnxruntime float32", "onnxruntime int8", "torch float32", "torch bfloat16", "torch int8", "openvino float32")
 PEERS += ("openvino",)
 POINT = ["kind", "B", "I", "H", "threads"]
@@ -76,12 +69,12 @@ def drawn(point: Point) -> tuple[Any, np.ndarray]:
     return layer, rng.standard_normal((STEPS, B, I)).astype(np.float32)
 
 
-def blockcell(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
+def blockcell(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     import blockcell as bc
 
     bc.set_num_threads(threads)
-    packed = layer.packed(**OURS[storage])
-    return partial(packed, x), lambda: packed(x)[0]
+    layer = layer if scheme == "float32" else layer.quantize(scheme)
+    return partial(layer, x), lambda: layer(x)[0]
 
 
 def model_of(layer: Any, x: np.ndarray) -> Any:
@@ -101,7 +94,7 @@ def model_of(layer: Any, x: np.ndarray) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def session_of(layer: Any, x: np.ndarray, storage: str, threads: int) -> Any:
+def session_of(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Any:
     """onnxruntime's, of a model whose weights are int8 or float32."""
     import onnxruntime as ort
     from onnxruntime.quantization import quantize_dynamic
@@ -112,20 +105,20 @@ def session_of(layer: Any, x: np.ndarray, storage: str, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes(model_of(layer, x).SerializeToString())
-        if storage == "int8":
+        if scheme == "int8":
             quantize_dynamic(path, path)
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
-def onnxruntime(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
-    session = session_of(layer, x, storage, threads)
+def onnxruntime(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
+    session = session_of(layer, x, scheme, threads)
     bound = session.io_binding()
     bound.bind_cpu_input("rnn_X", x)
     bound.bind_output("rnn_Y", "cpu")
     return partial(session.run_with_iobinding, bound), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
 
 
-def torch(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
+def torch(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     import torch
 
     from blockcell import convert
@@ -134,10 +127,10 @@ def torch(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     torch.set_num_threads(threads)
     model = torch.nn.Sequential(getattr(torch.nn, type(layer).__name__)(layer.input_size, layer.hidden_size))
     model[0].load_state_dict({name: torch.from_numpy(w) for name, w in convert.to_torch(layer).items()})
-    if storage == "int8":
+    if scheme == "int8":
         model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.LSTM, torch.nn.GRU}, torch.qint8)
         assert "Quantized" in repr(model), model
-    dtype = torch.bfloat16 if storage == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if scheme == "bfloat16" else torch.float32
     module, tensor = model.to(dtype)[0].eval(), torch.from_numpy(x).to(dtype)
 
     def call() -> Any:
@@ -147,12 +140,12 @@ def torch(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
     return call, lambda: call().float().numpy()
 
 
-def openvino(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
+def openvino(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     import openvino as ov
 
     core = ov.Core()
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    options |= {"INFERENCE_PRECISION_HINT": "f32"} if storage == "float32" else {}
+    options |= {"INFERENCE_PRECISION_HINT": "f32"} if scheme == "float32" else {}
     model = core.read_model(model_of(layer, x).SerializeToString())
     request = core.compile_model(model, "CPU", options).create_infer_request()
     request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
@@ -166,10 +159,10 @@ def openvino(layer: Any, x: np.ndarray, storage: str, threads: int) -> Pair:
 
 def work(candidate: str, threads: str) -> None:
     """Answers a point, and for how many seconds, with the seconds of a call; without seconds writes y to a file."""
-    package, _, storage = candidate.partition(" ")
+    package, _, scheme = candidate.partition(" ")
     prepare = {"onnxruntime": onnxruntime, "torch": torch, "openvino": openvino}.get(package, blockcell)
     ready: dict[str, Pair] = {}
-    name = candidate if prepare is blockcell else storage
+    name = candidate if prepare is blockcell else scheme
 
     def reply(question: tuple[Point, float, str]) -> float:
         point, budget, path = question
@@ -204,7 +197,7 @@ def bandwidth(level: str, nbytes: int, threads: int) -> float:
 
 def share(point: Point, candidate: str, microseconds: float, level: str) -> float:
     """Of the rate at which recurrent weights can be read: ours, at each step of one row with one input."""
-    itemsize = {"float32": 4, "float16": 2, "bfloat16": 2}.get(candidate, 1)
+    itemsize = {"float32": 4, "float16": 2}.get(candidate, 1)
     nbytes = GATES[point["kind"]] * point["H"] ** 2 * itemsize
     most = bandwidth(level, nbytes, point["threads"]) if point["I"] == 1 and candidate in OURS else 0.0
     return round(STEPS * nbytes / microseconds / 1e3 / most, 3) if most else 0.0

@@ -1,0 +1,205 @@
+"""What layers and quantized layers have in common, `BaseLayer`: calls, streams and files."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any, Generic, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import files
+from .._layers import Runner
+from .._read import ArgumentReader, rows_as_kernels_take, short
+from ..optable import Array
+from ..quantization import Scheme
+from .arguments import CallReader, checked_array, read_lengths, read_switches
+from .masks import CountedSteps, count
+from .shared import REPEAT, ZERO, Directions, GivenState, S_co, SharedWeights, State
+
+
+class BaseLayer(ABC, Generic[S_co]):
+    """What `Layer` and `Quantized` have in common: calls, streams and files."""
+
+    _shared: SharedWeights
+    _runner: Runner
+
+    # -------------------------------------------------------------------------------------------------- what a layer is
+    @property
+    @abstractmethod
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+
+    @property
+    @abstractmethod
+    def hidden_size(self) -> int:
+        """H, the number of cells; of a stack's last layer. Of a `Dense`, its outputs."""
+
+    @property
+    @abstractmethod
+    def output_size(self) -> int:
+        """The last dimension of y."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
+
+    @property
+    def _over_time(self) -> bool:
+        """Whether y has a row for each step, or for the last one only."""
+        return True
+
+    @abstractmethod
+    def _directions(self, reverse: bool) -> Directions:
+        """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
+
+    @abstractmethod
+    def _snapshot(self) -> BaseLayer[S_co]:
+        """Return an equal layer with the weights that this one has now, whatever becomes of this one's."""
+
+    @abstractmethod
+    def stream(self, batch: SupportsIndex = 1) -> Any:
+        """Run the layer step by step; the stream keeps the state in between."""
+
+    # ------------------------------------------------------------------------------------------------------------ calls
+    def __call__(
+        self,
+        x: ArrayLike,
+        state: GivenState = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        masked: str = ZERO,
+        batch_first: bool = False,
+    ) -> tuple[Array, S_co]:
+        """Run the layer without keeping anything for a backward pass.
+
+        Parameters
+        ----------
+        x : array_like (T, B, I)
+            Input, of the layer's dtype; lists are converted. **Time comes first**, as in TensorFlow's ops and PyTorch's
+            default: for x (B, T, I), as Keras has it, pass ``batch_first=True``.
+        state : optional
+            State before the first step, as a call returns it: `LSTMState`, `GRUState`, `RNNState`, (fw, bw), or a tuple
+            of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
+            so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
+            order, and has all of them: ``{"h": h, "cs": c}``, ``{"h": h, "cs": None}``, ``{"fw": ..., "bw": ...}``,
+            ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be left out. An array of one row, (1, H), is every
+            row's.
+        lengths : array_like (B,) of int, optional
+            Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
+            backward direction starts at the row's last step. Steps past a row's end take next to no time, in
+            whatever order the rows come.
+        reset : array_like (T, B) of bool, optional
+            Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
+            sets the state to zero between step t and step t - 1.
+        mask : array_like (T, B) of bool, optional
+            Which steps of each row count, as in Keras: True counts. The others are left out, wherever they are: the
+            state passes them by and x is not read there, so a row has the bits that it has without them. With
+            `lengths`, what both say counts. A reset at a step that is left out takes place at the row's next step that
+            counts, one after the last of these not at all: the final state is that after the last one.
+        masked : {"zero", "repeat"}
+            What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
+            repeated, as of its LSTM and GRU: what it was at the row's last step before that counted, and zero where
+            there is none. "Before" goes by the layer's direction, for each half of a `Bidirectional` by its own; for a
+            `Dense`, which has none, forwards. Only the y that is returned repeats, not what the layers of a stack hand
+            on.
+        batch_first : bool
+            Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
+            the same, and no array is copied for it.
+
+        Returns
+        -------
+        y : ndarray (T, B, output_size)
+            The cells' h; for `Bidirectional` the forward half comes first. (B, T, output_size) with `batch_first`, and
+            (B, output_size) where a `Dense` with `last` stands at the end.
+        state
+            State after each row's last step, in the form of `state`.
+
+        Raises
+        ------
+        TypeError
+            An array has another dtype than the layer, or an argument is of the wrong kind.
+        ValueError
+            A shape or a length does not fit, or `masked` is unknown.
+        """
+        if reset is None and mask is None and masked is ZERO:
+            results: tuple[Array, S_co] | None = self._runner.call(
+                self._shared.weights, x, state, lengths, batch_first, False
+            )
+            if results is not None:
+                return results
+        y, last = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)[0]
+        return y, last
+
+    def _read_and_run(
+        self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
+    ) -> tuple[Any, CountedSteps | None]:
+        """What `Runner.run` returns of these arguments, and where the steps are that count, if they had to move."""
+        weights = self._shared.weights
+        reader = CallReader(type(self).__name__, batch_first)
+        if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
+            raise ValueError(f"{reader.caller}: masked is {short(masked)}; expected 'zero' or 'repeat'")
+        inputs = f"({', '.join(reader.axes('T', 'B'))}, I) with I={self.input_size} from the layer"
+        x = reader.time_first(checked_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs))
+        reader.T, reader.B = T, B = x.shape[:2]
+        lengths = read_lengths(reader, lengths, T, B)
+        reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
+        first = self._read_state(reader, "state", state, B)
+
+        counted = None
+        if mask is not None or masked == REPEAT:
+            counted, lengths = count(mask, lengths, T, masked == REPEAT)
+        if counted is not None:
+            x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
+        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
+        x = rows_as_kernels_take(x[:end], self.dtype)
+        reset = None if reset is None else np.ascontiguousarray(reset[:end])
+        return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
+
+    def _compute(
+        self, x: Array, state: State, lengths: Array | None, reset: Array | None, threads: int
+    ) -> tuple[Array, S_co]:
+        """Return what a call returns, of arrays as kernels read them, on at most so many threads."""
+        results: tuple[Array, S_co] = self._runner.run(
+            self._shared.weights, x, state, lengths, reset, None, len(x), False, False, threads
+        )
+        return results
+
+    @abstractmethod
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
+        """A state that the kernels can read. `source` is what B is from."""
+
+    # ------------------------------------------------------------------------------------------------------------ files
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the layer to a file; `blockcell.files` describes the formats.
+
+        `blockcell.load` reads the file of a `Layer`, `Quantized.load` that of a quantized one. Either the whole file is
+        written or nothing is: what was there before stays until the new file is complete.
+
+        Parameters
+        ----------
+        path : path_like
+            Ends in ``.npz`` or ``.safetensors``.
+
+        Raises
+        ------
+        ValueError
+            The path has another ending, an attribute of the layer is NaN, or it has more than 16384 arrays.
+        OSError
+            The file cannot be written.
+        """
+        files.write(path, self._description(), self._arrays_of_file(), self._quantization)
+
+    @abstractmethod
+    def _description(self) -> dict[str, Any]:
+        """The layer without its weights, as `blockcell.files` has it."""
+
+    @abstractmethod
+    def _arrays_of_file(self) -> dict[str, Array]:
+        """Return the arrays that a file has, by name."""
+
+    _quantization: Scheme | None = None

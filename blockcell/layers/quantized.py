@@ -1,0 +1,187 @@
+"""A quantized layer, for calls and streams: `Quantized`, and what a pickle has of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import IO, Any, ClassVar, NoReturn, SupportsIndex
+
+import numpy as np
+
+from .._read import ArgumentReader
+from ..optable import Array
+from ..quantization import (
+    FLOAT32,
+    QuantizedMatrix,
+    Scheme,
+    arrays_of_file,
+    dequantize_matrix,
+    read_schemes,
+)
+from .calls import BaseLayer
+from .shared import CellWeights, Directions, Parts, S_co, State
+
+
+class Quantized(BaseLayer[S_co]):
+    """A layer with quantized weights, for calls and streams. Made by ``layer.quantize(scheme)``.
+
+    It has the weights that the layer had then, and cannot be changed. Several threads may call it. It can be pickled,
+    and a pickle has the weights in as few bytes.
+
+    Attributes
+    ----------
+    quantization : str or dict
+        What `quantize` was given: "int8", "float16" or a scheme for each prefix.
+    nbytes : int
+        Bytes of all arrays that it holds: codes, scales, biases and peepholes as kernels read them, and of matrices
+        that stay float32 what a layer holds.
+    """
+
+    _read: ClassVar[Callable[[Any], Quantized[Any]]]
+    """Reads a file; set by `loading`, which builds layers of all kinds."""
+
+    def __init__(self, layer: Any, scheme: Scheme) -> None:
+        caller = f"{type(layer).__name__}.quantize"
+        schemes = read_schemes(caller, scheme, layer._cells(), layer.dtype)
+        reader = ArgumentReader(caller)
+
+        def quantize(prefix: str, cell: Any, weights: CellWeights) -> CellWeights:
+            scheme = schemes[prefix]
+            return weights if scheme == FLOAT32 else cell._quantize(reader, prefix, weights, scheme)
+
+        self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
+        self._layer = layer._snapshot(quantize)
+        self._shared, self._runner = self._layer._shared, self._layer._runner
+
+    @property
+    def quantization(self) -> str | dict[str, str]:
+        return self._quantization if isinstance(self._quantization, str) else dict(self._quantization)
+
+    @property
+    def nbytes(self) -> int:
+        cells = self._shared.weights.values()
+        return sum(array.nbytes for cell in cells for array in (cell.packed, *cell.arrays.values()))
+
+    def dequantize(self) -> Any:
+        """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
+        return _joined(self._layer._apart())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
+        """Read a quantized layer that `save` wrote.
+
+        Parameters
+        ----------
+        path : path_like or file object
+            As of `blockcell.load`.
+
+        Raises
+        ------
+        FormatError
+            The file holds a layer that is not quantized, or as from `blockcell.load`.
+        TypeError, ValueError, OSError
+            As from `blockcell.load`.
+        """
+        return cls._read(path)
+
+    def stream(self, batch: SupportsIndex = 1) -> Any:
+        """Run it step by step, as ``layer.stream(batch)`` does. All streams share the weights."""
+        return self._layer.stream(batch)._belong_to(self)
+
+    # ------------------------------------------------------------------------------------------------- what it has not
+    def quantize(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise a TypeError: it is quantized already."""
+        raise TypeError("Quantized.quantize: the layer is quantized already; expected the float32 layer")
+
+    def forward(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise a TypeError: a quantized layer has no gradients."""
+        expected = "expected the float32 layer, or the one that dequantize() gives"
+        raise TypeError(f"Quantized: a quantized layer is for inference and has no gradients; {expected}")
+
+    backward = forward
+
+    # ---------------------------------------------------------------------------------------------- as of the layer
+    @property
+    def input_size(self) -> int:
+        """I, the last dimension of x."""
+        return int(self._layer.input_size)
+
+    @property
+    def hidden_size(self) -> int:
+        """H, as the layer has it."""
+        return int(self._layer.hidden_size)
+
+    @property
+    def output_size(self) -> int:
+        """The last dimension of y."""
+        return int(self._layer.output_size)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32, the dtype of all inputs and of all results."""
+        dtype: np.dtype[Any] = self._layer.dtype
+        return dtype
+
+    @property
+    def _over_time(self) -> bool:
+        return bool(self._layer._over_time)
+
+    def _directions(self, reverse: bool) -> Directions:
+        directions: Directions = self._layer._directions(reverse)
+        return directions
+
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
+        return self._layer._read_state(reader, name, state, B, source)
+
+    def _snapshot(self) -> Quantized[S_co]:
+        return self
+
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = self._layer._description()
+        return description
+
+    def _matrices(self) -> dict[str, QuantizedMatrix]:
+        """Return the quantized matrices, by name."""
+        weights = self._shared.weights
+        return {
+            prefix + name: matrix
+            for prefix, cell in self._layer._cells().items()
+            for name, matrix in cell._matrices(weights[cell]).items()
+        }
+
+    def _arrays_of_file(self) -> dict[str, Array]:
+        matrices, arrays = self._matrices(), dict[str, Array]()
+        for prefix, cell in self._layer._cells().items():
+            known = self._shared.weights[cell].arrays
+            for tensor in cell._tensors:
+                name = prefix + tensor.name
+                if name in matrices:
+                    arrays[name] = matrices[name].codes  # stands for the matrix
+                elif tensor.name in known:
+                    arrays[name] = known[tensor.name]
+        return arrays_of_file(arrays, matrices)
+
+    def __copy__(self) -> Quantized[S_co]:
+        return self  # as nothing changes it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Quantized[S_co]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._layer._apart(), self._quantization)
+
+    def __repr__(self) -> str:
+        return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"
+
+
+def _joined(value: Any) -> Any:
+    """Return the float32 layer, or an argument of one."""
+    if isinstance(value, QuantizedMatrix):
+        return dequantize_matrix(value)
+    if isinstance(value, Parts):
+        return value.kind(**{name: _joined(argument) for name, argument in value.arguments.items()})
+    return tuple(map(_joined, value)) if type(value) is tuple else value
+
+
+def _restored(parts: Parts, quantization: Scheme) -> Quantized[Any]:
+    return Quantized(_joined(parts), quantization)

@@ -1,0 +1,333 @@
+"""Calls and streams of quantized layers: of float16 the bits of the dequantized layer; of int8 those of one call."""
+
+# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from bits import leaves, like, on_threads, same
+from cases import rng
+from guarded import SIDES, guarded
+from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
+from quantization_cases import numbers
+
+from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack, _kernels
+from blockcell.layers import BaseLayer, base
+from blockcell.layers.shared import CellWeights, SharedWeights
+from blockcell.optable import SCHEMES
+from blockcell.quantization import FEW_ROWS, dequantize_matrix, dequantizes_first, quantize_matrix
+
+F32 = np.float32
+FLOAT16, INT8 = 1, 4  # as kernels know them
+STREAMED = {name: LAYERS[name] for name in SINGLE} | {
+    "stack": lambda I, H, dtype: Stack(
+        [
+            dense(I, H, dtype, "tanh"),
+            Stack([lstm(H, H + 2, dtype), reset_after(H + 2, H, dtype)]),
+            gru(H, 9, dtype),
+            dense(9, 3, dtype, "softmax", last=True),
+        ]
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def any_way(request, monkeypatch):
+    """Calls dequantize float16 codes first, or read them as they are, and streams likewise, whatever the sizes are."""
+    g = rng("ways", request.node.name)
+    monkeypatch.setattr(base, "dequantizes_first", lambda number, *_: number == FLOAT16 and g.random() < 0.5)
+    monkeypatch.setattr(base, "FEW_ROWS", int(g.integers(0, 20)))
+    return monkeypatch
+
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+# I, H: nothing, less than a line, tails of lines, panels and blocks of 64 values of k; several panels for each thread
+SIZES = [(0, 1), (3, 0), (1, 1), (5, 7), (16, 16), (0, 33), (70, 40), (33, 16), (130, 100), (64, 128)]
+BATCHES = [*range(1, 14), 24, 40, 50, 100]  # what registers, tiles and groups of tiles take, and one more
+
+
+def sizes_for(g):
+    """Three of each."""
+    return [(*SIZES[i], int(B)) for i, B in zip(g.permutation(len(SIZES))[:3], g.permutation(BATCHES)[:3], strict=True)]
+
+
+@pytest.mark.meet(2)
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", LAYERS)
+def test_calls(name, level):
+    g = rng("calls", name, "float16", level)
+    for I, H, B in [*sizes_for(g), (70, 40, 1), (70, 40, 5)]:
+        quantized = LAYERS[name](I, H, F32).quantize("float16")
+        left = quantized.dequantize()
+        for T in (1, int(g.integers(2, 9))):
+            x, state, lengths, reset = draw(left, T, B)
+            options = [{}, {"state": state}, {"state": state, "lengths": lengths, "reset": reset}, {"mask": ~reset}]
+            for given in options:
+                threads = int(g.integers(1, 5))
+                with on_threads(1):
+                    expected = left(x, **given)
+                with on_threads(threads):
+                    assert same(quantized(x, **given), expected), (I, H, B, T, threads, given.keys())
+            turned = {"reset": reset.T, "masked": "repeat", "lengths": lengths, "batch_first": True}
+            x = np.ascontiguousarray(x.swapaxes(0, 1))
+            assert same(quantized(x, state, **turned), left(x, state, **turned)), (I, H, B, T)
+
+
+@pytest.mark.meet(2)
+@pytest.mark.usefixtures("level")
+@every_scheme
+@pytest.mark.parametrize("name", STREAMED)
+def test_streams(name, scheme, level):
+    """Whatever is done with a stream; the model is a stream of the dequantized layer, or calls of the quantized one."""
+    g = rng("streams", name, scheme, level)
+    for I, H, B in sizes_for(g):
+        quantized = STREAMED[name](I, H, F32).quantize(scheme)
+        stream, model = quantized.stream(B), quantized.dequantize().stream(B)
+        for k in range(12):
+            what = ["step", "run", "reset", "state", "pickle", "refresh"][k] if k < 6 else "step"
+            with on_threads(int(g.integers(1, 5))):
+                if what in ("step", "run"):
+                    x = g.standard_normal((*[int(g.integers(0, 9))] * (what == "run"), B, I), F32)
+                    before, y = stream.state, getattr(stream, what)(x)
+                    if scheme == "float16":
+                        assert same(y, getattr(model, what)(x)), (I, H, B, k)
+                    else:
+                        steps = x if what == "run" else x[None]
+                        expected, last = quantized(steps, before)
+                        if quantized._over_time:
+                            assert same(y, expected if what == "run" else expected[0]), (I, H, B, k)
+                        elif len(steps):  # it gives the last step alone
+                            assert same(y[-1] if what == "run" else y, expected), (I, H, B, k)
+                        assert same(stream.state, last)
+                elif what == "reset":
+                    for each in (stream, model):
+                        each.reset(np.arange(B) % 2 == 0)
+                elif what == "state":
+                    state = like(stream.state, lambda a: g.standard_normal(a.shape, F32))
+                    stream.state = model.state = state
+                elif what == "pickle":
+                    stream = pickle.loads(pickle.dumps(stream))
+                    assert stream.layer.quantization == scheme
+                else:  # the layer cannot be changed
+                    stream.refresh()
+            assert scheme == "int8" or same(stream.state, model.state)
+
+
+def any_weights(g, scheme, shape):
+    """Also a column of zeros, and zeros of either sign elsewhere."""
+    w = numbers(g, scheme, shape)
+    w[g.random(shape) < 0.1] *= F32(0)
+    w[:, shape[1] // 2] *= F32(0)
+    return w
+
+
+@pytest.mark.meet(2)
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", SINGLE)
+def test_any_weights(name, level, tmp_path):
+    """Subnormal numbers, huge ones and zeros of either sign: in a call, in a stream, in a pickle and in a file."""
+    g, path = rng("any weights", name, "float16", level), tmp_path / "a.npz"
+    for I, H in [(3, 5), (64, 16), (70, 33), (5, 64)]:
+        layer = LAYERS[name](I, H, F32)
+        matrices = {name: array for name, array in layer.weights.items() if array.ndim == 2}
+        layer.set_weights(**{name: any_weights(g, "float16", array.shape) for name, array in matrices.items()})
+        quantized = layer.quantize("float16")
+        left = quantized.dequantize()
+        quantized.save(path)
+        assert same(Quantized.load(path).dequantize().weights, left.weights)
+        for B in BATCHES:
+            x, state, lengths, _ = draw(layer, 3, B)
+            x[:, ::2] = np.exp2(np.floor(4 * x[:, ::2]))  # products that are exact
+            expected = left(x, state, lengths=lengths)
+            assert same(quantized(x, state, lengths=lengths), expected), (I, H, B)
+            assert same(pickle.loads(pickle.dumps(quantized))(x, state, lengths=lengths), expected), (I, H, B)
+            stream = quantized.stream(B)
+            stream.state = state
+            y, last = left(x, state)
+            assert same(stream.run(x), y) and same(stream.state, last), (I, H, B)
+            x[1, 0, 0], x[1, -1, -1] = np.inf, np.nan
+            for found, wanted in zip(leaves(quantized(x, state)), leaves(left(x, state)), strict=True):
+                np.testing.assert_array_equal(found, wanted, err_msg=f"{I}, {H}, {B}")  # any NaN will do
+
+
+@pytest.mark.usefixtures("level")
+def test_each_weight_is_that_of_its_code(level):
+    """By a product with each unit vector."""
+    g = rng("each weight", "float16", level)
+    for I, H in [(3, 5), (70, 16), (64, 33), (130, 64)]:
+        w = any_weights(g, "float16", (I, H))
+        quantized = Dense(w, np.zeros(H, F32)).quantize("float16")
+        for step in (1, 2, 7, I):  # rows at once
+            x = np.eye(I, dtype=F32)
+            y = np.concatenate([quantized(x[None, k : k + step])[0][0] for k in range(0, I, step)])
+            expected = dequantize_matrix(quantize_matrix(w, "float16")) + F32(0)
+            assert same(y, expected), (I, H, step)  # the sum has no negative zero
+
+
+@every_scheme
+def test_a_quantized_layer_keeps_its_weights(scheme):
+    layer = LSTM.init(7, 33, seed=1)
+    x = rng("keeps").standard_normal((6, 2, 7), F32)
+    quantized = layer.quantize(scheme)
+    expected, stream = quantized(x)[0], quantized.stream(2)
+    layer.set_weights(w=layer.weights["w"] * F32(2))
+    assert same(stream.run(x), expected) and same(quantized(x)[0], expected)
+    copied = copy.deepcopy(stream)
+    copied.reset()
+    assert same(copied.run(x), expected)
+    stream.reset()
+    stream.refresh()
+    assert same(stream.run(x), expected) and not same(layer.quantize(scheme)(x)[0], expected)
+    assert copy.copy(quantized) is copy.deepcopy(quantized) is quantized  # which nothing changes
+
+
+@pytest.mark.meet(2)
+@pytest.mark.usefixtures("level")
+@every_scheme
+@pytest.mark.parametrize("name", LAYERS)
+def test_pickles(name, scheme):
+    for I, H in SIZES:
+        layer = LAYERS[name](I, H, F32)
+        quantized = layer.quantize(scheme)
+        x, state, lengths, _ = draw(layer, 4, 3)
+        data = pickle.dumps(quantized)
+        again = pickle.loads(data)
+        assert same(again(x, state, lengths=lengths), quantized(x, state, lengths=lengths))
+        assert repr(again) == repr(quantized) and same(again.__reduce__()[1], quantized.__reduce__()[1])
+    weights = sum(array.nbytes for array in layer.weights.values())
+    assert len(data) < weights / (4 // SCHEMES[scheme].itemsize) * 1.2 + 5000
+
+
+@every_scheme
+def test_what_is_held(scheme):
+    """No float32 matrix, and the codes that were made."""
+    layer = LAYERS["stack"](33, 40, F32)
+    quantized = layer.quantize(scheme)
+    for prefix, cell in quantized._layer._cells().items():
+        weights = quantized._shared.weights[cell]
+        assert all(array.ndim == 1 for array in weights.arrays.values())
+        for name, matrix in cell._matrices(weights).items():
+            assert same(matrix, quantize_matrix(layer.weights[prefix + name], scheme))
+
+
+@pytest.mark.usefixtures("level")
+@every_scheme
+def test_several_threads_call_one(scheme):
+    layer = LAYERS["stack with dense"](40, 48, F32)
+    x, state, lengths, reset = draw(layer, 7, 5)
+    quantized = layer.quantize(scheme)
+    calls = [
+        partial(quantized, x),
+        partial(quantized, x, state, lengths=lengths, reset=reset),
+        partial(quantized, x[:, :1]),
+    ]
+    expected = [call() for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(calls[k % 3]) for k in range(60)]
+        assert all(same(each.result(), expected[k % 3]) for k, each in enumerate(found))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("side", SIDES)
+@every_scheme
+@pytest.mark.parametrize("name", [*CELLS, "dense alone"])
+def test_guards(name, scheme, side, any_way):
+    """Panels that begin or end beside a protected page, and are not written; also those that are made of them."""
+    for I, H in [(1, 1), (7, 19), (70, 33), (16, 48), (64, 64)]:
+        layer = LAYERS[name](I, H, F32)
+        quantized, model = layer.quantize(scheme), layer.quantize(scheme)
+        [(cell, weights)] = quantized._shared.weights.items()
+        start = -weights.packed.ctypes.data % 64  # scratch is aligned by what is beyond the panels' own size
+        panels = weights.packed[start : start + weights.packed.size - 64]
+        quantized._shared.weights = {cell: weights._replace(packed=guarded(panels, side))}
+        for B in (1, 2, 5, 13):
+            x = draw(layer, 2, B)[0]
+            for first in (False, True):
+                any_way.setattr(base, "dequantizes_first", lambda number, *_, first=first: number == FLOAT16 and first)
+                any_way.setattr(base, "FEW_ROWS", 0 if first else 99)
+                expected = model.dequantize()(x)[0] if scheme == "float16" else model(x)[0]
+                assert same(quantized(x)[0], expected), (I, H, B)
+                assert same(quantized.stream(B).run(x), expected), (I, H, B)
+        if scheme == "int8":  # is never dequantized
+            continue
+        left = model.dequantize()
+        [full] = left._shared.weights.values()
+        wide = guarded(np.empty(full.packed.size // 64 * 64 - 64, np.uint8), side, writable=True)
+        for threads in (1, 3):
+            wide[...] = 0xFF
+            codes = quantized._shared.weights[cell].packed
+            arguments = I, H, *cell._form, codes, wide, weights.narrow
+            _kernels.compute(f"{cell._kernel}_widen", cell._number, (1, 1, I, H, 4), threads, arguments)
+            layer._share(SharedWeights({layer: CellWeights(weights.arrays, wide)}))
+            assert same(layer(x), left(x)), (I, H, threads)
+
+
+# ------------------------------------------------------------------------------------------------------------ the rule
+@pytest.fixture
+def as_it_is(monkeypatch):
+    monkeypatch.setattr(base, "dequantizes_first", dequantizes_first)
+    monkeypatch.setattr(base, "FEW_ROWS", FEW_ROWS)
+
+
+@pytest.mark.usefixtures("as_it_is")
+def test_a_few_rows_of_a_stream_read_codes(monkeypatch):
+    """As in a stream of so few: what all rows read is dequantized, and the codes are kept."""
+    quantized = LSTM.init(90, 80, seed=0).quantize("float16")
+    stream, cell, read = quantized.stream(FEW_ROWS + 3), quantized._layer, []
+    plan = cell._plan
+    monkeypatch.setattr(cell, "_plan", lambda name, number, *rest: read.append(number) or plan(name, number, *rest))
+    for n in range(1, FEW_ROWS + 4):
+        stream.step(np.zeros((n, 90), F32), rows=range(n))
+    assert read == [FLOAT16] * FEW_ROWS + [0] * 3
+
+
+def test_what_a_call_dequantizes_first():
+    assert dequantizes_first(FLOAT16, 10, 13) and dequantizes_first(FLOAT16, 1, 120)
+    assert not dequantizes_first(FLOAT16, 100, 12) and not dequantizes_first(FLOAT16, 1, 119)
+    assert not any(dequantizes_first(number, 1000, 1000) for number in (0, INT8))
+
+
+@pytest.mark.usefixtures("level", "as_it_is")
+@pytest.mark.parametrize("name", CELLS)
+def test_both_sides_of_the_rule(name):
+    """Calls one after the other, of one layer and one stream, that read weights in several ways."""
+    quantized = LAYERS[name](90, 80, F32).quantize("float16")
+    left = quantized.dequantize()
+    g = rng("rule", name, "float16")
+    for k in g.permutation(14):
+        T, B = [(1, 1), (9, 1), (1, 2), (9, 2), (40, 2), (1, 12), (2, 13), (10, 13), (1, 49), (3, 49)][k % 10]
+        x, state, lengths, reset = draw(left, T, B)
+        with on_threads(int(g.integers(1, 4))):
+            assert same(quantized(x, state, lengths=lengths, reset=reset), left(x, state, lengths=lengths, reset=reset))
+            assert same(quantized.stream(B).run(x), left(x)[0]), (T, B)
+
+
+# -------------------------------------------------------------------------------------------------------- what is said
+def test_repr():
+    layer = LSTM.init(8, 16, seed=1)
+    said = "<LSTM(input_size=8, hidden_size=16, dtype=float32), quantized to 'int8', nbytes="
+    assert repr(layer.quantize("int8")).startswith(said)
+    assert repr(layer.stream(2)) == f"<Stream of {layer!r}, batch=2>"
+    for quantized in (layer.quantize("int8"), Stack([layer]).quantize("float16")):
+        stream = quantized.stream(3)
+        assert repr(stream) == f"<Stream of {quantized!r}, batch=3>" and stream.layer is quantized
+
+
+def test_sizes():
+    quantized = Stack([LSTM.init(5, 7), Dense.init(7, 3)]).quantize("int8")
+    assert (quantized.input_size, quantized.hidden_size, quantized.output_size) == (5, 3, 3)
+    assert quantized.dtype == F32 and isinstance(quantized, BaseLayer)
+
+
+def test_no_streams():
+    both = Bidirectional(GRU.init(2, 3), GRU.init(2, 3))
+    for layer in (both, both.quantize("int8")):
+        with pytest.raises(TypeError, match="backward begins at the last step"):
+            layer.stream()
+    with pytest.raises(TypeError, match="reverse=True"):
+        LSTM.init(2, 3, reverse=True).quantize("int8").stream()
