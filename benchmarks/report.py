@@ -487,7 +487,7 @@ def few_bits(path: Path) -> list[str]:
 
 
 def few_bits_errors(path: Path) -> list[str]:
-    """The geometric mean of the errors over all sizes, and the largest; docs/quantization.md has it too."""
+    """The geometric mean of the errors over all sizes, and the largest."""
     rows = [r for r in read_quantization(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
     names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
     lines = [["", *names]]
@@ -537,20 +537,18 @@ def read_errors(path: Path) -> list[Row]:
 
 
 def quantization_costs(path: Path) -> list[str]:
-    """Scores of what was trained, and errors of all; for docs/quantization.md."""
+    """Scores of what was trained, for docs/quantization.md."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for r in read_errors(path):
         found.setdefault((r["data"], r["layer"]), {})[r["quantized to"]] = r
     names = [*max(found.values(), key=len)]  # some layer has all of them
-    scores, errors = [["", *names]], [["", *names[1:]]]
+    scores = [["", *names]]
     for (data, layer), mine in found.items():
         units = {r["score"].partition(" ")[2] for r in mine.values()} - {""}
         for unit in units:
             shares = (mine[name]["score"].partition(" ")[0] if name in mine else "" for name in names)
             scores.append([f"{data}, {unit}: {layer}", *shares])
-        parts = (f"{100 * float(mine[name]['relative_rms']):.2g} %" if name in mine else "" for name in names[1:])
-        errors.append([f"{data}: {layer}", *parts])
-    return [*table(scores), "RMS of the error of y, of y's RMS:", "", *table(errors)]
+    return table(scores)
 
 
 def quantization_errors(path: Path) -> list[str]:

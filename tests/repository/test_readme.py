@@ -273,7 +273,7 @@ def table_of_quantization() -> str:
 
 
 def table_of_few_bits() -> str:
-    return "\n".join([*report().few_bits(report().QUANTIZATION), *report().few_bits_errors(report().QUANTIZATION)])
+    return "\n".join(report().few_bits(report().QUANTIZATION))
 
 
 def table_of_errors() -> str:
