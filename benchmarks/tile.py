@@ -65,7 +65,8 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
             found.append(rate(call, operations / reduce * 64))
         else:
             kind, size = (FLOAT16, 2) if product == "float16" else (INT8, 1)
-            panels, codes = aligned((PANELS * reduce * lines * lanes * size,), "uint8"), aligned((m * reduce,), dtype)
+            panels = aligned((PANELS * reduce * lines * lanes * size,), "uint8")
+            codes = aligned((m * (reduce + 256),), dtype)
             scales = aligned((lines * lanes,), dtype)
             if kind == INT8:
                 _integer.use(product)

@@ -8,7 +8,9 @@ from cython.parallel cimport prange
 
 cimport activations
 from half cimport half
-from integer cimport Product, add_integer_product, in_integers, quads_of, quantise_row, stride_of_codes, use_product
+from integer cimport (
+    ProductInUse, add_integer_product, in_integers, quads_of, quantise_row, stride_of_codes, use_product
+)
 from narrow cimport bytes_of, narrow_product
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
@@ -16,7 +18,7 @@ from tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, produc
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 TILE_ROWS = ROWS
-use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:

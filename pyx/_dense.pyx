@@ -9,7 +9,7 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from cost cimport requirements_of
 from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back, run_widen
-from integer cimport READ_PAST, Product, in_integers, use_product
+from integer cimport READ_PAST, ProductInUse, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport WIDE, bytes_of
 from panels cimport pack_bias, pack_narrow, widening_threads
@@ -19,7 +19,7 @@ from tile cimport aligned, computed_size, first_line, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
-use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 def dense_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):

@@ -13,7 +13,7 @@ from cells cimport ResetAfter, use_activations
 from cost cimport grid_of, requirements_of
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from gru_reset_after cimport reset_after_of
-from integer cimport READ_PAST, Product, in_integers, use_product
+from integer cimport READ_PAST, ProductInUse, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
@@ -29,7 +29,7 @@ from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
-use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ops

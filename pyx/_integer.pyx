@@ -1,7 +1,7 @@
 """Products of rows of codes with panels of codes (integer.pxd), for all instructions that there are for them.
 
-Compiled once, as sums of integers are the same everywhere.  The first product of a process decides which instructions
-are used: the best that the CPU has and the system allows.  `use` decides otherwise, for tests.
+Compiled once, as sums of integers are the same everywhere.  The first row of codes of a process decides which
+instructions are used: the best that the CPU has and the system allows.  `use` decides otherwise, for tests.
 """
 from cpython.pycapsule cimport PyCapsule_New
 
@@ -174,7 +174,7 @@ cdef extern from *:
                 acc[r][v] = ALL_LANES(0); \\
         for (ptrdiff_t q = 0; q < quads; q++) \\
             for (int r = 0; r < R; r++) { \\
-                const LANES x = ALL_LANES(quad_at(a + r * stride + 4 * q)); \\
+                const LANES x = ALL_LANES(four_bytes_at(a + r * stride + 4 * q)); \\
                 for (int v = 0; v < N; v++) { \\
                     const LANES w = LOAD_LANES(panel + q * step + 32 * v); \\
                     acc[r][v] = ADD_PRODUCTS(acc[r][v], w, x); \\
@@ -204,7 +204,7 @@ cdef extern from *:
                 TILE(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \\
         }
 
-    static inline int32_t quad_at(const int8_t *a) { int32_t x; memcpy(&x, a, 4); return x; }
+    static inline int32_t four_bytes_at(const int8_t *a) { int32_t x; memcpy(&x, a, 4); return x; }
     typedef struct { int32_t lane[8]; } Lanes;
     static Lanes all_lanes(int32_t x) { return (Lanes) {{x, x, x, x, x, x, x, x}}; }
     static Lanes load_lanes(const void *memory) { Lanes lanes; memcpy(&lanes, memory, sizeof lanes); return lanes; }
@@ -235,80 +235,59 @@ cdef extern from *:
 
     /* -------------------------------------------------------------- AVX2 and SSE2: products of 16 bits, by pmaddwd
        A quad is two pairs of 16 bits, its codes of even k and of odd k.  Those of weights are codes & 0xff and
-       codes >> 8 of what the panel has.  Those of rows are made beforehand, for a group of rows and a block of quads at
-       a time.  A tile is R rows by N vectors of sums, one for each column, in 16 registers.  Sums go from registers to
-       z; where there are several blocks, they are in `sums` in between. */
+       codes >> 8 of what the panel has; wide rows have theirs one behind the other.  A tile is R rows by N
+       vectors of sums, one for each column, in 16 registers.  Sums go from registers to z. */
     #define KEPT(vector) __asm__("" : "+v"(vector))  /* in one register from one such place to the next */
-    enum { GROUP_ROWS = 6, BLOCK_QUADS = 256 };
-    typedef struct { int32_t even[GROUP_ROWS][BLOCK_QUADS], odd[GROUP_ROWS][BLOCK_QUADS]; } Pairs;
-    typedef struct {  /* the arguments of a product for one group of rows and one block of quads */
-        float *z;
-        const float *scales;
-        const uint8_t *panel;
-        ptrdiff_t lines;
-        const char *heads;
-        ptrdiff_t apart;
-        const int8_t *a;
-        ptrdiff_t stride;
-        int parts;
-        ptrdiff_t quads;
-        int starts, ends;  /* whether it is the first block, and the last one */
-        Pairs pairs;
-        int32_t sums[GROUP_ROWS * ROW];
-    } Block;
+    enum { TILE_ROWS = 6 };
 
     /* Of one set of instructions; OP(add_ps) is _mm256_add_ps or _mm_add_ps, ALL(and) is _mm256_and_si256 and so on. */
     #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
-    #define ADD_PAIRS(NAME, PAIRS, WEIGHTS) \\
+    #define ADD_PAIRS(NAME, PAIR, WEIGHTS) \\
         for (int v = 0; v < N; v++) { \\
             const VECTOR codes = ALL(loadu)((const VECTOR *) panel + v); \\
             w[v] = WEIGHTS; \\
             KEPT(w[v]); \\
         } \\
         for (int r = 0; r < R; r++) { \\
-            const VECTOR x = OP(set1_epi32)(PAIRS[r * BLOCK_QUADS]); \\
+            const int8_t *row = r < 3 ? a + r * stride : lower + (r - 3) * stride; \\
+            const VECTOR x = OP(set1_epi32)(four_bytes_at(row + 4 * PAIR)); \\
             for (int v = 0; v < N; v++) \\
                 sums[r][v] = NAME##_add_pairs(sums[r][v], w[v], x); \\
         }
     #define TILE_OF_PAIRS(NAME, TARGET) \\
         INLINED(TARGET) VECTOR NAME##_add_pairs(VECTOR sums, VECTOR w, VECTOR x) { \\
-            sums = OP(add_epi32)(sums, OP(madd_epi16)(w, x)); \\
-            KEPT(sums); \\
+            const VECTOR products = OP(madd_epi16)(w, x); \\
+            __asm__(ADD_TO : "+x"(sums) : "x"(products)); \\
             return sums; \\
         } \\
         INLINED(TARGET) void NAME##_add_scaled(float *z, const Head *head, const float *scales, FLOATS value) { \\
             const FLOATS scale = OP(mul_ps)(OP(set1_ps)(head->scale), OP(loadu_ps)(scales)); \\
             OP(storeu_ps)(z, OP(add_ps)(OP(loadu_ps)(z), OP(mul_ps)(scale, value))); \\
         } \\
-        INLINED(TARGET) void NAME##_tile(const int R, const int N, Block *b, ptrdiff_t first) { \\
-            const ptrdiff_t step = b->lines * LINE_BYTES; \\
-            const uint8_t *panel = b->panel + first * sizeof(VECTOR), *end = panel + b->quads * step; \\
-            const int32_t *even = b->pairs.even[0], *odd = b->pairs.odd[0]; \\
+        INLINED(TARGET) void NAME##_tile( \\
+            const int R, const int N, float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \\
+            ptrdiff_t step, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \\
+            int parts, ptrdiff_t quads \\
+        ) { \\
+            const int8_t *lower = a + 3 * stride; \\
             const VECTOR low_bytes = OP(set1_epi16)(0xff); \\
-            VECTOR sums[GROUP_ROWS][4], w[4]; \\
+            VECTOR sums[TILE_ROWS][4], w[4]; \\
             FOR_TILE { \\
-                sums[r][v] = b->starts ? OP(set1_epi32)(head_of(b->heads, b->apart, r)->correction) \\
-                    : ALL(loadu)((VECTOR *) (b->sums + r * ROW) + first + v); \\
+                sums[r][v] = OP(set1_epi32)(head_of(heads, apart, r)->correction); \\
                 KEPT(sums[r][v]); \\
             } \\
-            while (panel != end) { \\
-                ADD_PAIRS(NAME, even, ALL(and)(codes, low_bytes)) \\
+            for (const int8_t *end = a + 8 * quads; a != end;) { \\
+                ADD_PAIRS(NAME, 0, ALL(and)(codes, low_bytes)) \\
                 __asm__("" : "+r"(panel));  /* so that codes are loaded again: no register is left for them */ \\
-                ADD_PAIRS(NAME, odd, OP(srli_epi16)(codes, 8)) \\
+                ADD_PAIRS(NAME, 1, OP(srli_epi16)(codes, 8)) \\
                 panel += step; \\
-                even++; \\
-                odd++; \\
+                a += 8; \\
+                lower += 8; \\
             } \\
             FOR_TILE KEPT(sums[r][v]); \\
-            if (!b->ends) { \\
-                FOR_TILE ALL(storeu)((VECTOR *) (b->sums + r * ROW) + first + v, sums[r][v]); \\
-                return; \\
-            } \\
-            float *z = b->z + first * LANES; \\
-            const float *scales = b->scales + first * LANES; \\
-            if (b->parts == 1) { \\
+            if (parts == 1) { \\
                 FOR_TILE NAME##_add_scaled( \\
-                    z + r * ROW + v * LANES, head_of(b->heads, b->apart, r), scales + v * LANES, \\
+                    z + r * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, \\
                     OP(cvtepi32_ps)(sums[r][v])); \\
                 return; \\
             } \\
@@ -316,62 +295,53 @@ cdef extern from *:
                 for (int v = 0; v < N; v++) { \\
                     const FLOATS high = OP(mul_ps)(OP(set1_ps)(256), OP(cvtepi32_ps)(sums[r][v])); \\
                     NAME##_add_scaled( \\
-                        z + r / 2 * ROW + v * LANES, head_of(b->heads, b->apart, r), scales + v * LANES, \\
+                        z + r / 2 * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, \\
                         OP(add_ps)(high, OP(cvtepi32_ps)(sums[r + 1][v]))); \\
                 } \\
         }
-    #define GROUP_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \\
-        static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(Block *b) { \\
-            const ptrdiff_t vectors = b->lines * (LINE / LANES); \\
-            for (ptrdiff_t q = 0; q < b->quads; q += LANES) \\
-                for (int r = 0; r < R; r++) { \\
-                    const VECTOR codes = ALL(loadu)((const VECTOR *) (b->a + r * b->stride + 4 * q)); \\
-                    ALL(storeu)((VECTOR *) (b->pairs.even[r] + q), OP(srai_epi16)(OP(slli_epi16)(codes, 8), 8)); \\
-                    ALL(storeu)((VECTOR *) (b->pairs.odd[r] + q), OP(srai_epi16)(codes, 8)); \\
-                } \\
+    #define VECTORS_OF_PAIRS(NAME, R, N) \\
+        NAME##_tile( \\
+            R, N, z + v * LANES, scales + v * LANES, panel + v * sizeof(VECTOR), lines * LINE_BYTES, heads, apart, a, \\
+            stride, parts, quads);
+    #define ROWS_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \\
+        static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(ARGUMENTS) { \\
+            const ptrdiff_t vectors = lines * (LINE / LANES); \\
+            (void) rows; \\
             for (ptrdiff_t v = 0, n; v < vectors; v += n) { \\
-                for (n = 0; n < N && v + n < vectors && b->scales[(v + n) * LANES] != 0; n++) {} \\
+                for (n = 0; n < N && v + n < vectors && scales[(v + n) * LANES] != 0; n++) {} \\
                 if (n == N) \\
-                    NAME##_tile(R, N, b, v); \\
-                else if (N > 2 && n > 1) \\
-                    NAME##_tile(R, n = 2, b, v); \\
-                else if (n > 0) \\
-                    NAME##_tile(R, n = 1, b, v); \\
-                else \\
+                    VECTORS_OF_PAIRS(NAME, R, N) \\
+                else if (N > 2 && n > 1) { \\
+                    n = 2; \\
+                    VECTORS_OF_PAIRS(NAME, R, 2) \\
+                } else if (n > 0) { \\
+                    n = 1; \\
+                    VECTORS_OF_PAIRS(NAME, R, 1) \\
+                } else \\
                     n = 1; \\
             } \\
         }
     #define PRODUCT_OF_PAIRS(NAME, TARGET) \\
         TILE_OF_PAIRS(NAME, TARGET) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 6, 2) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 5, 2) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 4, 2) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 3, 2) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 2, 4) \\
-        GROUP_OF_PAIRS(NAME, TARGET, 1, 4) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 6, 2) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 5, 2) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 4, 2) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 3, 2) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 2, 4) \\
+        ROWS_OF_PAIRS(NAME, TARGET, 1, 4) \\
         static __attribute__((target(TARGET))) void product_##NAME(ARGUMENTS) { \\
-            static void (*const groups[])(Block *) = { \\
+            static const Product tiles[] = { \\
                 NAME##_1_rows, NAME##_2_rows, NAME##_3_rows, NAME##_4_rows, NAME##_5_rows, NAME##_6_rows, \\
             }; \\
-            Block b; \\
-            b.scales = scales, b.lines = lines, b.apart = apart, b.parts = parts, b.stride = stride; \\
             for (ptrdiff_t m; rows > 0; rows -= m, z += m / parts * ROW, a += m * stride, heads += m * apart) { \\
-                ptrdiff_t q = 0; \\
-                m = rows_of_group(rows, parts); \\
-                b.z = z, b.heads = heads; \\
-                do { \\
-                    b.quads = quads - q < BLOCK_QUADS ? quads - q : BLOCK_QUADS; \\
-                    b.panel = panel + q * lines * LINE_BYTES, b.a = a + 4 * q; \\
-                    b.starts = q == 0, b.ends = q + b.quads == quads; \\
-                    groups[m - 1](&b); \\
-                    q += b.quads; \\
-                } while (q < quads); \\
+                m = rows_of_tile(rows, parts); \\
+                tiles[m - 1](z, scales, panel, lines, heads, apart, a, stride, m, parts, quads); \\
             } \\
         }
-    INLINED_ANYWHERE ptrdiff_t rows_of_group(ptrdiff_t rows, int parts) {
+    INLINED_ANYWHERE ptrdiff_t rows_of_tile(ptrdiff_t rows, int parts) {
         if (parts > 1)
             return rows > 8 ? 6 : rows == 8 ? 4 : rows;
-        return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no group of one or two rows is left over */
+        return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */
     }
 
     #define VECTOR __m256i
@@ -379,7 +349,9 @@ cdef extern from *:
     #define LANES 8
     #define OP(name) _mm256_##name
     #define ALL(name) _mm256_##name##_si256
+    #define ADD_TO "vpaddd %1, %0, %0"  /* with an intrinsic, gcc copies sums between registers */
     PRODUCT_OF_PAIRS(avx2, "avx2")
+    #undef ADD_TO
     #undef VECTOR
     #undef FLOATS
     #undef LANES
@@ -391,7 +363,9 @@ cdef extern from *:
     #define LANES 4
     #define OP(name) _mm_##name
     #define ALL(name) _mm_##name##_si128
+    #define ADD_TO "paddd %1, %0"
     PRODUCT_OF_PAIRS(sse2, "sse2")
+    #undef ADD_TO
     #undef VECTOR
     #undef FLOATS
     #undef LANES
@@ -432,7 +406,7 @@ cdef extern from *:
                     w[g] = _mm512_loadu_si512(panel + ((q + c) * N + g) * LINE_BYTES);
                 for (int r = 0; r < R; r++) {
                     const int8_t *row = r < 3 ? a + r * stride : lower + (r - 3) * stride;
-                    const __m512i x = _mm512_set1_epi32(quad_at(row + 4 * (q + c)));
+                    const __m512i x = _mm512_set1_epi32(four_bytes_at(row + 4 * (q + c)));
                     for (int g = 0; g < N; g++)
                         acc[r * CHAINS + c][g] = _mm512_dpbusd_epi32(acc[r * CHAINS + c][g], w[g], x);
                 }
@@ -442,7 +416,7 @@ cdef extern from *:
                 w[g] = _mm512_loadu_si512(panel + (q * N + g) * LINE_BYTES);
                 for (int r = 0; r < R; r++)
                     acc[r * CHAINS][g] = _mm512_dpbusd_epi32(
-                        acc[r * CHAINS][g], w[g], _mm512_set1_epi32(quad_at(a + r * stride + 4 * q)));
+                        acc[r * CHAINS][g], w[g], _mm512_set1_epi32(four_bytes_at(a + r * stride + 4 * q)));
             }
         for (int r = 0; r < R; r++)
             for (int g = 0; g < N; g++) {
@@ -668,57 +642,57 @@ cdef extern from *:
     #endif
     static int always(void) { return 1; }
 
-    typedef struct { const char *name; Product product; int (*runs)(void); } Way;
+    typedef struct { const char *name; Product product; int (*runs)(void); int wide; } Way;  /* wide: reads wide rows */
     static const Way ways[] = {  /* the best first; what comes after "c" is for tests alone */
         #if X86
-        {"amx", product_amx, has_amx},
-        {"avx512_vnni", product_vnni512, has_vnni512},
-        {"avx_vnni", product_vnni256, has_vnni256},
-        {"avx2", product_avx2, has_avx2},
-        {"sse2", product_sse2, always},
+        {"amx", product_amx, has_amx, 0},
+        {"avx512_vnni", product_vnni512, has_vnni512, 0},
+        {"avx_vnni", product_vnni256, has_vnni256, 0},
+        {"avx2", product_avx2, has_avx2, 1},
+        {"sse2", product_sse2, always, 1},
         #endif
         #if ARM
-        {"i8mm", product_i8mm, has_i8mm},
-        {"sdot", product_sdot, has_sdot},
-        {"neon", product_neon, always},
+        {"i8mm", product_i8mm, has_i8mm, 0},
+        {"sdot", product_sdot, has_sdot, 0},
+        {"neon", product_neon, always, 0},
         #endif
-        {"c", product_c, always},
-        {"amx in c", product_tiles_in_c, always},
-        {"avx_vnni in c", product_lanes_in_c, always},
+        {"c", product_c, always, 0},
+        {"amx in c", product_tiles_in_c, always, 0},
+        {"avx_vnni in c", product_lanes_in_c, always, 0},
     };
     enum { WAYS = sizeof ways / sizeof ways[0] };
-    static void product_first(ARGUMENTS);
-    static Product product_in_use = product_first;
-    static void use_best(void) {
+    static void decide(void);
+    typedef struct { Product add; int wide; void (*decide)(void); } ProductInUse;
+    static ProductInUse product_in_use = {NULL, 0, decide};
+    static void use_way(const Way *way) {
+        product_in_use.wide = way->wide;
+        __atomic_store_n(&product_in_use.add, way->product, __ATOMIC_RELEASE);
+    }
+    static void decide(void) {
         int way = 0;
         while (!ways[way].runs())
             way++;
-        __atomic_store_n(&product_in_use, ways[way].product, __ATOMIC_RELEASE);
-    }
-    static void product_first(ARGUMENTS) {
-        use_best();
-        product_in_use(z, scales, panel, lines, heads, apart, a, stride, rows, parts, quads);
+        use_way(ways + way);
     }
     static const char *way_in_use(void) {
-        if (product_in_use == product_first)
-            use_best();
+        if (product_in_use.add == NULL)
+            decide();
         for (int way = 0;; way++)
-            if (ways[way].product == product_in_use)
+            if (ways[way].product == product_in_use.add)
                 return ways[way].name;
     }
     """
-    ctypedef void (*Product)() noexcept nogil
     ctypedef struct Way:
         const char *name
-        Product product
         int (*runs)() noexcept nogil
     const Way *ways
     enum:
         WAYS
-    Product product_in_use
+    void *PRODUCT_IN_USE "(&product_in_use)"
+    void use_way(const Way *way)
     const char *way_in_use()
 
-PRODUCT = PyCapsule_New(&product_in_use, "blockcell._integer.PRODUCT", NULL)  # for the kernels
+PRODUCT = PyCapsule_New(PRODUCT_IN_USE, "blockcell._integer.PRODUCT", NULL)  # for the kernels
 
 
 def available():
@@ -731,10 +705,9 @@ def in_use():
 
 
 def use(name):
-    """Decide which instructions are used from now on, in all threads."""
-    global product_in_use
+    """Decide which instructions are used from now on, in all threads, while none of them has rows of codes."""
     for k in range(WAYS):
         if ways[k].name.decode() == name and ways[k].runs():
-            product_in_use = ways[k].product
+            use_way(&ways[k])
             return
     raise ValueError(f"name is {name!r}; expected one of {', '.join(available())}")

@@ -15,7 +15,7 @@ from cost cimport grid_of, parts_of, requirements_of, use_threads
 from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
 from half cimport half
 from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from integer cimport READ_PAST, Product, in_integers, use_product
+from integer cimport READ_PAST, ProductInUse, in_integers, use_product
 from machine cimport Machine, use_machine
 from narrow cimport bytes_of
 from operands cimport (
@@ -37,7 +37,7 @@ from workspace cimport guard_zones, release_zones
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
-use_product(<const Product *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward

@@ -357,12 +357,22 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
     "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
+    "integers: pairs of wide codes": ("integer.pxd", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
+    "integers: wide codes of the lower bytes": (
+        "integer.pxd",
+        {"widen_codes((int16_t *) (low + end), low, end)": "widen_codes((int16_t *) (low + end), high, end)"},
+    ),
+    "integers: sums of fours": ("integer.pxd", {"high_sum = _mm_add_epi32(high_sum, codes)": "high_sum = codes"}),
+    "integers: where pieces of wide rows begin": (
+        "integer.pxd",
+        {"bytes_of_codes(K) + 2 * k if": "bytes_of_codes(K) + k if"},
+    ),
     "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: a last line of half lines": (
         "_integer.pyx",
         {"TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES,": "TILE(3, 2, sums + g * LINE, panel,"},
     ),
-    "integers: odd codes": ("_integer.pyx", {"odd, OP(srli_epi16)(codes, 8))": "odd, OP(srli_epi16)(codes, 7))"}),
+    "integers: odd codes": ("_integer.pyx", {"1, OP(srli_epi16)(codes, 8))": "1, OP(srli_epi16)(codes, 7))"}),
     "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
 }
 
