@@ -155,9 +155,9 @@ def dequantize_matrix(matrix: QuantizedMatrix) -> Array:
 
 # -------------------------------------------------------------------------------------------- float16 codes in products
 # A product with float16 codes makes them float32 on its way, in registers for up to FEW_ROWS rows and in blocks for
-# more (`narrow_product` in narrow.pxd). By `python benchmarks/itself.py --quantized LSTM`, beside float32 that takes
-# 0.91 to 1.05 times as long for one row, up to 1.21 times for 2 to 12 rows and 1.2 times for more. To dequantize all
-# weights first takes as long as 5 rows, or 16 where memory is written, and so pays from MANY_ROWS rows of all steps on.
+# more (`narrow_product` in narrow.pxd). Of an LSTM on one thread, each way forced, one row then takes 0.91 to 1.18
+# times as long as in float32, 2 to 12 rows up to 1.21 times, more rows 1.2 times. To dequantize all weights first
+# takes as long as 5 rows, or 16 where memory is written, and so pays from MANY_ROWS rows of all steps on.
 FEW_ROWS, MANY_ROWS = 12, 120
 
 

@@ -15,7 +15,6 @@ cdef extern from *:
     static Machine this_machine;  /* a cache has 0 bytes where the processor does not tell */
     static char cpu_vendor[13];
     static int cpu_family, cpu_model;
-    static void read_model(void);
     #if defined(__x86_64__)
         #include <cpuid.h>
         #include <string.h>

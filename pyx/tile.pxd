@@ -378,7 +378,7 @@ cdef inline void pack_line_transposed(
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
-cdef inline vec add_product(vec sum, vec w, const void *a, Py_ssize_t at) noexcept nogil:
+cdef inline vec multiply_add(vec sum, vec w, const void *a, Py_ssize_t at) noexcept nogil:
     """sum + w * a[at].  A function, as gcc moves sums from register to register where this stands as an expression."""
     if vec is vecf:
         return sum + w * factor((<const float *> a)[at])
@@ -413,11 +413,11 @@ cdef inline inlined tile(
                 hold(&w[v])
             if rows <= 3:
                 for m in range(rows):
-                    acc[m * nv + v] = add_product(acc[m * nv + v], w[v], a, m * rs + k * ks)
+                    acc[m * nv + v] = multiply_add(acc[m * nv + v], w[v], a, m * rs + k * ks)
         if rows > 3:
             for m in range(rows):
                 for v in range(nv):
-                    acc[m * nv + v] = add_product(acc[m * nv + v], w[v], a, m * rs + k * ks)
+                    acc[m * nv + v] = multiply_add(acc[m * nv + v], w[v], a, m * rs + k * ks)
         k += 1
         if k == K:
             break
@@ -572,7 +572,7 @@ cdef inline inlined chains_of_one(
             sub = min(<Py_ssize_t> SUB, own) * VECTORS
             for s in range(own * VECTORS // sub):
                 for v in range(sub):
-                    acc[i * n + s * sub + v] = add_product(
+                    acc[i * n + s * sub + v] = multiply_add(
                         acc[i * n + s * sub + v], p[i * next + (s * K + k) * sub + v], a, k)
         k += 1
         if k == K:
@@ -679,7 +679,7 @@ cdef inline inlined chain(
                 p = <const vec *> (<const double *> w + k * ld) + j * VECTORS
             for m in range(rows):
                 for v in range(VECTORS):
-                    acc[m * VECTORS + v] = add_product(acc[m * VECTORS + v], p[v], a, m * rs + k)
+                    acc[m * VECTORS + v] = multiply_add(acc[m * VECTORS + v], p[v], a, m * rs + k)
             k += 1
             if k == K:
                 break
