@@ -1,7 +1,7 @@
 """The mathematics of all ops, and of the dense layer, in plain numpy and float64: the oracle.
 
-Written to be read. Each function has its op's name, keyword arguments and result, and stands by itself: nothing here is
-fast, nothing validates. Whatever the inputs' dtype, everything is computed and returned in float64.
+Written to be read. Each function has its op's name, keyword arguments and result: nothing here is fast, nothing
+validates. Whatever the inputs' dtype, everything is computed and returned in float64.
 
 Where layers have arguments that their ops do not, such as `activation`, these are keyword arguments here, which change
 nothing where they are left out.
@@ -14,6 +14,7 @@ names the forward equation that a gradient goes back through.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -145,25 +146,9 @@ def GRUBlockCellGrad(
     return GRUCellGrad(d_x, d_h_prev, d_c_bar, d_r_bar_u_bar)
 
 
-def gru_block_cell_vjp(
-    *,
-    x: ArrayLike,
-    h_prev: ArrayLike,
-    w_ru: ArrayLike,
-    w_c: ArrayLike,
-    b_ru: ArrayLike,
-    b_c: ArrayLike,
-    r: ArrayLike,
-    u: ArrayLike,
-    c: ArrayLike,
-    d_h: ArrayLike,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> GRUCellVjp:
-    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
-    cell = GRUBlockCellGrad(
-        x=x, h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, r=r, u=u, c=c, d_h=d_h, **activations
-    )
+def gru_block_cell_vjp(*, x: ArrayLike, h_prev: ArrayLike, r: ArrayLike, **arguments: Any) -> GRUCellVjp:
+    """Take the arguments of `GRUBlockCellGrad`."""
+    cell = GRUBlockCellGrad(x=x, h_prev=h_prev, r=r, **arguments)
     x, h_prev, r = _float64(x, h_prev, r)
     d_w_ru = _beside(x, h_prev).T @ cell.d_r_bar_u_bar  # from (1)
     d_w_c = _beside(x, h_prev * r).T @ cell.d_c_bar  # from (4)
@@ -172,23 +157,12 @@ def gru_block_cell_vjp(
     return GRUCellVjp(cell.d_x, cell.d_h_prev, d_w_ru, d_w_c, d_b_ru, d_b_c)
 
 
-def block_gru(
-    *,
-    seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    h_prev: ArrayLike,
-    w_ru: ArrayLike,
-    w_c: ArrayLike,
-    b_ru: ArrayLike,
-    b_c: ArrayLike,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> GRUStates:
-    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
+def block_gru(*, seq_len_max: SupportsIndex, x: ArrayLike, h_prev: ArrayLike, **weights: Any) -> GRUStates:
+    """Take weights and activations as `GRUBlockCell` does."""
     x, h_prev = _float64(x, h_prev)
     states = GRUStates(*(np.zeros((len(x), *h_prev.shape)) for _ in GRUStates._fields))  # zeros stay past seq_len_max
     for t in range(int(seq_len_max)):
-        step = GRUBlockCell(x=x[t], h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c, **activations)
+        step = GRUBlockCell(x=x[t], h_prev=h_prev, **weights)
         for state, value in zip(states, step, strict=True):
             state[t] = value
         h_prev = step.h
@@ -200,43 +174,26 @@ def block_gru_grad(
     seq_len_max: SupportsIndex,
     x: ArrayLike,
     h_prev: ArrayLike,
-    w_ru: ArrayLike,
-    w_c: ArrayLike,
-    b_ru: ArrayLike,
-    b_c: ArrayLike,
     r: ArrayLike,
     u: ArrayLike,
     c: ArrayLike,
     h: ArrayLike,
     h_grad: ArrayLike,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
+    **weights: Any,
 ) -> GRUGrads:
-    activations = {"activation": activation, "recurrent_activation": recurrent_activation}
-    x, h_prev, w_ru, w_c, b_ru, b_c = _float64(x, h_prev, w_ru, w_c, b_ru, b_c)
-    r, u, c, h, h_grad = _float64(r, u, c, h, h_grad)
-    x_grad, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad = map(np.zeros_like, (x, w_ru, w_c, b_ru, b_c))
-    d_h = np.zeros_like(h_prev)  # what later steps send back
+    """Take weights and activations as `GRUBlockCell` does."""
+    x, h_first, r, u, c, h, h_grad = _float64(x, h_prev, r, u, c, h, h_grad)
+    names = "w_ru", "w_c", "b_ru", "b_c"
+    x_grad, *sums = map(np.zeros_like, _float64(x, *(weights[name] for name in names)))
+    d_h = np.zeros_like(h_first)  # what later steps send back
     for t in reversed(range(int(seq_len_max))):
-        step = gru_block_cell_vjp(
-            x=x[t],
-            h_prev=h[t - 1] if t > 0 else h_prev,
-            w_ru=w_ru,
-            w_c=w_c,
-            b_ru=b_ru,
-            b_c=b_c,
-            r=r[t],
-            u=u[t],
-            c=c[t],
-            d_h=h_grad[t] + d_h,
-            **activations,
-        )
+        h_before = h[t - 1] if t > 0 else h_first
+        saved = {"r": r[t], "u": u[t], "c": c[t]}
+        step = gru_block_cell_vjp(x=x[t], h_prev=h_before, **saved, d_h=h_grad[t] + d_h, **weights)
         x_grad[t], d_h = step.d_x, step.d_h_prev
-        w_ru_grad += step.d_w_ru
-        w_c_grad += step.d_w_c
-        b_ru_grad += step.d_b_ru
-        b_c_grad += step.d_b_c
-    return GRUGrads(x_grad, d_h, w_ru_grad, w_c_grad, b_ru_grad, b_c_grad)
+        for name, total in zip(names, sums, strict=True):
+            total += getattr(step, f"d_{name}")
+    return GRUGrads(x_grad, d_h, *sums)
 
 
 def block_gru_reset_after(
@@ -567,71 +524,13 @@ def LSTMBlockCellGrad(
     return LSTMCellGrad(step.cs_prev_grad, step.dicfo, *peephole_grads)
 
 
-def lstm_block_cell_vjp(
-    *,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    i: ArrayLike,
-    cs: ArrayLike,
-    f: ArrayLike,
-    o: ArrayLike,
-    ci: ArrayLike,
-    co: ArrayLike,
-    cs_grad: ArrayLike,
-    h_grad: ArrayLike,
-    use_peephole: bool,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> LSTMGrads:
-    cell = LSTMBlockCellGrad(
-        x=x,
-        cs_prev=cs_prev,
-        h_prev=h_prev,
-        w=w,
-        wci=wci,
-        wcf=wcf,
-        wco=wco,
-        b=b,
-        i=i,
-        cs=cs,
-        f=f,
-        o=o,
-        ci=ci,
-        co=co,
-        cs_grad=cs_grad,
-        h_grad=h_grad,
-        use_peephole=use_peephole,
-        activation=activation,
-        recurrent_activation=recurrent_activation,
-    )
+def lstm_block_cell_vjp(*, x: ArrayLike, h_prev: ArrayLike, w: ArrayLike, **arguments: Any) -> LSTMGrads:
+    """Take the arguments of `LSTMBlockCellGrad`."""
+    cell = LSTMBlockCellGrad(x=x, h_prev=h_prev, w=w, **arguments)
     x, h_prev, w = _float64(x, h_prev, w)
     x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(x, h_prev, w, cell.dicfo)
     peephole_grads = cell.wci_grad, cell.wcf_grad, cell.wco_grad
     return LSTMGrads(x_grad, cell.cs_prev_grad, h_prev_grad, w_grad, *peephole_grads, b_grad)
-
-
-def _block_lstm_grad(
-    lstm: _Lstm,
-    seq_len_max: SupportsIndex,
-    inputs: tuple[ArrayLike, ...],
-    peepholes: tuple[ArrayLike | None, ...],
-    saved: tuple[ArrayLike, ...],
-    incoming: tuple[ArrayLike, ...],
-) -> LSTMGrads:
-    """From x, cs_prev, h_prev, w; the weights of the peepholes; what the op returned; and the gradients to cs and h."""
-    x, cs_prev, h_prev, w = _float64(*inputs)
-    cs_grad, h_grad = _float64(*incoming)
-    d_cs, d_h, states = np.zeros_like(cs_prev), np.zeros_like(h_prev), LSTMStates(*_float64(*saved))
-    found = _lstm_sequence_grad(lstm, seq_len_max, x, cs_prev, h_prev, w, states, cs_grad, h_grad, d_cs, d_h)
-    sums = (found[name] for name in ("wci", "wcf", "wco"))
-    peephole_grads = _peephole_grads(lstm.peepholes is not None, cs_prev.shape[1], peepholes, sums)
-    return LSTMGrads(found["x"], found["cs_prev"], found["h_prev"], found["w"], *peephole_grads, found["b"])
 
 
 def BlockLSTM(
@@ -648,12 +547,13 @@ def BlockLSTM(
     forget_bias: float = 1.0,
     cell_clip: float = 3.0,
     use_peephole: bool = False,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
     peepholes = _peepholes(use_peephole, wci, wcf, wco)
     options = activation, recurrent_activation, forget_bias, cell_clip
-    lstm = _Lstm(OPS["BlockLSTM"].gates, peepholes, *options)
+    lstm = _Lstm(gates, peepholes, *options)
     return _lstm_sequence(lstm, seq_len_max, *_float64(x, cs_prev, h_prev, w, b))
 
 
@@ -678,64 +578,22 @@ def BlockLSTMGrad(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMGrads:
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    lstm = _Lstm(OPS["BlockLSTMGrad"].gates, peepholes, activation, recurrent_activation)
-    inputs, saved, weights = (x, cs_prev, h_prev, w), (i, cs, f, o, ci, co, h), (wci, wcf, wco)
-    return _block_lstm_grad(lstm, seq_len_max, inputs, weights, saved, (cs_grad, h_grad))
+    lstm = _Lstm(gates, _peepholes(use_peephole, wci, wcf, wco), activation, recurrent_activation)
+    x, cs_prev, h_prev, w, cs_grad, h_grad = _float64(x, cs_prev, h_prev, w, cs_grad, h_grad)
+    states = LSTMStates(*_float64(i, cs, f, o, ci, co, h))
+    last = np.zeros_like(cs_prev), np.zeros_like(h_prev)
+    grads = _lstm_sequence_grad(lstm, seq_len_max, x, cs_prev, h_prev, w, states, cs_grad, h_grad, *last)
+    sums = (grads[name] for name in ("wci", "wcf", "wco"))
+    peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), sums)
+    return LSTMGrads(grads["x"], grads["cs_prev"], grads["h_prev"], grads["w"], *peephole_grads, grads["b"])
 
 
-def BlockLSTMV2(
-    *,
-    seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    cell_clip: float = 0.0,
-    use_peephole: bool = False,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> LSTMStates:
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    lstm = _Lstm(OPS["BlockLSTMV2"].gates, peepholes, activation, recurrent_activation, cell_clip=cell_clip)
-    return _lstm_sequence(lstm, seq_len_max, *_float64(x, cs_prev, h_prev, w, b))
-
-
-def BlockLSTMGradV2(
-    *,
-    seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    i: ArrayLike,
-    cs: ArrayLike,
-    f: ArrayLike,
-    o: ArrayLike,
-    ci: ArrayLike,
-    co: ArrayLike,
-    h: ArrayLike,
-    cs_grad: ArrayLike,
-    h_grad: ArrayLike,
-    use_peephole: bool,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> LSTMGrads:
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    lstm = _Lstm(OPS["BlockLSTMGradV2"].gates, peepholes, activation, recurrent_activation)
-    inputs, saved, weights = (x, cs_prev, h_prev, w), (i, cs, f, o, ci, co, h), (wci, wcf, wco)
-    return _block_lstm_grad(lstm, seq_len_max, inputs, weights, saved, (cs_grad, h_grad))
+BlockLSTMV2 = partial(BlockLSTM, forget_bias=0.0, cell_clip=0.0, gates=OPS["BlockLSTMV2"].gates)
+BlockLSTMGradV2 = partial(BlockLSTMGrad, gates=OPS["BlockLSTMV2"].gates)
 
 
 # ------------------------------------------------------------------------------------------- the layer beyond the ops

@@ -89,23 +89,13 @@ def block_gru(
         Bias of the gates: r, u.
     b_c : array_like (H,)
         Bias of the candidate.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUStates
         r, u, c, h, each (T, B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -156,43 +146,20 @@ def block_gru_grad(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
-    x : array_like (T, B, I)
-        Input, time first.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w_ru : array_like (I+H, 2H)
-        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
-    w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
-    b_ru : array_like (2H,)
-        Bias of the gates: r, u. The values are not used.
-    b_c : array_like (H,)
-        Bias of the candidate. The values are not used.
+    seq_len_max, x, h_prev, w_ru, w_c, b_ru, b_c
+        The arguments of `block_gru`. The values of b_ru and b_c are not used.
     r, u, c, h : array_like (T, B, H)
         What `block_gru` returned.
     h_grad : array_like (T, B, H)
         Gradient of the loss to h at each step; steps from seq_len_max on are not read.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
         b_ru_grad (2H,), b_c_grad (H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -251,23 +218,13 @@ def block_gru_reset_after(
         Bias of the candidate, outside of what the reset gate acts on.
     b_hc : array_like (H,)
         Bias of the candidate that the reset gate acts on.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUResetAfterStates
         r, u, c, hc, h, each (T, B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -323,45 +280,20 @@ def block_gru_reset_after_grad(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
-    x : array_like (T, B, I)
-        Input, time first.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w_ru : array_like (I+H, 2H)
-        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
-    w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, w_cx, and H rows for h_prev, w_ch.
-    b_ru : array_like (2H,)
-        Bias of the gates: r, u. The values are not used.
-    b_c : array_like (H,)
-        Bias of the candidate, outside of what the reset gate acts on. The values are not used.
-    b_hc : array_like (H,)
-        Bias of the candidate that the reset gate acts on. The values are not used.
+    seq_len_max, x, h_prev, w_ru, w_c, b_ru, b_c, b_hc
+        The arguments of `block_gru_reset_after`. The values of b_ru, b_c and b_hc are not used.
     r, u, c, hc, h : array_like (T, B, H)
         What `block_gru_reset_after` returned.
     h_grad : array_like (T, B, H)
         Gradient of the loss to h at each step; steps from seq_len_max on are not read.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUResetAfterGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
         b_ru_grad (2H,), b_c_grad (H,), b_hc_grad (H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -409,24 +341,13 @@ def block_rnn(
         Bias.
     activation : str or tuple
         One of Keras' names, or a tuple of a name and parameters: `blockcell.activations` has them.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     RNNStates
         h (T, B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong, or the activation is unknown. The message names the argument and what was
-        expected.
 
     Notes
     -----
@@ -468,41 +389,21 @@ def block_rnn_grad(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
-    x : array_like (T, B, I)
-        Input, time first.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w : array_like (I+H, H)
-        Weights: I rows for x, H rows for h_prev.
-    b : array_like (H,)
-        Bias. The values are not used.
+    seq_len_max, x, h_prev, w, b
+        The arguments of `block_rnn`. The values of b are not used.
     h : array_like (T, B, H)
         What `block_rnn` returned.
     h_grad : array_like (T, B, H)
         Gradient of the loss to h at each step; steps from seq_len_max on are not read.
     activation : str or tuple
         As in the forward call.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     RNNGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_grad (I+H, H), b_grad (H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong, or the activation is unknown. The message names the argument and what was
-        expected.
 
     Notes
     -----
@@ -544,39 +445,19 @@ def gru_block_cell_vjp(
 
     Parameters
     ----------
-    x : array_like (B, I)
-        Input.
-    h_prev : array_like (B, H)
-        Hidden state of the step before.
-    w_ru : array_like (I+H, 2H)
-        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
-    w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
-    b_ru : array_like (2H,)
-        Bias of the gates: r, u. The values are not used.
-    b_c : array_like (H,)
-        Bias of the candidate. The values are not used.
+    x, h_prev, w_ru, w_c, b_ru, b_c
+        The arguments of `GRUBlockCell`. The values of b_ru and b_c are not used.
     r, u, c : array_like (B, H)
         What `GRUBlockCell` returned.
     d_h : array_like (B, H)
         Gradient of the loss to h.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUCellVjp
         d_x (B, I), d_h_prev (B, H), d_w_ru (I+H, 2H), d_w_c (I+H, H), d_b_ru (2H,), d_b_c (H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -630,19 +511,8 @@ def lstm_block_cell_vjp(
 
     Parameters
     ----------
-    x : array_like (B, I)
-        Input.
-    cs_prev : array_like (B, H)
-        Cell state of the step before.
-    h_prev : array_like (B, H)
-        Hidden state of the step before.
-    w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
-    b : array_like (4H,)
-        Bias: i, ci, f, o. The values are not used.
+    x, cs_prev, h_prev, w, wci, wcf, wco, b
+        The arguments of `LSTMBlockCell`. The values of b are not used.
     i, cs, f, o, ci, co : array_like (B, H)
         What `LSTMBlockCell` returned.
     cs_grad : array_like (B, H)
@@ -651,24 +521,14 @@ def lstm_block_cell_vjp(
         Gradient of the loss to h.
     use_peephole : bool
         Whether the gates see the cell state, as in the forward call.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
+    out, num_threads : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMGrads
         x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----

@@ -6,6 +6,17 @@ to it (float32 where there are only those), and arrays of different dtypes are a
 C-contiguous arrays in native byte order; all others are copied first.
 
 In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0.
+
+All ops, those of `blockcell.ops` too, have these arguments:
+
+* ``out``, a tuple of arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype,
+  and sharing no memory with an input or with each other.
+* ``num_threads``, at most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend
+  on it.
+* ``name``, which only the eight have, is accepted for TensorFlow's sake, and ignored.
+
+All ops raise a TypeError where an argument's kind or dtype is wrong, and a ValueError where a rank, size or range is
+wrong, or an activation is unknown. The message names the argument and what was expected.
 """
 
 from __future__ import annotations
@@ -76,25 +87,13 @@ def GRUBlockCell(
         Bias of the gates: r, u.
     b_c : array_like (H,)
         Bias of the candidate.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUStates
         r, u, c, h, each (B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -137,41 +136,19 @@ def GRUBlockCellGrad(
 
     Parameters
     ----------
-    x : array_like (B, I)
-        Input. The values are not used.
-    h_prev : array_like (B, H)
-        Hidden state of the step before.
-    w_ru : array_like (I+H, 2H)
-        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
-    w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
-    b_ru : array_like (2H,)
-        Bias of the gates: r, u. The values are not used.
-    b_c : array_like (H,)
-        Bias of the candidate. The values are not used.
+    x, h_prev, w_ru, w_c, b_ru, b_c
+        The arguments of `GRUBlockCell`. The values of x, b_ru and b_c are not used.
     r, u, c : array_like (B, H)
         What `GRUBlockCell` returned.
     d_h : array_like (B, H)
         Gradient of the loss to h.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     GRUCellGrad
         d_x (B, I), d_h_prev (B, H), d_c_bar (B, H), d_r_bar_u_bar (B, 2H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -235,25 +212,13 @@ def LSTMBlockCell(
         The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
     use_peephole : bool, default False
         Whether the gates see the cell state.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -310,19 +275,8 @@ def LSTMBlockCellGrad(
 
     Parameters
     ----------
-    x : array_like (B, I)
-        Input. The values are not used.
-    cs_prev : array_like (B, H)
-        Cell state of the step before.
-    h_prev : array_like (B, H)
-        Hidden state of the step before. The values are not used.
-    w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each. The values are not used.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
-    b : array_like (4H,)
-        Bias: i, ci, f, o. The values are not used.
+    x, cs_prev, h_prev, w, wci, wcf, wco, b
+        The arguments of `LSTMBlockCell`. The values of x, h_prev, w and b are not used.
     i, cs, f, o, ci, co : array_like (B, H)
         What `LSTMBlockCell` returned.
     cs_grad : array_like (B, H)
@@ -331,25 +285,13 @@ def LSTMBlockCellGrad(
         Gradient of the loss to h.
     use_peephole : bool
         Whether the gates see the cell state, as in the forward call.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMCellGrad
         cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -424,25 +366,13 @@ def BlockLSTM(
         The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
     use_peephole : bool, default False
         Whether the gates see the cell state.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -510,22 +440,8 @@ def BlockLSTMGrad(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
-    x : array_like (T, B, I)
-        Input, time first.
-    cs_prev : array_like (B, H)
-        Cell state before the first step.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
-    b : array_like (4H,)
-        Bias: i, ci, f, o. The values are not used.
+    seq_len_max, x, cs_prev, h_prev, w, wci, wcf, wco, b
+        The arguments of `BlockLSTM`. The values of b are not used.
     i, cs, f, o, ci, co, h : array_like (T, B, H)
         What `BlockLSTM` returned.
     cs_grad : array_like (T, B, H)
@@ -534,26 +450,14 @@ def BlockLSTMGrad(
         Gradient of the loss to h at each step; steps from seq_len_max on are not read.
     use_peephole : bool
         Whether the gates see the cell state, as in the forward call.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMGrads
         x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -626,25 +530,13 @@ def BlockLSTMV2(
         The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
     use_peephole : bool, default False
         Whether the gates see the cell state.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----
@@ -713,22 +605,8 @@ def BlockLSTMGradV2(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
-    x : array_like (T, B, I)
-        Input, time first.
-    cs_prev : array_like (B, H)
-        Cell state before the first step.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
-    b : array_like (4H,)
-        Bias: i, f, ci, o. The values are not used.
+    seq_len_max, x, cs_prev, h_prev, w, wci, wcf, wco, b
+        The arguments of `BlockLSTMV2`. The values of b are not used.
     i, cs, f, o, ci, co, h : array_like (T, B, H)
         What `BlockLSTMV2` returned.
     cs_grad : array_like (T, B, H)
@@ -737,26 +615,14 @@ def BlockLSTMGradV2(
         Gradient of the loss to h at each step; steps from seq_len_max on are not read.
     use_peephole : bool
         Whether the gates see the cell state, as in the forward call.
-    out : tuple of ndarray, optional
-        Arrays for the results, in their order: writeable, C-contiguous, of the results' shapes and dtype, and sharing
-        no memory with an input or with each other.
-    num_threads : int, optional
-        At most how many threads to use; None: as `blockcell.set_num_threads` says. The results do not depend on it.
-    name : optional
-        Accepted for TensorFlow's sake, and ignored.
+    out, num_threads, name : optional
+        See `blockcell.raw_ops`, which describes them for all ops.
 
     Returns
     -------
     LSTMGrads
         x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong: arrays are float32, float64 or float16 and all of one dtype.
-    ValueError
-        A rank, size or range is wrong. The message names the argument and what was expected.
 
     Notes
     -----

@@ -449,7 +449,6 @@ class Single(Layer[S_co]):
 
     @property
     def input_size(self) -> int:
-        """I, the last dimension of x."""
         return self._sizes["I"]
 
     @property
@@ -469,7 +468,6 @@ class Single(Layer[S_co]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
         return DTYPES[self._number]
 
     def __repr__(self) -> str:
@@ -611,19 +609,6 @@ class Single(Layer[S_co]):
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
-        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
-
-        Parameters
-        ----------
-        batch : int
-            B, the number of rows that run side by side; at least 1.
-
-        Raises
-        ------
-        TypeError
-            The layer begins at the last step, which a stream does not know: it has ``reverse=True``, or stands above a
-            layer with such a direction.
-        """
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
     def _streamed(self, weights: CellWeights, batch: int) -> tuple[CellWeights, int]:

@@ -61,7 +61,24 @@ class BaseLayer(ABC, Generic[S_co]):
 
     @abstractmethod
     def stream(self, batch: SupportsIndex = 1) -> Any:
-        """Run the layer step by step; the stream keeps the state in between."""
+        """Run the layer step by step; the `Stream` keeps the state in between, which is zero at first.
+
+        Parameters
+        ----------
+        batch : int
+            B, the number of rows that run side by side; at least 1.
+
+        Returns
+        -------
+        Stream or StackStream
+            The streams of a quantized layer share its weights.
+
+        Raises
+        ------
+        TypeError
+            The layer begins at the last step, which a stream does not know: it is a `Bidirectional`, has
+            ``reverse=True``, or stands above a layer with such a direction.
+        """
 
     # ------------------------------------------------------------------------------------------------------------ calls
     def __call__(

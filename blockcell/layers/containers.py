@@ -72,7 +72,6 @@ class Composite(Layer[S_co]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32, float64 or float16: the dtype of the weights, of all inputs and of all results."""
         return next(iter(self._layers.values())).dtype
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
@@ -135,7 +134,6 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
 
     @property
     def input_size(self) -> int:
-        """I, the last dimension of x."""
         return self.fw.input_size
 
     @property
@@ -158,7 +156,6 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         return {"type": "Bidirectional", "fw": self.fw._description(), "bw": self.bw._description()}
 
     def stream(self, batch: SupportsIndex = 1) -> NoReturn:
-        """Raise a TypeError: the backward direction begins at the last step, which a stream does not know."""
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
     def _head(self) -> tuple[list[Single], bool]:
@@ -219,7 +216,6 @@ class Stack(Composite[tuple[Any, ...]]):
 
     @property
     def input_size(self) -> int:
-        """I, the last dimension of x."""
         return self.layers[0].input_size
 
     @property
@@ -229,7 +225,6 @@ class Stack(Composite[tuple[Any, ...]]):
 
     @property
     def output_size(self) -> int:
-        """The last dimension of y."""
         return self.layers[-1].output_size
 
     @property
@@ -248,13 +243,6 @@ class Stack(Composite[tuple[Any, ...]]):
         return self.layers[-1]._directions(reverse)
 
     def stream(self, batch: SupportsIndex = 1) -> StackStream:
-        """Run the stack step by step; the stream keeps the states in between, which are zero at first.
-
-        Parameters
-        ----------
-        batch : int
-            B, the number of rows that run side by side; at least 1.
-        """
         return StackStream(self, batch)
 
     def __repr__(self) -> str:

@@ -85,7 +85,6 @@ class Quantized(BaseLayer[S_co]):
         return cls._read(path)
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
-        """Run it step by step, as ``layer.stream(batch)`` does. All streams share the weights."""
         return self._layer.stream(batch)._belong_to(self)
 
     # ------------------------------------------------------------------------------------------------- what it has not
@@ -103,22 +102,18 @@ class Quantized(BaseLayer[S_co]):
     # ---------------------------------------------------------------------------------------------- as of the layer
     @property
     def input_size(self) -> int:
-        """I, the last dimension of x."""
         return int(self._layer.input_size)
 
     @property
     def hidden_size(self) -> int:
-        """H, as the layer has it."""
         return int(self._layer.hidden_size)
 
     @property
     def output_size(self) -> int:
-        """The last dimension of y."""
         return int(self._layer.output_size)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32, the dtype of all inputs and of all results."""
         dtype: np.dtype[Any] = self._layer.dtype
         return dtype
 

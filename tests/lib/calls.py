@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from functools import cache
 
 import numpy as np
 import pytest
-from cases import FUNCTIONS, arguments
+from cases import FUNCTIONS, arguments, arguments_of
 
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
@@ -31,8 +30,7 @@ def good(op, dtype=np.float32, use_peephole=True):
 def check(op, given):
     """The results, which must be the formulas'."""
     result = FUNCTIONS[op](**given)
-    formula = inspect.signature(FORMULAS[op]).parameters
-    expected = FORMULAS[op](**{name: value for name, value in given.items() if name in formula})
+    expected = FORMULAS[op](**arguments_of(op, given))
     assert type(result) is OPS[op].result
     for name, value in result._asdict().items():
         exact = getattr(expected, name)

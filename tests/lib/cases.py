@@ -79,14 +79,14 @@ def arguments(
         values["seq_len_max"] = sizes["T"] if seq_len_max is None else seq_len_max
     switches = {**attributes, "use_peephole": use_peephole}
     if name in FORWARD:
-        states = FORMULAS[FORWARD[name]](**_taken(FORWARD[name], {**values, **switches}))._asdict()
+        states = FORMULAS[FORWARD[name]](**arguments_of(FORWARD[name], {**values, **switches}))._asdict()
         wanted = {tensor.name for tensor in op.inputs} - values.keys()
         values |= {k: states[k].astype(dtype) for k in wanted}
-    return _taken(name, {**values, **switches})
+    return arguments_of(name, {**values, **switches})
 
 
-def _taken(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Those that the op takes, in its order."""
+def arguments_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments among these values that the op takes, in its order."""
     op = OPS[name]
     names = ["seq_len_max"] * op.sequence + [part.name for part in (*op.inputs, *op.attributes)]
     return {k: values[k] for k in names if k in values}
