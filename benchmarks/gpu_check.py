@@ -21,11 +21,11 @@ import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import turns
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
@@ -103,18 +104,15 @@ def forms(op: str, dtype: str, provider: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------------------- times
 def seconds(run: Run, synchronize: Run) -> float:
     """A call's time: the median of the rounds."""
-    run(), run(), synchronize()  # one builds or captures
-    start = time.perf_counter()
-    run(), synchronize()
-    calls = max(1, round(SECONDS / (time.perf_counter() - start)))
-    rounds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
+
+    def run_times(calls: int) -> None:
         for _ in range(calls):
             run()
         synchronize()
-        rounds.append((time.perf_counter() - start) / calls)
-    return statistics.median(rounds)
+
+    run_times(2)  # one builds or captures
+    calls = max(1, round(SECONDS / turns.seconds(partial(run_times, 1), 0)))
+    return turns.seconds(partial(run_times, calls), ROUNDS * SECONDS) / calls
 
 
 def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:

@@ -27,13 +27,12 @@ import csv
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from turns import arguments, print_heads, print_row
+from turns import arguments, print_heads, print_row, seconds
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -69,15 +68,8 @@ def made(kind: str, H: int, B: int) -> tuple[Any, Any]:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """The median of the faster half of the calls within the budget: what disturbs them makes them slower."""
     call()
-    times: list[float] = []
-    end = time.perf_counter() + BUDGET
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(sorted(times)[: (len(times) + 1) // 2])
+    return 1e6 * seconds(call, BUDGET)
 
 
 def timed(of: Pass, grid: Grid, only: int = -1) -> float:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from turns import arguments, seconds
+from turns import arguments, means, ratio_cell, seconds
 
 import blockcell
 from blockcell import LSTM, Sessions, Stack
@@ -137,35 +136,34 @@ def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: i
     rng, H = np.random.default_rng(0), net.hidden_size
     x, out = (np.zeros((2 * n, H), np.float32) for _ in range(2))
     many, few = net.stream(batch), {k: net.stream(k) for k in range(n // 2, 3 * n // 2 + 1)}
-    one = gathered(net, batch) if onnxruntime else None
-    pairs: dict[str, list[list[float]]] = {}
+    rows = [rng.choice(batch, n, replace=False) for _ in range(TURNS)]
+    changing = [rng.choice(batch, k, replace=False) for k in rng.choice([*few], TURNS)]
 
-    def timed(name: str, step: Callable[[], object]) -> None:
-        """In the last round."""
-        start = time.perf_counter()
-        step()
-        pairs.setdefault(name, [[]])[-1].append(time.perf_counter() - start)
+    def on_rows(step: Callable[[Array], object], rows: list[Array]) -> Callable[[], object]:
+        turns = itertools.cycle(rows)
+        return lambda: step(next(turns))
 
-    for _ in range(rounds):
-        for times in pairs.values():
-            times.append([])
-        end = time.perf_counter() + 5 * budget
-        while time.perf_counter() < end:
-            rows = rng.choice(batch, n, replace=False)
-            timed("", lambda: few[n].step(x[:n], out[:n]))
-            timed(f"{n} rows of a stream of {batch}", lambda rows=rows: many.step(x[:n], out[:n], rows=rows))
-            if one:
-                timed("onnxruntime, states gathered by numpy", lambda rows=rows: one(rows, x[:n]))
-            k = int(rng.choice([*few]))
-            rows = rng.choice(batch, k, replace=False)
-            timed("changing", lambda k=k: few[k].step(x[:k], out[:k]))
-            timed(f"{min(few)} to {max(few)} rows", lambda rows=rows, k=k: many.step(x[:k], out[:k], rows=rows))
-    for name, base in ((name, "changing" if " to " in name else "") for name in pairs if name not in ("", "changing")):
-        both = [[statistics.median(each) * 1e6 for each in pairs[way]] for way in (name, base)]
-        ratios = sorted(mine / first for mine, first in zip(*both, strict=True))
-        time_of_it, time_of_base = map(statistics.median, both)
-        share = f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"{name:40}{time_of_it:6.0f} us, a stream of so many rows {time_of_base:6.0f} us: {share}")
+    def step_few(rows: Array) -> Array:
+        return few[len(rows)].step(x[: len(rows)], out[: len(rows)])
+
+    def step_many(rows: Array) -> Array:
+        return many.step(x[: len(rows)], out[: len(rows)], rows=rows)
+
+    calls = {
+        "": on_rows(step_few, rows),
+        f"{n} rows of a stream of {batch}": on_rows(step_many, rows),
+        "changing": on_rows(step_few, changing),
+        f"{min(few)} to {max(few)} rows": on_rows(step_many, changing),
+    }
+    if onnxruntime:
+        session = gathered(net, batch)
+        calls["onnxruntime, states gathered by numpy"] = on_rows(lambda rows: session(rows, x[:n]), rows)
+    columns = zip(*[means([*calls.values()], 5 * budget) for _ in range(rounds)], strict=True)
+    times = dict(zip(calls, columns, strict=True))
+    for name in [name for name in times if name not in ("", "changing")]:
+        base = times["changing" if " to " in name else ""]
+        own, few_rows = (1e6 * statistics.median(column) for column in (times[name], base))
+        print(f"{name:40}{own:6.0f} us, a stream of so many rows {few_rows:6.0f} us: {ratio_cell(times[name], base)}")
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
 import numpy as np
-from turns import arguments, print_heads, print_row
+from turns import arguments, print_heads, print_row, seconds
 
 import blockcell
 from blockcell import LSTM, Dense, Stack, loss, optim
@@ -31,7 +31,7 @@ try:
 except ImportError:
     torch = None
 
-Step = Callable[[], list[int]]
+Step = Callable[[], Iterator[None]]  # stops after each part
 SIZES = [(1, 1), (10, 8)]  # T, B
 H, CLASSES, RATE = 16, 2, 0.02
 PARTS = ("forward", "loss", "backward", "adam", "set_weights")
@@ -49,20 +49,18 @@ def ours(T: int, B: int) -> Step:
     net = Stack([LSTM.init(1, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
     memory = None
 
-    def step() -> list[int]:
+    def step() -> Iterator[None]:
         nonlocal memory
-        times = [perf_counter_ns()]
         logits, _, tape = net.forward(x)
-        times.append(perf_counter_ns())
+        yield
         _, d_logits = loss.softmax_cross_entropy(logits, labels)
-        times.append(perf_counter_ns())
+        yield
         _, _, grads = net.backward(tape, d_logits)
-        times.append(perf_counter_ns())
+        yield
         weights, memory = optim.adam(net.weights, grads, memory, learning_rate=RATE)
-        times.append(perf_counter_ns())
+        yield
         net.set_weights(**weights)
-        times.append(perf_counter_ns())
-        return times
+        yield
 
     return step
 
@@ -72,18 +70,16 @@ def theirs(T: int, B: int) -> Step:
     lstm, dense = torch.nn.LSTM(1, H), torch.nn.Linear(H, CLASSES)
     adam = torch.optim.Adam([*lstm.parameters(), *dense.parameters()], lr=RATE)
 
-    def step() -> list[int]:
-        times = [perf_counter_ns()]
+    def step() -> Iterator[None]:
         logits = dense(lstm(x)[0][-1])
-        times.append(perf_counter_ns())
+        yield
         mean = torch.nn.functional.cross_entropy(logits, labels)
-        times.append(perf_counter_ns())
+        yield
         mean.backward()
-        times.append(perf_counter_ns())
+        yield
         adam.step()
         adam.zero_grad()
-        times.append(perf_counter_ns())
-        return times
+        yield
 
     return step
 
@@ -93,7 +89,8 @@ def medians(steps: list[Step]) -> list[list[float]]:
     found: list[list[list[int]]] = [[] for _ in steps]
     for _ in range(ROUNDS):
         for step, times in zip(steps, found, strict=True):
-            times += [step() for _ in range(STEPS)][STEPS // 10 :]
+            stamps = [[perf_counter_ns(), *(perf_counter_ns() for _ in step())] for _ in range(STEPS)]
+            times += stamps[STEPS // 10 :]
     results = []
     for times in found:
         parts = [statistics.median(column) / 1e3 for column in np.diff(times).T.tolist()]
@@ -105,12 +102,7 @@ def adam_of_many() -> float:
     """Milliseconds of a step of ten million weights."""
     weights, grads = ({"w": np.full(10**7, value, np.float32)} for value in (1.0, 0.5))
     _, memory = optim.adam(weights, grads)
-    times = []
-    for _ in range(ROUNDS):
-        start = perf_counter_ns()
-        optim.adam(weights, grads, memory)
-        times.append((perf_counter_ns() - start) / 1e6)
-    return statistics.median(times)
+    return 1e3 * seconds(lambda: optim.adam(weights, grads, memory), 1)
 
 
 def import_times() -> list[float]:
