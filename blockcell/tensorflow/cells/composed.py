@@ -69,7 +69,9 @@ class _Search:
         self.sums, self.reader = sums, sums.reader
         self.candidates: list[Candidate] = []
         self.variants: dict[Place, Variant] = {}
-        nodes = [(op_of(node).name, Place(body, node.name)) for body, node in self.reader.all_nodes()]
+        self.products = _of_running(self.reader, products_of(sums))
+        bodies = {product.body for product in self.products} | self.reader.running
+        nodes = [(op_of(node).name, Place(body, node.name)) for body, node in self.reader.all_nodes() if body in bodies]
         for pattern, ops in _PATTERNS:
             for op, end in nodes:
                 if op in ops:
@@ -79,7 +81,6 @@ class _Search:
                         self.variants.setdefault(end, variant)
                     except (Other, Unknown):
                         continue
-        self.products = products_of(sums)
         self.readers: dict[Place, list[Product]] = {}
         """Products by what they multiply with a weight."""
         for product in self.products:
@@ -190,6 +191,13 @@ class _Search:
             kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
             if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
                 self.wrong[each.product.place] = why(self.reader, each), kernels
+
+
+def _of_running(reader: Reader, products: Sequence[Product]) -> list[Product]:
+    """Without the functions that nothing runs, if all of their weights are multiplied with by what runs, too."""
+    known = {product.kernel.name for product in products if product.body in reader.running}
+    bodies = {product.body for product in products if product.kernel.name not in known} | reader.running
+    return [product for product in products if product.body in bodies]
 
 
 def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:

@@ -113,6 +113,7 @@ _TABLE = (
     Op("ConcatV2", arrays=slice(-1), outputs=_VALUE, known=True),
     # a part of an array
     Op("Split", inputs=2, arrays=slice(1, None), view="columns", known=True),
+    Op("SplitV", inputs=3, arrays=slice(1), view="columns", known=True),
     Op("StridedSlice", inputs=4, arrays=slice(1), outputs=_VALUE, view="columns", known=True),
     Op("Squeeze", inputs=1, outputs=_VALUE, view="axis"),
     Op("Unpack", inputs=1, view="axis"),

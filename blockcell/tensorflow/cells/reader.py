@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from .ops import Op, op_of
 _STEPS = 200  # for each node of a graph
 _LARGEST = 2**16  # entries of a constant that is read as numbers
 _OTHERS = ("string", "resource", "variant", "bool")  # dtypes that are no numbers
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+_FILLED = {"ZerosLike": 0.0, "OnesLike": 1.0}
 _NOTHING = Op("")
 
 
@@ -63,6 +66,7 @@ class Reader:
         self.captures: dict[str, list[Place | None]] = {}
         """What the last arguments of functions are, also of those that nothing calls; None is not known."""
         self._inputs: dict[tuple[str, str], Inputs] = {}
+        self._fillings: dict[Place, float | None] = {}
         self._budget = _STEPS * (1000 + sum(map(len, self.bodies.values())))
 
     # ---------------------------------------------------------------------------------------------------------- places
@@ -147,9 +151,9 @@ class Reader:
     def past(self, place: Place) -> Place:
         """The place that a value comes from within a step, past nodes that pass it on."""
         seen = {place}
-        while self.op(place).passes == "step" and (inputs := self.given(place)):
+        while (before := self.unchanged(place, "step")) is not None:
             self.count()
-            place = inputs[0]
+            place = before
             if place in seen:
                 raise Unknown(f"{place.name!r}, which comes from nothing but itself")
             seen.add(place)
@@ -158,13 +162,50 @@ class Reader:
     def straight(self, place: Place) -> Place:
         """The place that a value comes from unchanged, also out of loops and variables, as far as that is one place."""
         seen = {place}
-        while self.op(place).passes and (inputs := self.given(place)):
+        while (before := self.unchanged(place, "step", "flow")) is not None:
             self.count()
-            if inputs[0] in seen:
+            if before in seen:
                 break
-            place = inputs[0]
+            place = before
             seen.add(place)
         return place
+
+    def unchanged(self, place: Place, *passes: str) -> Place | None:
+        """The input of a node that its output is, of a node that passes it on so, or multiplies it with ones."""
+        op, inputs = self.op(place), self.given(place)
+        if op.passes in passes and inputs:
+            return inputs[0]
+        if op.name == "Mul" and len(inputs) == 2:  # as dropout of Keras 2 does in inference
+            for value, factor in (inputs, inputs[::-1]):
+                if self.filling(factor) == 1:
+                    return value
+        return None
+
+    def filling(self, place: Place) -> float | None:
+        """The number that all entries of an array are, whatever its shape; None if that is not known."""
+        if place not in self._fillings:
+            self._fillings[place] = None
+            with suppress(Unknown):
+                self._fillings[place] = self._filling(place)
+        return self._fillings[place]
+
+    def _filling(self, place: Place) -> float | None:
+        origin, node = self._maker(place)
+        name = "" if node is None else op_of(node).name
+        if name in _FILLED:
+            return _FILLED[name]
+        if name == "Fill":
+            _, node = self._maker(self.given(origin)[1])
+        stored = None if node is None else self.graph.constant(node)
+        if stored is None or stored.dtype not in _FLOATS or not 0 < math.prod(stored.shape) <= _LARGEST:
+            return None
+        values = stored.read()
+        return float(values.flat[0]) if (values == values.flat[0]).all() else None
+
+    def _maker(self, place: Place) -> tuple[Place, Node | None]:
+        """Where a value is made, and by which node; None if it may come from several places."""
+        ends = [*self._ends(place, self._before)]
+        return ends[0] if ends else place, self.node(ends[0]) if len(ends) == 1 else None
 
     def same(self, one: Place, other: Place) -> bool:
         """Whether two are one value."""
@@ -212,6 +253,11 @@ class Reader:
 
     def before(self, place: Place) -> list[Place] | None:
         """Where a value comes from, unchanged, in one step; None if it is made here."""
+        multiplied = self.unchanged(place)
+        return self._before(place) if multiplied is None else [multiplied]
+
+    def _before(self, place: Place) -> list[Place] | None:
+        """What `before` gives, but for products with ones."""
         node = self.node(place)
         if node is None:
             return self._passed(place)

@@ -106,8 +106,8 @@ class Sources:
         inputs = self.reader.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
             return self._joined(node, inputs, depth)
-        if node.op == "Split" and len(inputs) == 2:
-            return self._part(place, self.source(inputs[1], depth + 1), node)
+        if node.op in ("Split", "SplitV") and len(inputs) == op_of(node).inputs:
+            return self._part(place, self.source(inputs[op_of(node).arrays][0], depth + 1), node)
         if node.op == "Cast" and inputs:
             return self._converted(node, inputs[0], depth)
         raise Unknown(f"the node {node.name!r}, which is a {node.op}")

@@ -60,22 +60,18 @@ class Starts:
             if found is not None and op == "Tile" and math.prod(found.shape) != size:
                 raise Unknown(here.name)
             return found
-        if op in ("Add", "Mul") and len(inputs) == 2:
-            return self._combined(op, inputs, size, depth)
+        if op == "Add" and len(inputs) == 2:
+            return self._added(inputs, size, depth)
         piece = self._piece(here)
         if not piece.shape or piece.shape[-1] != size:
             if math.prod(piece.shape) % size or not piece.shape:
                 raise Unknown(here.name)
         return joined([[piece]])
 
-    def _combined(self, op: str, inputs: Sequence[Place], size: int, depth: int) -> Source | None:
-        """A state that is added to zeros or multiplied with ones, which gives it as many rows as there are."""
-        for neutral, state in (inputs, inputs[::-1]):
-            neutral = self._reader.straight(neutral)
-            name = self._reader.op(neutral).name
-            if name == {"Add": "ZerosLike", "Mul": "OnesLike"}[op] or (
-                name == "Fill" and self._reader.value(self._reader.given(neutral)[1]) == (op == "Mul")
-            ):
+    def _added(self, inputs: Sequence[Place], size: int, depth: int) -> Source | None:
+        """A state that is added to zeros, which gives it as many rows as there are."""
+        for zeros, state in (inputs, inputs[::-1]):
+            if self._reader.filling(zeros) == 0:
                 return self._source(state, size, depth + 1)
         raise Unknown(inputs[0].name)
 

@@ -46,8 +46,8 @@ class Steps:
         if node is None:
             return self._passed(place, axis)
         op, inputs = op_of(node), self._reader.inputs(place.body, node)
-        if op.passes == "step":
-            return [Before(inputs[0], axis)] if inputs else None
+        if (unchanged := self._reader.unchanged(place, "step")) is not None:
+            return [Before(unchanged, axis)]
         if op.name == "IdentityN":
             return [Before(inputs[place.output], axis)] if place.output < len(inputs) else None
         called = self._reader.calls(node)

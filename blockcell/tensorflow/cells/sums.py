@@ -17,7 +17,7 @@ from .ops import op_of
 from .pieces import Piece, Pieces, Range
 from .reader import Place, Unknown
 from .sources import Sources
-from .views import Taken, strided
+from .views import Taken, split_axis, split_range, strided
 
 _MOST_TERMS = 32
 _MOST_VIEWS = 6  # parts of parts
@@ -136,14 +136,11 @@ class Sums:
         node = self.reader.node(place)
         if node is None or op_of(node).view != "columns":
             return None
-        inputs, k = self.reader.inputs(place.body, node), place.output
-        if node.op == "Split":
-            count = node.attrs.get("num_split")
-            if len(inputs) != 2 or not isinstance(count, int) or not 0 <= k < count:
+        inputs, op = self.reader.inputs(place.body, node), op_of(node)
+        if node.op in ("Split", "SplitV"):
+            if len(inputs) != op.inputs or split_axis(self.reader, node, inputs) not in (1, -1):
                 return None
-            if self.reader.number(inputs[0]) not in (1, -1):
-                return None
-            return inputs[1], lambda size: _part(size, k, count)
+            return inputs[op.arrays][0], lambda size: split_range(self.reader, place, size)
         taken = strided(self.reader, node, inputs)
         if len(taken) != 2 or taken[0] != Taken(None, None, False) or taken[1].dropped:
             return None
@@ -179,9 +176,3 @@ def _taken(piece: Piece, cuts: tuple[Cut, ...]) -> Piece:
     for cut in reversed(cuts):
         piece = piece.columns(*cut(piece.shape[-1]))
     return piece
-
-
-def _part(size: int, k: int, count: int) -> Range:
-    if size % count:
-        raise Unknown(f"part {k} of {count} of something of size {size}")
-    return k * size // count, (k + 1) * size // count

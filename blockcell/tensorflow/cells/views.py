@@ -1,4 +1,4 @@
-"""Nodes that take a part of an array, Split, StridedSlice, Squeeze and Unpack: which part that is."""
+"""Nodes that take a part of an array, Split, SplitV, StridedSlice, Squeeze and Unpack: which part that is."""
 
 from __future__ import annotations
 
@@ -47,16 +47,34 @@ def index_of(reader: Reader, place: Place, shape: Sequence[int]) -> tuple[int | 
         if any(shape[axis] != 1 for axis in axes):
             raise Unknown(f"the node {node.name!r}, which drops the axes {axes} of the shape {shape}")
         return tuple(0 if axis in axes else slice(None) for axis in range(rank))
-    if node.op == "Unpack":
-        axis, said = unpacked(node, rank), node.attrs.get("num")
-        count, size = shape[axis], 1
-    else:
-        axis, said = axis_of(node, reader.number(inputs[0]), rank), node.attrs.get("num_split")
-        count = said if isinstance(said, int) and said > 0 else 1
-        size = shape[axis] // count
-    if said != count or not 0 <= k < count or size * count != shape[axis]:
+    if node.op in ("Split", "SplitV"):
+        axis = axis_of(node, split_axis(reader, node, inputs), rank)
+        return *[slice(None)] * axis, slice(*split_range(reader, place, shape[axis]))
+    axis, said = unpacked(node, rank), node.attrs.get("num")
+    if said != shape[axis] or not 0 <= k < shape[axis]:
         raise Unknown(f"part {k} of the node {node.name!r}, which makes {said} of the shape {shape}")
-    return *[slice(None)] * axis, k if node.op == "Unpack" else slice(k * size, (k + 1) * size)
+    return *[slice(None)] * axis, k
+
+
+def split_axis(reader: Reader, node: Node, inputs: Sequence[Place]) -> int:
+    """The axis that a Split or SplitV cuts, which may be negative."""
+    return reader.number(inputs[0 if node.op == "Split" else 2])
+
+
+def split_range(reader: Reader, place: Place, size: int) -> tuple[int, int]:
+    """Start and stop of one part that a Split or SplitV makes of an axis of some size."""
+    node, k = reader.node(place), place.output
+    assert node is not None
+    count, parts = node.attrs.get("num_split"), list[int]()
+    if node.op == "SplitV":
+        parts = reader.numbers(reader.inputs(place.body, node)[1], rank=1) or []
+        if parts.count(-1) == 1:
+            parts[parts.index(-1)] = size - sum(parts) - 1  # what the other parts leave
+        if len(parts) == count and k < count and min(parts) >= 0 and sum(parts) == size:
+            return sum(parts[:k]), sum(parts[: k + 1])
+    elif isinstance(count, int) and k < count and size % count == 0:
+        return size // count * k, size // count * (k + 1)
+    raise Unknown(f"part {k} of the node {node.name!r}, which makes {count} of an axis of {size}")
 
 
 def shape_of(shape: Sequence[int], index: Sequence[int | slice]) -> tuple[int, ...]:

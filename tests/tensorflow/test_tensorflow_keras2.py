@@ -1,0 +1,176 @@
+"""Cells as Keras 2 writes them (TensorFlow 2.0 to 2.15, tf_keras), in graphs made node by node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tf_cells import function, library, looped, real, write
+from tf_composed import B, H, I, T, cells_of, keras_lstm, lstm_weights, made
+from tf_files import node
+
+from blockcell import formulas
+
+EPS = float(np.finfo(np.float32).eps)
+X = np.random.default_rng(7).standard_normal((T, B, I)).astype(np.float32)
+ONES = {  # arrays of ones, as tf.ones_like gives them where the shape is known and where it is not
+    "OnesLike": ("OnesLike", "h_prev"),
+    "Const": ("Const", np.ones((B, H), np.float32)),
+    "Fill": ("Fill", "shape", "one"),
+}
+
+
+def gru_weights(after):
+    """The weights of Keras' GRU, by its names."""
+    g = np.random.default_rng(11)
+    shapes = {"kernel": (I, 3 * H), "recurrent": (H, 3 * H), "bias": (2, 3 * H) if after else (3 * H,)}
+    return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def exact(weights):
+    """What Keras' GRU computes of X, in float64; its gates are in the order z, r, h."""
+    kernel, recurrent, bias = (weights[name].astype(np.float64) for name in ("kernel", "recurrent", "bias"))
+    z, r, c = np.split(np.concatenate([kernel, recurrent]), 3, 1)
+    arguments = {"w_ru": np.concatenate([r, z], 1), "w_c": c}
+    after = bias.ndim == 2
+    z, r, c = np.split(bias.sum(0) if after else bias, 3)
+    arguments |= {"b_ru": np.concatenate([r, z]), "b_c": c}
+    if after:
+        arguments |= {"b_c": bias[0, 2 * H :], "b_hc": bias[1, 2 * H :]}
+    op = formulas.FORMULAS["block_gru_reset_after" if after else "block_gru"]
+    return op(seq_len_max=T, x=X, h_prev=np.zeros((B, H)), **arguments).h
+
+
+def gru(after, split="SplitV", sizes=(H, H, -1), **change):
+    """GRUCell.call with implementation=2: the products are made at once, and split."""
+    more = {"num_split": 3}
+    lines = {
+        "last": ("Const", np.int32(-1)),
+        "sizes": ("Const", np.int32(sizes)),
+        "one": ("Const", 1.0),
+        "from_x": ("MatMul", "x", "kernel"),
+        "x_parts": (split, "x_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "x_bar", more),
+    }
+    if after:
+        lines |= {
+            "rows": ("Unpack", "bias", {"num": 2, "axis": 0}),
+            "x_bar": ("BiasAdd", "from_x", "rows"),
+            "from_h": ("MatMul", "h_prev", "recurrent"),
+            "h_bar": ("BiasAdd", "from_h", "rows:1"),
+            "h_parts": (split, "h_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "h_bar", more),
+            "inner": ("Mul", "r", "h_parts:2"),
+        }
+    else:
+        lines |= {
+            "x_bar": ("BiasAdd", "from_x", "bias"),
+            "origin": ("Const", np.int32([0, 0])),
+            "middle": ("Const", np.int32([0, 2 * H])),
+            "strides": ("Const", np.int32([1, 1])),
+            "u_zr": ("StridedSlice", "recurrent", "origin", "middle", "strides", {"begin_mask": 1, "end_mask": 1}),
+            "u_c": ("StridedSlice", "recurrent", "middle", "origin", "strides", {"begin_mask": 1, "end_mask": 3}),
+            "from_h": ("MatMul", "h_prev", "u_zr"),
+            "two_sizes": ("Const", np.int32([H, -1])),
+            "h_parts": ("SplitV", "from_h", "two_sizes", "last", {"num_split": 2}),
+            "reset": ("Mul", "r", "h_prev"),
+            "inner": ("MatMul", "reset", "u_c"),
+        }
+    lines |= {
+        "z_bar": ("AddV2", "x_parts", "h_parts"),
+        "z": ("Sigmoid", "z_bar"),
+        "r_bar": ("AddV2", "x_parts:1", "h_parts:1"),
+        "r": ("Sigmoid", "r_bar"),
+        "c_bar": ("AddV2", "x_parts:2", "inner"),
+        "c": ("Tanh", "c_bar"),
+        "keep": ("Mul", "z", "h_prev"),
+        "rest": ("Sub", "one", "z"),
+        "new": ("Mul", "rest", "c"),
+        "h": ("AddV2", "keep", "new"),
+    }
+    return lines | change
+
+
+def check_gru(cell, weights):
+    """Check that a cell that was found is the GRU with these weights."""
+    assert cell.refused is None and cell.attributes == ({"reset_after": True} if weights["bias"].ndim == 2 else {})
+    assert cell.check() <= 8
+    assert formulas.error_in_eps(cell.layer()(X)[0], exact(weights), EPS) <= 8
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("split", [("Split",), ("SplitV", [H] * 3), ("SplitV", [H, H, -1]), ("SplitV", [-1, H, H])])
+def test_products_that_are_split_by_sizes(tmp_path, after, split):
+    weights = gru_weights(after)
+    (cell,) = cells_of(tmp_path, gru(after, *split), "h", **weights).values()
+    check_gru(cell, weights)
+
+
+@pytest.mark.parametrize("sizes", [[H, H, H + 1], [H, -1, -1], [H, H], [-1, 2 * H, 2 * H], [H, 2 * H, 0]])
+def test_sizes_that_do_not_fit(tmp_path, sizes):
+    (cell,) = cells_of(tmp_path, gru(True, sizes=sizes), "h", **gru_weights(True)).values()
+    assert cell.refused is not None
+
+
+@pytest.mark.parametrize("ones", ONES)
+@pytest.mark.parametrize("first", [False, True])
+def test_states_times_ones(tmp_path, ones, first):
+    """As recurrent_dropout has it in inference: a product with ones for each gate's own product."""
+    factors = ("h_prev", "many") if first else ("many", "h_prev")
+    lines = {"shape": ("Const", np.int32([B, H])), "one": ("Const", 1.0), "many": ONES[ones],
+             **{f"h_{k}": ("Mul", *factors) for k in range(4)}}  # fmt: skip
+    for k, name in enumerate(("i", "f", "g", "o")):
+        lines |= {f"begin_{k}": ("Const", np.int32([0, k * H])), f"end_{k}": ("Const", np.int32([0, k * H + H]))}
+        cut = (f"begin_{k}", f"end_{k}", "by", {"begin_mask": 1, "end_mask": 1})
+        lines |= {f"u_{k}": ("StridedSlice", "recurrent", *cut), f"from_h_{k}": ("MatMul", f"h_{k}", f"u_{k}"),
+                  f"from_x_{k}": ("StridedSlice", "x_bar", *cut), f"bar_{k}": ("AddV2", f"from_x_{k}", f"from_h_{k}"),
+                  name: ("Tanh" if name == "g" else "Sigmoid", f"bar_{k}")}  # fmt: skip
+    lines |= {"by": ("Const", np.int32([1, 1])), "product": ("MatMul", "x", "kernel"),
+              "x_bar": ("BiasAdd", "product", "bias"), "keep": ("Mul", "f", "c_prev"), "new": ("Mul", "i", "g"),
+              "c": ("AddV2", "keep", "new"), "t": ("Tanh", "c"), "h": ("Mul", "o", "t")}  # fmt: skip
+    weights = lstm_weights()
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert cell.refused is None and cell.attributes["gate_order"] == "ifco" and cell.check() <= 8
+    np.testing.assert_array_equal(cell.layer().weights["w"], np.concatenate([weights["kernel"], weights["recurrent"]]))
+
+
+OTHERS = {
+    "halves": ("Const", np.full((B, H), 0.5, np.float32)),
+    "one that is no one": ("Const", np.float32([1, 1, 1, 2])),
+    "zeros": ("ZerosLike", "h_prev"),
+    "what is computed": ("Tanh", "h_prev"),
+}
+
+
+@pytest.mark.parametrize("factor", OTHERS.values(), ids=OTHERS)
+def test_states_times_something_else(tmp_path, factor):
+    lines = keras_lstm(many=factor, from_h=("MatMul", "scaled", "recurrent"), scaled=("Mul", "h_prev", "many"))
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
+    assert cell.refused is not None
+
+
+def test_inputs_times_ones(tmp_path):
+    """As dropout has it in inference, on what a GRU multiplies."""
+    weights = gru_weights(False)
+    dropout = {"many": ("OnesLike", "x"), "kept": ("Mul", "x", "many"), "from_x": ("MatMul", "kept", "kernel")}
+    (cell,) = cells_of(tmp_path, gru(False, **dropout), "h", **weights).values()
+    check_gru(cell, weights)
+    assert cell.input == "x"
+
+
+def test_products_with_ones_in_a_chain_end(tmp_path):
+    """Ten thousand of them, each of which multiplies the one before with itself: without recursion, and soon."""
+    lines = {"m_0": ("OnesLike", "h_prev"), **{f"m_{k}": ("Mul", f"m_{k - 1}", f"m_{k - 1}") for k in range(1, 10_000)}}
+    lines = keras_lstm(**lines, scaled=("Mul", "h_prev", "m_9999"), from_h=("MatMul", "scaled", "recurrent"))
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
+    assert cell.refused is not None
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_function_of_the_cell_alone(tmp_path, served):
+    """A SavedModel has the functions of its layers, which nothing calls: they do not count where the model runs."""
+    weights = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
+    states = ["net/thing/c_prev", "net/thing/h_prev"]
+    alone = function(
+        "lstm_cell_layer_call_fn", ["x", *states], ["net/thing/h"], *weights, *made("net/thing", keras_lstm())
+    )
+    model = [*weights, *made("net/thing", keras_lstm() | looped("c", "h"))] if served else []
+    cells = write(tmp_path, node("x", "Placeholder"), *model, more=library(alone)).cells
+    assert [cell.refused is None for cell in cells.values()] == [served]
