@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..activations import DEFAULTS, PARAMETERS, Activation
-from ..errors import short
+from ..activations import DEFAULTS, Activation
+from ..errors import FormatError, short
+from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
-from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
-from .shared import (
-    KINDS,
-    Cell,
-    ConversionError,
-    cells_of,
-    check_shapes,
-    count_gates,
-    is_of,
-    make_cell,
-    read_arrays,
-    split_cell,
-)
+from ..optable import Array
+from .keras_files import read_model
+from .keras_layers import KERAS_2_HARD_SIGMOID, cell_from_arrays, convert_layer, convert_model, dense_from_arrays
+from .keras_objects import describe
+from .shared import Cell, ConversionError, cells_of, split_cell
 
 
 @overload
@@ -51,18 +43,20 @@ def from_keras(
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
 ) -> Any:
-    """A layer with the weights of a Keras layer, or of a whole model.
+    """A layer with the weights of a Keras layer, or of a whole model, in memory or in a file.
 
     .. code-block:: python
 
         layer = convert.from_keras(model)
+        layer = convert.from_keras("model.h5")         # needs h5py alone
         y, state = layer(x, batch_first=True)          # Keras reads x as [B,T,I]
 
     Parameters
     ----------
-    source : Keras model or layer, or sequence
-        A model; a ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells,
-        ``Bidirectional`` of them, or ``Dense``; or what their
+    source : path_like, Keras model or layer, or sequence
+        The path of a ``.h5`` or ``.hdf5``, which need not be trusted: nothing in it is executed. Or a model; a
+        ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells, ``Bidirectional`` of
+        them, or ``Dense``; or what their
         ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
         these twice for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. A list of layers or of such lists becomes a
         `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
@@ -100,6 +94,8 @@ def from_keras(
 
     Raises
     ------
+    FormatError
+        A file is damaged or of another kind, or there is no LSTM, GRU or SimpleRNN in it.
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
@@ -112,11 +108,16 @@ def from_keras(
         activation is given for arrays of layers that have none, or for a model or layer, which has its own.
     """
     caller = "from_keras"
+    if isinstance(source, (str, os.PathLike)):
+        return _from_file(caller, source)
     if hasattr(source, "get_config"):
         if activation is not None or recurrent_activation is not None:
             expected = "expected arrays, as a layer has its own"
             raise ValueError(f"{caller}: activation or recurrent_activation is given; {expected}")
-        return _from_model(caller, source) if _is_model(source) else _layer(caller, source)
+        described = describe(source)
+        return (
+            convert_model(caller, described, stacklevel=3) if described.is_model else convert_layer(caller, described)
+        )
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
         what = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {what}, the arrays of its get_weights(), or a list of these"
@@ -146,6 +147,16 @@ def from_keras(
             stacklevel=2,
         )
     return layer
+
+
+def _from_file(caller: str, path: StrPath) -> Layer | dict[str, Layer]:
+    described = read_model(path)
+    try:
+        return convert_model(caller, described, stacklevel=4)
+    except ConversionError:
+        raise
+    except (RecursionError, TypeError, ValueError) as error:  # the model of an object would have been built
+        raise FormatError(f"{os.fspath(path)}: {error}") from error
 
 
 def to_keras(layer: Layer) -> list[Any]:
@@ -193,248 +204,6 @@ def to_keras(layer: Layer) -> list[Any]:
     return arrays
 
 
-def _is_of_keras(thing: Any, name: str) -> bool:
-    return is_of(("keras", "tf_keras", "tensorflow"), thing, name)
-
-
-# -------------------------------------------------------------------------------------------------------------- models
-def _is_model(source: Any) -> bool:
-    return isinstance(getattr(source, "layers", None), (list, tuple))
-
-
-def _from_model(caller: str, model: Any) -> Layer | dict[str, Layer]:
-    steps: dict[str, Step] = {}
-    outputs = _add_model(caller, steps, model, "", ())
-    return assemble(caller, steps, outputs, stacklevel=4)[0]
-
-
-_CELLS = ("LSTM", "GRU", "SimpleRNN")  # with "Cell" behind, what an RNN has one or several of
-_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
-KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
-_NOTHING = (  # what does nothing in inference
-    "ActivityRegularization",
-    "AlphaDropout",
-    "Dropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "Identity",
-    "InputLayer",
-    "Masking",
-    "SpatialDropout1D",
-)
-_Keys = tuple[str | None, ...] | None  # as `Step.inputs`
-
-
-def _add_model(caller: str, steps: dict[str, Step], model: Any, prefix: str, given: _Keys) -> _Keys:
-    """Add a model's layers under their names; what its results come from."""
-    if any(_is_of_keras(each, "Sequential") for each in type(model).__mro__):
-        for layer in model.layers:
-            given = _add_layer(caller, steps, layer, prefix, given)
-        return given
-    try:
-        config = model.get_config()
-    except NotImplementedError:  # a model with a call() of its own
-        config = {}
-    entries = {entry.get("name") or entry["config"]["name"]: entry for entry in config.get("layers", ())}
-    if not any("inbound_nodes" in entry for entry in entries.values()):
-        for layer in model.layers:
-            _add_layer(caller, steps, layer, prefix, None)
-        return None
-    layers = {layer.name: layer for layer in model.layers}
-    starts = [name for name, _ in _tensors(config.get("input_layers"))]
-    results: dict[str, _Keys] = {}
-
-    def keys(tensors: Iterable[tuple[str, int]]) -> _Keys:
-        """What these results come from: the first ones of layers are the steps themselves."""
-        found: list[str | None] = []
-        for name, index in tensors:
-            if name not in results:
-                results[name] = (None,)  # for a layer that reads its own result
-                results[name] = add(name)
-            found.append((*(results[name] or ()), *[None] * (index + 1))[index])
-        return tuple(found)
-
-    def add(name: str) -> _Keys:
-        if name in starts and given:
-            inputs: _Keys = given[starts.index(name) :][:1]
-        else:
-            inputs = keys(_tensors(entries[name]["inbound_nodes"]))
-        if name in layers:
-            result = _add_layer(caller, steps, layers[name], prefix, inputs)
-            if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
-                steps[key] = steps[key]._replace(hint="that it is called more than once")
-            return result
-        steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", inputs)
-        return (prefix + name,)
-
-    return keys(_tensors(config.get("output_layers")))
-
-
-def _tensors(nodes: Any) -> Iterator[tuple[str, int]]:
-    """The results that nodes of a model's config read: of which layer, and which of its results. Masks are left out."""
-    if isinstance(nodes, Mapping):
-        for name, value in nodes.items():
-            if name != "mask":
-                yield from _tensors(value)
-    elif isinstance(nodes, (list, tuple)):
-        if [type(part) for part in nodes[:3]] == [str, int, int]:  # with the number of the layer's call
-            yield nodes[0], nodes[2]
-            nodes = nodes[3:]
-        for part in nodes:
-            yield from _tensors(part)
-
-
-def _add_layer(caller: str, steps: dict[str, Step], source: Any, prefix: str, inputs: _Keys) -> _Keys:
-    if _is_model(source):
-        return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
-    key = prefix + source.name
-    while key in steps:  # only the models that know the order have different names for all layers
-        key += "'"
-    steps[key] = _step(caller, source, key, inputs)
-    return (key,)
-
-
-def _step(caller: str, source: Any, key: str, inputs: _Keys) -> Step:
-    kind, config = type(source).__name__, source.get_config()
-    plain = Step(f"{key} ({kind})", inputs)
-    if not _is_of_keras(type(source), kind):
-        return plain
-    if kind == "RNN" and not all(map(_is_known, _cells_of(source))):
-        names = ", ".join(type(cell).__name__ for cell in _cells_of(source))
-        return plain._replace(what=f"{key} ({kind} of {names})", hint="not Keras's own cells")
-    if kind in (*_CELLS, "RNN", "Bidirectional"):
-        sequences = (source.forward_layer.get_config() if kind == "Bidirectional" else config)["return_sequences"]
-        layer = _layer(caller, source)
-        ends = kind == "Bidirectional" or config["go_backwards"]
-        return plain._replace(layer=layer, last=False if sequences else "ends" if ends else True)
-    if kind == "TimeDistributed":
-        return _step(caller, source.layer, key, inputs)._replace(last=False)
-    if kind == "Dense":
-        activation = _activation(source)
-        if activation == "linear" or activation in ACTIVATIONS[1:]:
-            return plain._replace(layer=_dense(caller, source))
-        return plain._replace(hint=f"its activation is {config['activation']!r}")
-    if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
-        activation = _activation(source) if kind == "Activation" else "softmax"
-        return plain._replace(
-            nothing=activation == "linear", activation=activation if activation in ACTIVATIONS else None
-        )
-    hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
-    return plain._replace(nothing=kind in _NOTHING, hint=hint)
-
-
-def _activation(source: Any) -> str | None:
-    """The name of Keras's own activation function that a layer has."""
-    name = source.get_config()["activation"]
-    return name if isinstance(name, str) and _is_of_keras(source.activation, name) else None
-
-
-def _dense(caller: str, source: Any) -> Dense:
-    what = f"{caller}: Dense {getattr(source, 'name', '')!r}"
-    activation = _activation(source)
-    if activation != "linear" and activation not in ACTIVATIONS[1:]:
-        raise ConversionError(
-            f"{what} has activation={source.get_config()['activation']!r}; only Keras's own linear,"
-            f" {', '.join(ACTIVATIONS[1:])} can be expressed"
-        )
-    arrays = source.get_weights()
-    if not arrays:
-        raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _dense_from_arrays(what, arrays, None if activation == "linear" else activation)
-
-
-# -------------------------------------------------------------------------------------------------------------- layers
-def _layer(caller: str, source: Any) -> Layer:
-    kind = type(source).__name__
-    is_other = kind in ("RNN", "Bidirectional", "Dense") and _is_of_keras(type(source), kind)
-    if not is_other and not _is_known(source):
-        raise ConversionError(
-            f"{caller}: the source is a {type(source).__module__}.{kind}; expected Keras's LSTM, GRU, SimpleRNN,"
-            f" their cells, an RNN of these, Bidirectional or Dense, or a model. Of another class that computes the"
-            f" same, pass its get_weights()"
-        )
-    if kind == "Dense":
-        return _dense(caller, source)
-    config = source.get_config()
-    what = f"{caller}: {kind} {getattr(source, 'name', '')!r}"
-    if kind == "Bidirectional":
-        if config["merge_mode"] != "concat":
-            raise ConversionError(
-                f"{what} has merge_mode={config['merge_mode']!r}; only 'concat' can be expressed. Convert its"
-                f" get_weights() and combine the two halves of y outside"
-            )
-        fw, bw = source.forward_layer, source.backward_layer
-        if fw.get_config()["go_backwards"]:
-            raise ConversionError(
-                f"{what} has a forward layer with go_backwards=True; only the backward layer may run backwards"
-            )
-        halves = _cells_of(fw), _cells_of(bw)
-        if any(len(cells) != 1 for cells in halves):
-            raise ConversionError(
-                f"{what} has an RNN of several cells in each direction; only one can be expressed. Convert the cells of"
-                f" each and combine the two halves of y outside"
-            )
-        return Bidirectional(*(_cell(caller, cell) for (cell,) in halves))
-    reverse = config.get("go_backwards", False)
-    if reverse and config["return_sequences"]:
-        raise ConversionError(
-            f"{what} has go_backwards=True and return_sequences=True: its output begins with the last step, that of a"
-            f" layer with reverse=True with the first. Convert its get_weights() and call the layer with x[::-1]: y is"
-            f" then in Keras's order"
-        )
-    cells = [_cell(caller, cell, reverse) for cell in _cells_of(source)]
-    return cells[0] if len(cells) == 1 else Stack(cells)
-
-
-def _cells_of(source: Any) -> list[Any]:
-    """What has the weights of a recurrent layer: the cells of an RNN, one on the other, or the layer itself."""
-    if type(source).__name__ != "RNN" or not _is_of_keras(type(source), "RNN"):
-        return [source]
-    is_stacked = _is_of_keras(type(source.cell), "StackedRNNCells")
-    return [*source.cell.cells] if is_stacked else [source.cell]
-
-
-def _is_known(source: Any) -> bool:
-    """Whether it is one of Keras's LSTM, GRU and SimpleRNN, or a cell of these."""
-    kind = type(source).__name__
-    return kind.removesuffix("Cell") in _CELLS and _is_of_keras(type(source), kind)
-
-
-def _cell(caller: str, source: Any, reverse: bool = False) -> Cell:
-    kind, config = type(source).__name__.removesuffix("Cell"), source.get_config()
-    what = f"{caller}: {type(source).__name__} {getattr(source, 'name', '')!r}"
-    if not _is_known(source):
-        raise ConversionError(f"{what} is none of Keras's LSTM, GRU and SimpleRNN, nor a cell of these")
-    names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
-    activations = {name: _cell_activation(what, source, name) for name in names}
-    arrays = source.get_weights()
-    if not arrays:
-        raise ValueError(f"{what} has no weights yet; build it, or call it once")
-    return _cell_from_arrays(caller, arrays, kind == "GRU" and config["reset_after"], activations, reverse)
-
-
-def _cell_activation(what: str, source: Any, name: str) -> Activation:
-    """The activation of a cell, if it is one of Keras's own that layers here have."""
-    function, config = getattr(source, name, None), source.get_config()[name]
-    if isinstance(config, str) and config in PARAMETERS and _is_of_keras(function, config):
-        package = function.__module__.split(".")[0]
-        is_newer = package == "keras" and not str(getattr(sys.modules[package], "__version__", "")).startswith("2.")
-        return config if config != "hard_sigmoid" or is_newer else KERAS_2_HARD_SIGMOID
-    kind = type(function).__name__
-    if function is not None and kind in _LAYERS and _is_of_keras(type(function), kind):
-        options = function.get_config()
-        given = [float(options[key]) for key in ("negative_slope", "alpha") if options.get(key) is not None]
-        if kind != "ReLU":
-            return (_LAYERS[kind], *given)
-        if (options.get("max_value"), options.get("threshold"), *given) == (None, 0, 0):
-            return "relu"
-    named = f" of {getattr(function, '__module__', None)}" if isinstance(config, str) and config in PARAMETERS else ""
-    raise ConversionError(
-        f"{what} has {name}={config!r}{named}; expected one of Keras's own {', '.join(PARAMETERS)}. If yours"
-        f" computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
-    )
-
-
 def _from_list(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
 ) -> tuple[Layer, list[Layer]]:
@@ -474,16 +243,16 @@ def _from_arrays(
     shapes = [np.shape(array) for array in source]
     is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
     if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
-        return [_cell_from_arrays(caller, source, reset_after, activations)]
+        return [cell_from_arrays(caller, source, reset_after, activations)]
     parts = _parts(caller, source)
     layers: list[Layer] = []
     for count in _grouping(caller, parts):
         first, *second = parts[:count]
         del parts[:count]
         if first.is_dense:
-            layers.append(_dense_from_arrays(caller, first.arrays))
+            layers.append(dense_from_arrays(caller, first.arrays))
             continue
-        cells = [_cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
+        cells = [cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
         layers.append(Bidirectional(*cells) if second else cells[0])
     return layers
 
@@ -556,45 +325,3 @@ def _grouping(caller: str, parts: list[Part]) -> tuple[int, ...]:
         f"{caller}: the arrays are of layers with {', '.join(f'{i} inputs and {o} outputs' for i, o in sizes)}, which"
         f" do not stand one behind the other; convert the arrays of each alone"
     )
-
-
-def _dense_from_arrays(caller: str, arrays: Sequence[Any], activation: str | None = None) -> Dense:
-    read = read_arrays(caller, dict(zip(("kernel", "bias"), arrays, strict=False)))
-    kernel = read["kernel"]
-    return Dense(kernel, read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype)), activation)
-
-
-def _cell_from_arrays(
-    caller: str,
-    source: Sequence[Any],
-    reset_after: bool | None,
-    activations: Mapping[str, Activation],
-    reverse: bool = False,
-) -> Cell:
-    names = ["kernel", "recurrent_kernel", "bias"][: len(source)]
-    arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
-    kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
-    gates = count_gates(caller, "recurrent_kernel", recurrent, axis=1)
-    columns = gates * len(recurrent)
-    bias = arrays.get("bias")
-    if gates == 3 and bias is None and reset_after is None:
-        raise ConversionError(
-            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
-            f" layer itself, or reset_after="
-        )
-    if bias is not None and bias.shape == (2 * columns,):
-        raise ConversionError(
-            f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose kernels are laid"
-            f" out differently. Load the weights into a keras.layers.LSTM or GRU first, which converts them"
-        )
-    if reset_after is None:
-        reset_after = bias is not None and bias.ndim == 2
-    reset_after = reset_after and gates == 3
-    shape = (2, columns) if reset_after else (columns,)
-    if bias is None:
-        bias = np.zeros(shape, kernel.dtype)
-    check_shapes(caller, {"kernel": (kernel, (None, columns)), "bias": (bias, shape)})
-    biases = bias if reset_after else (bias, None)
-    options: dict[str, Any] = {"reset_after": reset_after} if gates == 3 else {}
-    options |= {name: value for name, value in activations.items() if gates > 1 or name == "activation"}
-    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)

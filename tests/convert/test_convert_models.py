@@ -23,7 +23,7 @@ from convert_cases import (
     converted,
     gru,
     keras,
-    keras_bidirectional,
+    keras_model,
     lstm,
     made,
     onnx_graph,
@@ -44,25 +44,6 @@ from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Stack
 
 
 # --------------------------------------------------------------------------------------------------------------- Keras
-def keras_model(description, weights):
-    """A stand-in for the model or layer that Keras describes so in JSON."""
-    kind, config = description["class_name"], description["config"]
-    if kind == "Bidirectional":
-        inner, arrays = config["layer"], weights[config["name"]]
-        halves = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
-        fw, bw = (keras(inner["class_name"], half, **inner["config"]) for half in halves)
-        both = keras_bidirectional(fw, bw, config["merge_mode"])
-        both.name = config["name"]
-        return both
-    found = keras(kind, weights.get(config["name"], ()), **config)
-    if kind == "TimeDistributed":
-        found.layer = keras(config["layer"]["class_name"], weights[config["name"]], **config["layer"]["config"])
-    if kind in ("Sequential", "Functional"):
-        parts = [part for part in config["layers"] if kind == "Functional" or part["class_name"] != "InputLayer"]
-        found.layers = [keras_model(part, weights) for part in parts]
-    return found
-
-
 def stored_keras_model(case):
     arrays = stored("keras_models")[case]
     weights = {}

@@ -100,6 +100,25 @@ def keras_bidirectional(fw, bw, merge_mode="concat"):
     return layer
 
 
+def keras_model(description, weights):
+    """A stand-in for the model or layer that Keras describes so in JSON."""
+    kind, config = description["class_name"], description["config"]
+    if kind == "Bidirectional":
+        inner, arrays = config["layer"], weights[config["name"]]
+        halves = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
+        fw, bw = (keras(inner["class_name"], half, **inner["config"]) for half in halves)
+        both = keras_bidirectional(fw, bw, config["merge_mode"])
+        both.name = config["name"]
+        return both
+    found = keras(kind, weights.get(config["name"], ()), **config)
+    if kind == "TimeDistributed":
+        found.layer = keras(config["layer"]["class_name"], weights[config["name"]], **config["layer"]["config"])
+    if kind in ("Sequential", "Functional"):
+        parts = [part for part in config["layers"] if kind == "Functional" or part["class_name"] != "InputLayer"]
+        found.layers = [keras_model(part, weights) for part in parts]
+    return found
+
+
 def onnx_weights(kind="LSTM", directions=1):
     g, gates = rng(), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
     shapes = {"W": (gates * H, I), "R": (gates * H, H), "B": (2 * gates * H,), "P": (3 * H,)}

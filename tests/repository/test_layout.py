@@ -86,8 +86,8 @@ def test_imports_point_one_way():
 
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
-    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX,
-    progress is drawn by rich, and type checkers come with typing_extensions."""
+    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX
+    and h5py for files of Keras, progress is drawn by rich, and type checkers come with typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
@@ -96,6 +96,7 @@ def test_blockcell_needs_numpy_alone(source):
         assert needed <= {"blockcell", "numpy", "torch"}
     else:
         others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
+        others["blockcell.convert.hdf5"] = "h5py"
         others |= {"blockcell.layers.shared": "typing_extensions", "blockcell.progress": "rich"}
         assert needed <= {"blockcell", "numpy", others.get(_name(source))}
 

@@ -1,0 +1,150 @@
+"""What the JSON of Keras 1, 2 and 3 says of a layer or a model, as `KerasLayer` describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..errors import FormatError, short
+from .keras_layers import CELLS, KerasLayer, known_activation, tensors_of
+
+MODELS = ("Sequential", "Functional", "Model")
+_KERAS_1 = {"output_dim": "units", "inner_activation": "recurrent_activation", "bias": "use_bias"}
+
+
+class Version(NamedTuple):
+    """The version of Keras that wrote a file."""
+
+    major: int
+    minor: int
+    is_of_tensorflow: bool = False
+    """Whether it is 2.2.4-tf, for example, of TensorFlow's own copy."""
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Parse a version such as 2.15.0."""
+        match = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?", text)
+        if match is None:
+            raise FormatError(f"the version of Keras is {short(text)}; expected one such as 2.15.0")
+        return cls(int(match[1]), int(match[2] or 0), text.endswith("-tf"))
+
+
+def snake_case(name: str) -> str:
+    """The name that Keras makes of a class's: cu_dnnlstm of CuDNNLSTM."""
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def describe_config(entry: Any, version: Version) -> KerasLayer:
+    """Describe a layer or a model, without its arrays."""
+    entry = _mapping("a layer", entry)
+    kind, config = entry.get("class_name"), entry.get("config")
+    if not isinstance(kind, str):
+        raise FormatError(f"a layer has the class_name {short(kind)}; expected a text")
+    if kind == "Sequential" and isinstance(config, list):  # before Keras 2.2.3
+        config = {"layers": config}
+    config = _mapping(f"the config of {kind}", config)
+    name = entry.get("name") or config.get("name") or snake_case(kind)
+    if not isinstance(name, str):
+        raise FormatError(f"a layer of class {kind} has the name {short(name)}; expected a text")
+    module = _other_module(entry)
+    if isinstance(entries := config.get("layers"), list):
+        layers = tuple(describe_config(inner, version) for inner in entries)
+        if module or kind not in MODELS:  # its call() may be another
+            return KerasLayer(kind, name, {}, layers=layers, is_model=True)
+        named = [dict(inner, name=layer.name) for inner, layer in zip(entries, layers, strict=True)]
+        if kind != "Sequential":
+            _check_nodes(name, config, named)
+        return KerasLayer(kind, name, config | {"layers": named}, layers=layers, is_model=True)
+    if module:
+        return KerasLayer(kind, name, config, module=module)
+    return _describe_layer("Dense" if kind == "TimeDistributedDense" else kind, name, config, version)
+
+
+def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version) -> KerasLayer:
+    """Describe one of Keras' own layers, with the names and the defaults of Keras 2 and 3."""
+    label = f"{kind} {name!r}"
+    if version.major == 1:
+        config = {_KERAS_1.get(key, key): value for key, value in config.items()}
+    inner: tuple[KerasLayer, ...] = ()
+    is_cell = kind.removesuffix("Cell") in CELLS
+    defaults: dict[str, Any] = {}
+    if is_cell or kind == "Dense":
+        defaults |= {"use_bias": True, "activation": "tanh" if is_cell else "linear"}
+    if is_cell and "SimpleRNN" not in kind:
+        defaults["recurrent_activation"] = _default_gates(label, config, version)
+    if is_cell or kind == "RNN":
+        defaults |= {"return_sequences": False, "go_backwards": False}
+    if kind in ("GRU", "GRUCell"):
+        config = config | ({"reset_after": False} if version.major == 1 else {})
+        defaults["reset_after"] = None  # the bias tells
+    if kind == "Activation":
+        defaults["activation"] = "linear"
+    if kind == "Softmax":
+        defaults["axis"] = -1
+    if kind == "Bidirectional":
+        defaults["merge_mode"] = "concat"
+        fw = describe_config(config.get("layer"), version)
+        turned = not fw.config.get("go_backwards", False)
+        bw = fw._replace(config={**fw.config, "go_backwards": turned})
+        inner = fw, describe_config(config["backward_layer"], version) if config.get("backward_layer") else bw
+    elif kind == "TimeDistributed":
+        inner = (describe_config(config.get("layer"), version),)
+    elif kind == "RNN":
+        cell = _mapping(f"the cell of {label}", config.get("cell"))
+        cells = [cell]
+        if cell.get("class_name") == "StackedRNNCells" and not _other_module(cell):
+            cells = _mapping(f"the cell of {label}", cell.get("config")).get("cells", [])
+        if not isinstance(cells, list) or not cells:
+            raise FormatError(f"{label} has no list of cells")
+        inner = tuple(describe_config(part, version) for part in cells)
+    config = defaults | config
+    for key in defaults:
+        value = config[key]
+        if key in ("activation", "recurrent_activation"):
+            is_other = isinstance(value, Mapping) and _other_module(value)
+            config[key] = value if is_other else known_activation(value, is_older=version.major < 3)
+        elif isinstance(defaults[key], bool) and not isinstance(value, bool):
+            raise FormatError(f"{label} has {key}={short(value)}; expected true or false")
+        elif key == "reset_after" and not (value is None or isinstance(value, bool)):
+            raise FormatError(f"{label} has reset_after={short(value)}; expected true or false")
+    units = config.get("units")
+    if (is_cell or kind == "Dense") and (isinstance(units, bool) or not isinstance(units, int) or units < 0):
+        raise FormatError(f"{label} has {short(units)} units; expected a whole number")
+    return KerasLayer(kind, name, config, layers=inner)
+
+
+def _default_gates(label: str, config: Mapping[str, Any], version: Version) -> str:
+    """The recurrent_activation of a config that has none."""
+    if version.is_of_tensorflow and version < (2, 3) and "recurrent_activation" not in config:
+        raise FormatError(f"{label} has no recurrent_activation, and TensorFlow 1 and 2 have other defaults")
+    return "hard_sigmoid" if version < (2, 3) and not version.is_of_tensorflow else "sigmoid"
+
+
+def _mapping(label: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FormatError(f"{label} is {short(value)}; expected a mapping")
+    return value
+
+
+def _other_module(entry: Mapping[str, Any]) -> str:
+    """Where a class comes from that is not one of Keras' own; empty for Keras' own."""
+    module, registered = entry.get("module"), entry.get("registered_name")
+    parts = str(module).split(".")
+    is_own = module is None or parts[0] in ("keras", "tf_keras") or (parts[0] == "tensorflow" and "keras" in parts)
+    if is_own and registered in (None, entry.get("class_name")):
+        return ""
+    return str(module or registered)
+
+
+def _check_nodes(name: str, config: Mapping[str, Any], entries: list[dict[str, Any]]) -> None:
+    """Refuse a graph that does not say what its layers read, or what its results are."""
+    names = {entry["name"] for entry in entries}
+    for entry in entries:
+        nodes = entry.get("inbound_nodes")
+        if not isinstance(nodes, list) or not names.issuperset(source for source, _ in tensors_of(nodes)):
+            raise FormatError(f"the layer {entry['name']!r} of the model {name!r} does not say which layers it reads")
+    results = [source for source, _ in tensors_of(config.get("output_layers"))]
+    if not results or not names.issuperset(results):
+        raise FormatError(f"the model {name!r} does not say which layers give its results")

@@ -1,0 +1,332 @@
+"""The neutral description of Keras' layers, as objects and files give it, and the layers that are made of it.
+
+`KerasLayer` is what `keras_objects` reads from layers and models in memory and `keras_config` from files. This module
+makes `blockcell.layers` of it and of arrays alone.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..activations import PARAMETERS, Activation
+from ..errors import short
+from ..layers import Bidirectional, Dense, Layer, Stack
+from ..optable import ACTIVATIONS, Array
+from .models import Step, assemble
+from .shared import KINDS, Cell, ConversionError, check_shapes, count_gates, make_cell, read_arrays
+
+CELLS = ("LSTM", "GRU", "SimpleRNN")  # with "Cell" behind, what an RNN has one or several of
+WITHOUT_EFFECT = (  # in inference
+    "ActivityRegularization",
+    "AlphaDropout",
+    "Dropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Identity",
+    "InputLayer",
+    "Masking",
+    "SpatialDropout1D",
+)
+ACTIVATION_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
+KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
+LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
+
+_Keys = tuple[str | None, ...] | None  # as `Step.inputs`
+
+
+class KerasLayer(NamedTuple):
+    """A layer or a model of Keras."""
+
+    kind: str
+    """The name of its class."""
+    name: str
+    config: Mapping[str, Any]
+    """What its get_config() returns in Keras 2 and 3. Activations are as `known_activation` gives them."""
+    arrays: Sequence[Any] = ()
+    """What its get_weights() returns; empty for kinds that have no counterpart here."""
+    layers: tuple[KerasLayer, ...] = ()
+    """The layers of a model, the two of a Bidirectional, the cells of an RNN, or the one of a TimeDistributed."""
+    is_model: bool = False
+    module: str = ""
+    """The module of a class that is not one of Keras' own; empty for Keras' own."""
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it is one of Keras' LSTM, GRU and SimpleRNN, or a cell of these."""
+        return self.kind.removesuffix("Cell") in CELLS and not self.module
+
+    @property
+    def cells(self) -> tuple[KerasLayer, ...]:
+        """What has the weights of a recurrent layer: the cells of an RNN, one on the other, or the layer itself."""
+        return self.layers if self.kind == "RNN" and not self.module else (self,)
+
+
+def known_activation(value: Any, *, is_older: bool) -> Any:
+    """The activation of a config as layers here have it, or the value itself if they have none.
+
+    `is_older` says whether the function is Keras 1's or 2's, whose hard_sigmoid is another.
+    """
+    if value is None:
+        return "linear"
+    if isinstance(value, str):
+        return KERAS_2_HARD_SIGMOID if value == "hard_sigmoid" and is_older else value
+    if not isinstance(value, Mapping) or not isinstance(options := value.get("config"), Mapping):
+        return value
+    kind = value.get("class_name")
+    if kind == "ReLU":
+        slope = options.get("negative_slope") or 0
+        return "relu" if (options.get("max_value"), options.get("threshold") or 0, slope) == (None, 0, 0) else value
+    if kind not in ("LeakyReLU", "ELU"):
+        return value
+    numbers = [options[key] for key in ("negative_slope", "alpha") if options.get(key) is not None]
+    number = numbers[0] if numbers else LEAKY_RELU_SLOPE if kind == "LeakyReLU" else 1.0
+    if isinstance(number, Mapping):  # {"type": "ndarray", "value": 0.3}, or in Keras 3 {"config": {"value": ...}}
+        inner = number.get("config")
+        number = (inner if isinstance(inner, Mapping) else number).get("value")
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.number, np.ndarray)) or not number > 0:
+        return value
+    return ACTIVATION_LAYERS[kind], float(number)
+
+
+def is_known_activation(value: Any) -> bool:
+    """Whether cells here have the activation, which `known_activation` returned."""
+    return isinstance(value, tuple) or (isinstance(value, str) and value in PARAMETERS)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+def convert_model(caller: str, model: KerasLayer, stacklevel: int) -> Layer | dict[str, Layer]:
+    """The layers of a model, as `assemble` returns them."""
+    steps: dict[str, Step] = {}
+    outputs = _add_model(caller, steps, model, "", ())
+    return assemble(caller, steps, outputs, stacklevel=stacklevel + 1)[0]
+
+
+def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
+    """Add a model's layers under their names, and return what its results come from."""
+    if model.kind == "Sequential":
+        for layer in model.layers:
+            inputs = _add_layer(caller, steps, layer, prefix, inputs)
+        return inputs
+    config = model.config
+    entries = {entry.get("name") or entry["config"]["name"]: entry for entry in config.get("layers", ())}
+    if not any("inbound_nodes" in entry for entry in entries.values()):
+        for layer in model.layers:
+            _add_layer(caller, steps, layer, prefix, None)
+        return None
+    layers = {layer.name: layer for layer in model.layers}
+    starts = [name for name, _ in tensors_of(config.get("input_layers"))]
+    results: dict[str, _Keys] = {}
+
+    def keys(tensors: Iterable[tuple[str, int]]) -> _Keys:
+        """What these results come from: the first ones of layers are the steps themselves."""
+        sources: list[str | None] = []
+        for name, index in tensors:
+            if name not in results:
+                results[name] = (None,)  # for a layer that reads its own result
+                results[name] = add(name)
+            outputs = results[name] or ()
+            sources.append(outputs[index] if 0 <= index < len(outputs) else None)
+        return tuple(sources)
+
+    def add(name: str) -> _Keys:
+        if name in starts and inputs:
+            sources: _Keys = inputs[starts.index(name) :][:1]
+        else:
+            sources = keys(tensors_of(entries[name]["inbound_nodes"]))
+        if name in layers:
+            result = _add_layer(caller, steps, layers[name], prefix, sources)
+            if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
+                steps[key] = steps[key]._replace(hint="that it is called more than once")
+            return result
+        steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", sources)
+        return (prefix + name,)
+
+    return keys(tensors_of(config.get("output_layers")))
+
+
+def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:
+    """The results that nodes of a model's config read: of which layer, and which of its results. Masks are left out."""
+    if isinstance(nodes, Mapping):
+        for name, value in nodes.items():
+            if name != "mask":
+                yield from tensors_of(value)
+    elif isinstance(nodes, (list, tuple)):
+        if [type(part) for part in nodes[:3]] == [str, int, int]:  # with the number of the layer's call
+            yield nodes[0], nodes[2]
+            nodes = nodes[3:]
+        for part in nodes:
+            yield from tensors_of(part)
+
+
+def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
+    if source.is_model:
+        return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
+    key = prefix + source.name
+    while key in steps:  # only the models that know the order have different names for all layers
+        key += "'"
+    steps[key] = _step(caller, source, key, inputs)
+    return (key,)
+
+
+def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
+    kind, config = source.kind, source.config
+    plain = Step(f"{key} ({kind})", inputs)
+    if source.module:
+        return plain
+    if kind == "RNN" and not all(cell.is_cell for cell in source.cells):
+        names = ", ".join(cell.kind for cell in source.cells)
+        return plain._replace(what=f"{key} ({kind} of {names})", hint="not Keras's own cells")
+    if source.is_cell or kind in ("RNN", "Bidirectional"):
+        sequences = (source.layers[0].config if kind == "Bidirectional" else config).get("return_sequences")
+        layer = convert_layer(caller, source)
+        ends = kind == "Bidirectional" or config["go_backwards"]
+        return plain._replace(layer=layer, last=False if sequences else "ends" if ends else True)
+    if kind == "TimeDistributed" and not (source.layers[0].is_model or _is_recurrent(source.layers[0])):
+        return _step(caller, source.layers[0], key, inputs)._replace(last=False)
+    if kind == "Dense":
+        if _is_dense_activation(config["activation"]):
+            return plain._replace(layer=_dense(caller, source))
+        return plain._replace(hint=f"its activation is {_shown(config['activation'])}")
+    if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
+        activation = config["activation"] if kind == "Activation" else "softmax"
+        is_of_dense = isinstance(activation, str) and activation in ACTIVATIONS
+        return plain._replace(nothing=activation == "linear", activation=activation if is_of_dense else None)
+    hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
+    return plain._replace(nothing=kind in WITHOUT_EFFECT, hint=hint)
+
+
+def _is_recurrent(source: KerasLayer) -> bool:
+    return source.is_cell or source.kind in ("RNN", "Bidirectional")
+
+
+def _is_dense_activation(value: Any) -> bool:
+    return isinstance(value, str) and (value == "linear" or value in ACTIVATIONS[1:])
+
+
+def _shown(value: Any) -> str:
+    """An activation of a config for messages: a function of one's own by its name and its module."""
+    if isinstance(value, Mapping) and value.get("class_name") == "function":
+        return f"{reprlib.repr(value.get('config'))} of {value.get('module')}"
+    return reprlib.repr(value)
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
+def convert_layer(caller: str, source: KerasLayer) -> Layer:
+    """The layer that computes what one of Keras' does."""
+    kind, config = source.kind, source.config
+    if source.module or not (source.is_cell or kind in ("RNN", "Bidirectional", "Dense")):
+        class_name = f"{source.module}.{kind}" if source.module else kind
+        raise ConversionError(
+            f"{caller}: the source is a {class_name}; expected Keras's LSTM, GRU, SimpleRNN, their cells, an RNN of"
+            f" these, Bidirectional or Dense, or a model. Of another class that computes the same, pass its"
+            f" get_weights()"
+        )
+    if kind == "Dense":
+        return _dense(caller, source)
+    label = f"{caller}: {kind} {source.name!r}"
+    if kind == "Bidirectional":
+        if config["merge_mode"] != "concat":
+            raise ConversionError(
+                f"{label} has merge_mode={short(config['merge_mode'])}; only 'concat' can be expressed. Convert its"
+                f" get_weights() and combine the two halves of y outside"
+            )
+        fw, bw = source.layers
+        if fw.config.get("go_backwards"):
+            raise ConversionError(
+                f"{label} has a forward layer with go_backwards=True; only the backward layer may run backwards"
+            )
+        if any(len(half.cells) != 1 for half in (fw, bw)):
+            raise ConversionError(
+                f"{label} has an RNN of several cells in each direction; only one can be expressed. Convert the cells"
+                f" of each and combine the two halves of y outside"
+            )
+        return Bidirectional(*(_cell(caller, half.cells[0]) for half in (fw, bw)))
+    reverse = config.get("go_backwards", False)
+    if reverse and config["return_sequences"]:
+        raise ConversionError(
+            f"{label} has go_backwards=True and return_sequences=True: its output begins with the last step, that of a"
+            f" layer with reverse=True with the first. Convert its get_weights() and call the layer with x[::-1]: y is"
+            f" then in Keras's order"
+        )
+    cells = [_cell(caller, cell, reverse) for cell in source.cells]
+    return cells[0] if len(cells) == 1 else Stack(cells)
+
+
+def _dense(caller: str, source: KerasLayer) -> Dense:
+    label = f"{caller}: Dense {source.name!r}"
+    activation = source.config["activation"]
+    if not _is_dense_activation(activation):
+        raise ConversionError(
+            f"{label} has activation={_shown(activation)}; only Keras's own linear, {', '.join(ACTIVATIONS[1:])}"
+            f" can be expressed"
+        )
+    if not source.arrays:
+        raise ValueError(f"{label} has no weights yet; build it, or call it once")
+    return dense_from_arrays(label, source.arrays, None if activation == "linear" else activation)
+
+
+def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> Cell:
+    kind, config = source.kind.removesuffix("Cell"), source.config
+    label = f"{caller}: {source.kind} {source.name!r}"
+    if not source.is_cell:
+        raise ConversionError(f"{label} is none of Keras's LSTM, GRU and SimpleRNN, nor a cell of these")
+    names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
+    for name in names:
+        if not is_known_activation(config[name]):
+            raise ConversionError(
+                f"{label} has {name}={_shown(config[name])}; expected one of Keras's own {', '.join(PARAMETERS)}. If"
+                f" yours computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
+            )
+    if not source.arrays:
+        raise ValueError(f"{label} has no weights yet; build it, or call it once")
+    activations = {name: config[name] for name in names}
+    return cell_from_arrays(caller, source.arrays, kind == "GRU" and config["reset_after"], activations, reverse)
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+def dense_from_arrays(caller: str, arrays: Sequence[Any], activation: str | None = None) -> Dense:
+    """A `Dense` of a kernel and, if there is one, a bias."""
+    read = read_arrays(caller, dict(zip(("kernel", "bias"), arrays, strict=False)))
+    kernel = read["kernel"]
+    return Dense(kernel, read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype)), activation)
+
+
+def cell_from_arrays(
+    caller: str,
+    source: Sequence[Any],
+    reset_after: bool | None,
+    activations: Mapping[str, Activation],
+    reverse: bool = False,
+) -> Cell:
+    """A cell of a kernel, a recurrent kernel and, if there is one, a bias."""
+    names = ["kernel", "recurrent_kernel", "bias"][: len(source)]
+    arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
+    kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
+    gates = count_gates(caller, "recurrent_kernel", recurrent, axis=1)
+    columns = gates * len(recurrent)
+    bias: Array | None = arrays.get("bias")
+    if gates == 3 and bias is None and reset_after is None:
+        raise ConversionError(
+            f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
+            f" layer itself, or reset_after="
+        )
+    if bias is not None and bias.shape == (2 * columns,):
+        raise ConversionError(
+            f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose kernels are laid"
+            f" out differently. Load the weights into a keras.layers.LSTM or GRU first, which converts them"
+        )
+    if reset_after is None:
+        reset_after = bias is not None and bias.ndim == 2
+    reset_after = reset_after and gates == 3
+    shape = (2, columns) if reset_after else (columns,)
+    if bias is None:
+        bias = np.zeros(shape, kernel.dtype)
+    check_shapes(caller, {"kernel": (kernel, (None, columns)), "bias": (bias, shape)})
+    biases = bias if reset_after else (bias, None)
+    options: dict[str, Any] = {"reset_after": reset_after} if gates == 3 else {}
+    options |= {name: value for name, value in activations.items() if gates > 1 or name == "activation"}
+    return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)
