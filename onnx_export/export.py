@@ -738,9 +738,10 @@ class LayerGraph:
         array, scale = self.weights.get(name), f"{name}.scale"
         if array is None or array.dtype not in (np.int8, np.float16) or self.dtype == np.float16:
             return name
-        # No DequantizeLinear: onnxruntime 1.32 fuses it with a MatMul or Gemm into a product that rounds x as well.
+        # No DequantizeLinear: onnxruntime 1.32 fuses it with a product, which then rounds x as well, or computes it in
+        # every run. The Concat of one part keeps OpenVINO from fusing Cast and Mul so.
         weight = self._add("Cast", name, to=TensorProto.FLOAT)
-        return self._add("Mul", weight, scale) if scale in self.weights else weight
+        return self._add("Concat", self._add("Mul", weight, scale), axis=0) if scale in self.weights else weight
 
     def _in_integers(self, cell: Any, prefix: str) -> bool:
         return self.integer and _is_int8(cell, prefix, self.weights)

@@ -110,6 +110,22 @@ def test_other_runtimes(name, scheme, runtime, form, tmp_path):
     case.check(model, lambda model, given: RUNTIMES[runtime](model, given, tmp_path / "a.onnx"), limit=limit, dtype=F32)
 
 
+@pytest.mark.parametrize(
+    "layer", [Dense.init(64, 32, seed=1), LSTM.init(64, 32, seed=2), LSTM.init(64, 32, seed=3, proj_size=16)]
+)
+@pytest.mark.parametrize("runtime", ["onnxruntime", "OpenVINO", "tract"])
+def test_no_runtime_rounds_activations(layer, runtime, tmp_path):
+    """Of a product with the matrix as it is stored, which runtimes like to fuse."""
+    pytest.importorskip(runtime.lower())
+    quantized = layer.quantize("int8")
+    x = np.random.default_rng(4).standard_normal((B, 64)).astype(F32)
+    model = onnx_export.export(quantized, None, activations="float32", streaming=True, functions=False, sizes={"B": B})
+    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    feeds = {name: np.zeros(shape, F32) for name, shape in sizes.items()} | {"x": x}
+    y = RUNTIMES[runtime](model, feeds, tmp_path / "a.onnx")[0]
+    np.testing.assert_allclose(y, quantized.dequantize()(x[None])[0][0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("inputs", "cells"), [(0, 3), (3, 0), (0, 0)])
 @pytest.mark.parametrize("kind", [LSTM, GRU])
 def test_sizes_of_zero(kind, inputs, cells):
